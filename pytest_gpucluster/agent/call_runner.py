@@ -6,6 +6,7 @@ import contextlib
 import math
 import selectors
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,8 @@ from pytest_gpucluster.protocol.messages import (
 from pytest_gpucluster.protocol.rank import STOPPED, spans
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.agent.spawner import Spawner
     from pytest_gpucluster.errors import Part
@@ -113,14 +116,20 @@ class CurrentCall:
 
 
 STEP_CHARACTERS = 80
+MOST_ENDED = 1000
+"""So many workers of a rank are remembered after their end, for the errors that the driver reports of them."""
+
+
+def _no_listener() -> None:
+    """There is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentContext:
     """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests.
 
-    ``asked``: what the options on its node ask for; None for an agent that the controller itself started. ``events``: the
-    address of the node's listener.
+    ``asked``: what the options on its node ask for; None for an agent that the controller itself started. ``listener`` finds
+    the name of the node's listener.
     """
 
     rank: Rank
@@ -128,7 +137,7 @@ class AgentContext:
     spawner: Spawner
     roots: tuple[str, ...]
     asked: dict[str, str] | None = None
-    events: str | None = None
+    listener: Callable[[], str | None] = _no_listener
 
 
 class CallRunner:
@@ -147,6 +156,7 @@ class CallRunner:
         self._current: CurrentCall | None = None
         self._lost: Failure | None = None
         self._failed_idle: Failure | None = None
+        self._ended: deque[tuple[int, float]] = deque(maxlen=MOST_ENDED)
         selector.register(context.spawner, selectors.EVENT_READ, self.on_exits)
 
     @property
@@ -204,6 +214,7 @@ class CallRunner:
         if self._worker is None:
             return
         self._kill(self._worker)
+        self._ended.append((self._worker.pid, round(time.monotonic(), 3)))
         for source in (self._worker.wire, self._worker.output_fd):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(source)
@@ -285,20 +296,12 @@ class CallRunner:
         nccl_log.remove(spawner.folder / LOG_NAME)  # that of the worker before
         environment = worker_environment(self._context.rank, spawner.folder, nodes=command.nodes)
         environment |= {name: value for name, value in command.variables.items() if name in CALL_VARIABLES}
-        if self._context.events is not None:
-            environment[node_events.VARIABLE] = self._context.events
+        environment[node_events.VARIABLE] = self._context.listener() or ""
+        environment[node_events.ENDED_VARIABLE] = node_events.EndedWorkers(ended=tuple(self._ended)).to_json().decode()
         worker = WorkerProcess(spawner, cwd=command.cwd, environment=environment)
-        self._note(worker)
         self._selector.register(worker.wire, selectors.EVENT_READ, self._on_message)
         self._selector.register(worker.output_fd, selectors.EVENT_READ, self._on_output)
         return worker
-
-    def _note(self, worker: WorkerProcess) -> None:
-        """Tell the node's listener of a worker, so that its own errors are known. Nobody may listen: a test says so then."""
-        if self._context.events is not None:
-            with contextlib.suppress(OSError):
-                noted = node_events.NodeWorker(pid=worker.pid, local_rank=self._context.rank.local_rank)
-                node_events.note_worker(self._context.events, noted)
 
     def _task_of(self, command: StartCall) -> Task:
         rank, address = self._context.rank.rank, self._context.channel.address

@@ -14,7 +14,6 @@ import os
 import queue
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.protocol.channel import MOST_DIGITS, ChannelLostError, StoreChannel, command_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError, Wire
 from pytest_gpucluster.protocol.messages import Command, Quit, read_command
+from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,6 @@ SEND_S = 1.0
 START_S, PAUSE_S = 10.0, 0.05
 """Whoever has taken the address listens as soon as it is connected to the store."""
 BACKLOG = 256
-CREDENTIALS = struct.Struct("3i")
 
 
 def commands_address(address: Address, secret: Secret | None, rank: Rank) -> str:
@@ -49,12 +48,6 @@ def commands_address(address: Address, secret: Secret | None, rank: Rank) -> str
     node = f"{address.host}:{address.port}/{address.run_id}/{rank.group_rank}".encode()
     digest = secret.sign("commands", node) if secret is not None else hashlib.sha256(b"commands/" + node).hexdigest()
     return f"\0gpucluster-commands-{digest}"
-
-
-def _is_ours(link: socket.socket) -> bool:
-    """Whether the process at the other end belongs to the same user."""
-    _, user, _ = CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-    return bool(user == os.getuid())
 
 
 class CommandSharer:
@@ -89,7 +82,7 @@ class CommandSharer:
                 line, _ = self._listener.accept()
                 line.settimeout(SEND_S)
                 with self._lock:
-                    if _is_ours(line) and _sent(line, b"%d\n" % self._next):
+                    if is_own_user(line) and _sent(line, b"%d\n" % self._next):
                         self._lines.append(line)
                     else:
                         line.close()
@@ -178,7 +171,7 @@ def call_sharer(name: str, channel: StoreChannel) -> SharedCommands | None:
         link.settimeout(SEND_S)
         try:
             link.connect(name)
-            if _is_ours(link):
+            if is_own_user(link):
                 return SharedCommands(link, channel)
         except BrokenLineError:
             pass

@@ -1,7 +1,7 @@
 """The listener of a node: a process that hears Xids, SXids and lost GPUs for the whole run, by NVML and the kernel log.
 
 The agent of the first rank of a node forks it before anything else, so an agent itself never calls NVML, and a driver that
-hangs holds up no agent. The listener ends with that agent.
+hangs holds up no agent. The listener ends with that agent. It reads nothing from whoever connects: nobody can tell it anything.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, NoReturn
 from pytest_gpucluster.agent.spawner import die_with_parent
 from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, LoggedLoss, LoggedSxid, LoggedXid, XidEvents
 from pytest_gpucluster.inventory.error_codes import NVLINK_XIDS
-from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeWorker, NodeXid
-from pytest_gpucluster.protocol.rank import is_gone
+from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid
+from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 HOST_PIDS = "pid:[4026531836]"
 """The first pid namespace of every Linux (PROC_PID_INIT_INO)."""
 POLL_S = 0.5
-LINE_S = 1.0
-LINE_BYTES = 4096
+ANSWER_S = 1.0
+"""For the whole of an answer: whoever takes it more slowly gets none, and does not hold up the next one."""
 BACKLOG = 256
 
 
 def start_listener(name: str) -> int | None:
-    """Fork the listener and return its pid; None where somebody has its name, so that nobody is heard and a test says so."""
+    """Fork the listener and return its pid; None where its name cannot be taken."""
     taking = socket.socket(socket.AF_UNIX)
     try:
         taking.bind(f"\0{name}")
@@ -83,7 +82,7 @@ def _merged(xids: Iterable[NodeXid]) -> tuple[NodeXid, ...]:
 
 
 class Listener:
-    """Answers what was heard so far to everyone who connects."""
+    """Answers what was heard so far to each process of this user that connects."""
 
     def __init__(self, taking: socket.socket, events: XidEvents, log: KernelLog) -> None:
         """Read what the kernel logged before the run."""
@@ -93,8 +92,6 @@ class Listener:
         self._before: list[LoggedXid] = []
         self._counts: Counter[tuple[LoggedSxid | LoggedLoss, bool]] = Counter()
         self._logged: list[tuple[float, LoggedXid]] = []
-        self._workers: dict[int, NodeWorker] = {}
-        self._ended_s: dict[int, float] = {}
         self._before += self._xids_of(log.read(), is_before=True)
 
     def _xids_of(self, logged: Iterable[Logged], *, is_before: bool = False) -> list[LoggedXid]:
@@ -118,31 +115,18 @@ class Listener:
         self._look()
         if is_asked:
             line, _ = self._taking.accept()
-            with line, contextlib.suppress(OSError, MalformedMessageError):
-                line.settimeout(LINE_S)
-                self._answer(line)
+            with line, contextlib.suppress(OSError):
+                if is_own_user(line):
+                    line.settimeout(ANSWER_S)
+                    line.sendall(self.heard().to_json())
 
     def _look(self) -> None:
         now_s = time.monotonic()
         self._logged += [(now_s, xid) for xid in self._xids_of(self._log.read())]
-        for pid in self._workers:
-            if pid not in self._ended_s and is_gone(pid):
-                self._ended_s[pid] = now_s
-
-    def _answer(self, line: socket.socket) -> None:
-        with line.makefile("rb") as reader:
-            said = reader.readline(LINE_BYTES).strip()
-        if said:
-            worker = NodeWorker.read(said)
-            self._workers[worker.pid] = worker
-            self._ended_s.pop(worker.pid, None)
-        line.sendall(self.heard().to_json())
 
     def heard(self) -> NodeEvents:
         """All that was heard so far."""
         now_s = time.monotonic()
-        ends_s = {pid: now_s - at_s for pid, at_s in self._ended_s.items()}
-        workers = self._workers.values()
         return NodeEvents(
             nvml_why=self._events.why,
             log_why=None if self._log.why is None else self._log.why.why,
@@ -166,5 +150,4 @@ class Listener:
                 for (one, old), count in self._counts.items()
                 if isinstance(one, LoggedLoss) and one.pci is not None
             ),
-            workers=tuple(NodeWorker(pid=one.pid, local_rank=one.local_rank, ended_s=ends_s.get(one.pid)) for one in workers),
         )

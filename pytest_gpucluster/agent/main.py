@@ -6,6 +6,7 @@ its own node's ranks as children. The settings come as one JSON argument, the ru
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import shutil
@@ -23,10 +24,10 @@ from pytest_gpucluster.agent.command_reader import CommandReader, commands_addre
 from pytest_gpucluster.agent.fallback_report import write_reports
 from pytest_gpucluster.agent.neighbours import Neighbours
 from pytest_gpucluster.agent.spawner import Spawner
-from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect
+from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect, listener_key
 from pytest_gpucluster.protocol.codec import TypedMessage
 from pytest_gpucluster.protocol.messages import ReportTarget  # noqa: TC001 -- AgentSettings.read asks for its fields' types
-from pytest_gpucluster.protocol.node_events import listener_address
+from pytest_gpucluster.protocol.node_events import ListenerName, listener_of, new_name
 from pytest_gpucluster.protocol.rank import Rank  # noqa: TC001 -- as above
 from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.worker import worker
@@ -76,11 +77,7 @@ def main() -> None:
 
 
 def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, target: ReportTarget | None) -> None:
-    events = listener_address(settings.address, secret, rank)
-    if rank.local_rank == 0:
-        from pytest_gpucluster.agent.event_listener import start_listener
-
-        start_listener(events)
+    listener = _started_listener() if rank.local_rank == 0 else None
     folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
     controller = os.getppid() if settings.controller_fd is not None and rank == settings.ranks[0] else None
     neighbours = Neighbours(rank=rank.rank, local_rank=rank.local_rank, controller=controller)
@@ -93,8 +90,15 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
         threading.Thread(target=_leave_with_controller, args=watch, daemon=True).start()
     try:
         channel = connect(settings.address, secret)
+        if listener is not None:
+            channel.put(listener_key(rank.group_rank), ListenerName(name=listener))
         context = AgentContext(
-            rank=rank, channel=channel, spawner=spawner, roots=settings.roots, asked=settings.asked, events=events
+            rank=rank,
+            channel=channel,
+            spawner=spawner,
+            roots=settings.roots,
+            asked=settings.asked,
+            listener=functools.partial(listener_of, channel, rank.group_rank),
         )
         shared_at = commands_address(settings.address, secret, rank) if rank.local_world_size > 1 else None
         commands = CommandReader(channel, rank, shared_at=shared_at)
@@ -105,6 +109,14 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
         sys.stderr.write(f"gpucluster: rank {rank.rank} found no controller: {lost}\n")
         _give_up(folder)
     agent.leave(agent.serve())
+
+
+def _started_listener() -> str | None:
+    """The name of the listener of this node; None where none can be started, so that nobody is heard and a test says so."""
+    from pytest_gpucluster.agent.event_listener import start_listener
+
+    name = new_name()
+    return name if start_listener(name) is not None else None
 
 
 def _give_up(folder: Path) -> NoReturn:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import socket
-import struct
 import sys
 import threading
 from collections import Counter
@@ -23,6 +21,7 @@ from pytest_gpucluster.errors import ErrorKind, MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.codec import TypedMessage, Wire, read_one_of
 from pytest_gpucluster.protocol.messages import FunctionName, Reply, Success, read_reply
+from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -105,8 +104,7 @@ class Relay:
                 link, _ = self._listener.accept()
             except OSError:
                 return
-            _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-            if user == os.getuid():
+            if is_own_user(link):
                 threading.Thread(target=self._serve, args=(link,), daemon=True).start()
             else:
                 link.close()

@@ -18,9 +18,17 @@ from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
-    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid, XidDetail
+    from pytest_gpucluster.protocol.node_events import (
+        NodeEvents,
+        NodeGpu,
+        NodeLoss,
+        NodeSxid,
+        NodeXid,
+        OwnWorker,
+        XidDetail,
+    )
 
 READY_S = 30.0
 POLL_S = 0.05
@@ -69,7 +77,7 @@ def gpu_xids() -> GpuXids:
     A GPU that is lost, or whose driver hangs, is left alone: the listener knows the GPUs of its node.
     """
     name = os.environ.get(node_events.VARIABLE)
-    if name is None:
+    if not name:
         return _nothing("no listener was started")
     try:
         heard = _ask_when_ready(name)
@@ -80,8 +88,16 @@ def gpu_xids() -> GpuXids:
         why = "NVML does not show this GPU" if heard.gpus else heard.nvml_why or "NVML shows no GPU"
         found = _nothing(why)
     else:
-        found = xids_of(gpu, heard, int(os.environ.get("LOCAL_RANK", "0")))
+        found = xids_of(gpu, heard, own_workers())
     return replace(found, lost_elsewhere=lost_elsewhere(heard, or_none(read_nvidia_gpus()) or ()))
+
+
+def own_workers() -> list[OwnWorker]:
+    """This worker, and those that its agent had before it."""
+    now_s, ended = time.monotonic(), os.environ.get(node_events.ENDED_VARIABLE, "{}")
+    before = node_events.EndedWorkers.read(ended.encode()).ended
+    own = node_events.OwnWorker
+    return [own(pid=os.getpid()), *(own(pid=pid, ended_s=now_s - at_s) for pid, at_s in before)]
 
 
 def _ask_when_ready(name: str) -> NodeEvents:
@@ -97,11 +113,11 @@ def _ask_when_ready(name: str) -> NodeEvents:
     return heard
 
 
-def xids_of(gpu: NodeGpu, heard: NodeEvents, local_rank: int) -> GpuXids:
-    """What was heard of one GPU, which the worker of ``local_rank`` uses."""
+def xids_of(gpu: NodeGpu, heard: NodeEvents, workers: Sequence[OwnWorker]) -> GpuXids:
+    """What was heard of one GPU, which these workers have used."""
 
     def seen(xid: NodeXid) -> XidSeen:
-        is_own = _is_own(xid, heard, local_rank)
+        is_own = _is_own(xid, workers, is_pid_known=heard.sees_host_pids)
         return XidSeen(code=xid.code, pid=xid.pid, is_own=is_own, detail=xid.detail, age_s=xid.age_s, count=xid.count)
 
     key = pci_key(gpu.pci) if gpu.pci else ""
@@ -148,19 +164,20 @@ def _own_gpu(heard: NodeEvents) -> NodeGpu | None:
     return None if index is None else heard.gpus[index]
 
 
-def _is_own(xid: NodeXid, heard: NodeEvents, local_rank: int) -> bool:
+def _is_own(xid: NodeXid, workers: Sequence[OwnWorker], *, is_pid_known: bool) -> bool:
     """Whether a worker of this GPU can have caused it: by its pid, else because it ended at that time.
 
     The kernel log has pids of the host, which a container does not know. Only a code that a program can cause by itself is
-    ever a worker's own; of an Xid that another one caused, that is the other one.
+    ever a worker's own; of an Xid that another one caused, that is the other one. Long after a worker's end its pid is that of
+    another process.
     """
     cause = None if xid.detail is None else xid.detail.cause
     if xid_of(cause or xid.code).kind != "application" or xid.age_s is None:
         return False
-    own = [worker for worker in heard.workers if worker.local_rank == local_rank]
-    if xid.pid is not None and heard.sees_host_pids:
-        return any(worker.pid == xid.pid for worker in own)
-    return any(worker.ended_s is not None and abs(xid.age_s - worker.ended_s) <= OWN_S for worker in own)
+    since_s = [(worker.pid, None if worker.ended_s is None else worker.ended_s - xid.age_s) for worker in workers]
+    if xid.pid is not None and is_pid_known:
+        return any(pid == xid.pid and (since is None or since <= OWN_S) for pid, since in since_s)
+    return any(since is not None and abs(since) <= OWN_S for _, since in since_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +213,7 @@ class NodeSxids:
 def node_sxids() -> NodeSxids:
     """Ask the listener of this host what it has read in the kernel log."""
     name = os.environ.get(node_events.VARIABLE)
-    if name is None:
+    if not name:
         return NodeSxids(seen=[], before=[], kernel_log_why="no listener was started")
     try:
         return sxids_of(node_events.ask(name))

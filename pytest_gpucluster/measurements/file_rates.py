@@ -26,7 +26,7 @@ import torch
 
 from pytest_gpucluster.inventory.host import Mount, read_mount
 from pytest_gpucluster.measurements import progress
-from pytest_gpucluster.measurements.own_folder import remove_leftovers, within_own_folder
+from pytest_gpucluster.measurements.own_folder import Folder, remove_leftovers, within_own_folder
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
@@ -70,11 +70,17 @@ class FileRates:
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """One file: its path, what is written, and where the bytes are read to."""
+    """One file: its folder and name, what is written, and where the bytes are read to."""
 
-    file: Path
+    folder: Folder
+    name: str
     source: mmap.mmap
     target: mmap.mmap
+
+    @property
+    def file(self) -> Path:
+        """Its path, for people."""
+        return self.folder.path / self.name
 
 
 @without_device
@@ -99,9 +105,9 @@ def file_rates(*, path: str | None, size_bytes: int, files: int, within_s: float
     progress.report(f"look at {folder}", 0.0)
     remove_leftovers(folder)
     mount = read_mount(folder)
-    with within_own_folder(folder, secrets.token_hex(8)) as own, contextlib.ExitStack() as held:
+    with within_own_folder(folder) as own, contextlib.ExitStack() as held:
         cache = _cache_of(own, mount)
-        streams = [held.enter_context(_stream(own / str(number), each_bytes)) for number in range(files)]
+        streams = [held.enter_context(_stream(own, str(number), each_bytes)) for number in range(files)]
         written, write_s, read, read_s = _write_and_read(streams, cache, within_s)
     progress.report("done", 1.0)
     return FileRates(
@@ -131,13 +137,13 @@ def _write_and_read(streams: list[_Stream], cache: str, within_s: float) -> tupl
     return written, write_s, read, read_s
 
 
-def _cache_of(folder: Path, mount: Mount | NotAvailable) -> str:
+def _cache_of(folder: Folder, mount: Mount | NotAvailable) -> str:
     """How the page cache is defeated in a folder; the file system itself is asked."""
     if isinstance(mount, Mount) and mount.is_in_memory:
         return IN_MEMORY
     with _mapped(PAGE_BYTES) as page:
         try:
-            file = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+            file = folder.open_at("probe", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -165,9 +171,9 @@ def _mapped(size_bytes: int) -> Iterator[mmap.mmap]:
 
 
 @contextlib.contextmanager
-def _stream(file: Path, size_bytes: int) -> Iterator[_Stream]:
+def _stream(folder: Folder, name: str, size_bytes: int) -> Iterator[_Stream]:
     with _mapped(size_bytes) as source, _mapped(size_bytes) as target:
-        yield _Stream(file=file, source=source, target=target)
+        yield _Stream(folder=folder, name=name, source=source, target=target)
 
 
 def _fill(stream: _Stream) -> None:
@@ -178,7 +184,7 @@ def _fill(stream: _Stream) -> None:
 def _write(stream: _Stream, *, cache: str, end_s: float) -> int:
     """Write, flush and close one file; the bytes written before the time was over."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if cache == DIRECT else 0)
-    file = os.open(stream.file, flags, 0o600)
+    file = stream.folder.open_at(stream.name, flags)
     done = 0
     try:
         with memoryview(stream.source) as source:
@@ -199,7 +205,7 @@ def _read(stream: _Stream, size_bytes: int, *, cache: str, end_s: float) -> int:
     Raises:
         ArithmeticError: the file is shorter than what was written.
     """
-    file = os.open(stream.file, os.O_RDONLY | (os.O_DIRECT if cache == DIRECT else 0))
+    file = stream.folder.open_at(stream.name, os.O_RDONLY | (os.O_DIRECT if cache == DIRECT else 0))
     done = 0
     try:
         with memoryview(stream.target) as target:

@@ -1,74 +1,236 @@
 """A folder of this rank's own below a path of the user's. Nothing else below that path is touched.
 
-The name holds the run and the rank: ``.gpucluster-0123456789abcdef-rank3``. The folder is removed at the end. A run that was
-killed leaves the folder; the next run on the same host removes it, because no process of the killed run is alive. A folder of
-a host that is never asked again is removed after a day, by any host.
+Other users may write below that path too. So the name is random, ``.gpucluster-0123456789abcdef-rank3``, and the folder is made
+or it is an error. Files are opened below the folder's descriptor, and no link is followed. A note in the folder says whose it
+is. A folder without its note is neither written to nor removed.
+
+The folder is removed at the end. A run that was killed leaves the folder; the next run on the same host removes it, because no
+process of the killed run is alive. A folder of a host that is never asked again is removed after a day, by any host.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
-import shutil
+import secrets
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from typing_extensions import Self
+
+    from pytest_gpucluster.errors import Part
+
 PREFIX = ".gpucluster-"
 OWNER = "owner.json"
+OWNER_BYTES = 4096
 ABANDONED_S = 86400.0
 """No run works in one of its folders for so long without writing there."""
 _NAME = re.compile(r"\.gpucluster-[0-9a-f]{16}-rank\d+")
+_OTHERS_WRITE = 0o022
 _PROC = Path("/proc")
 _START_TIME = 21
 """Where /proc/PID/stat has the start time, counted from 0; a pid with another start time is another process."""
 
 
-def name_of(run: str, rank: int) -> str:
-    """The folder's name; ``run`` is 16 hexadecimal digits."""
-    return f"{PREFIX}{run}-rank{rank}"
+class NotOwnFolderError(Exception):
+    """What has the name of this rank's folder is not the folder that this rank made."""
+
+    blames: ClassVar[Part] = "host"
 
 
-def own_folder(path: Path, run: str) -> Path:
-    """Where this rank's folder is, made or not."""
-    return path / name_of(run, int(os.environ.get("RANK", "0")))
+class Folder:
+    """An open folder: files are opened below its descriptor, whatever its path leads to by then."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a folder.
+
+        Raises:
+            OSError: it cannot be opened. Where the path is a link, it is no folder (ENOTDIR).
+        """
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+    def open_at(self, name: str, flags: int) -> int:
+        """A descriptor of a file in the folder.
+
+        Raises:
+            OSError: it cannot be opened, or is a link (ELOOP).
+        """
+        return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=self.descriptor)
+
+    def file(self, name: str, mode: str) -> Any:
+        """A file in the folder, as the builtin ``open`` gives it."""
+        return open(name, mode, opener=self.open_at)
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """The beginning of a file.
+
+        Raises:
+            OSError: it cannot be read, or is a link, or a pipe, which would be waited for.
+        """
+        if stat.S_ISFIFO(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mode):
+            raise OSError(errno.ESPIPE, "it is a pipe")
+        with self.file(name, "rb") as file:
+            return bytes(file.read(most_bytes))
+
+    def names(self) -> list[str]:
+        """What is in the folder."""
+        return _names(self.descriptor)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.descriptor)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        os.close(self.descriptor)
 
 
-def make_own_folder(path: Path, run: str) -> Path:
-    """Make this rank's folder, unless it is there, and note which process owns it.
+def _names(folder: Path | int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def name_of(number: str, rank: int) -> str:
+    """The name of a folder; ``number`` is 16 hexadecimal digits."""
+    return f"{PREFIX}{number}-rank{rank}"
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a folder of this name can be this rank's."""
+    return _NAME.fullmatch(name) is not None and name.endswith(f"-rank{_own_rank()}")
+
+
+def _own_rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def make_own_folder(path: Path, run: str) -> Folder:
+    """Make a folder of this rank's own, with a note of the run and of the process that owns it.
 
     Raises:
+        NotOwnFolderError: another one has taken its place.
         OSError: it cannot be made: no such path, no permission, a full disk.
     """
-    folder = own_folder(path, run)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / OWNER).write_text(json.dumps(_owner(os.getppid())), encoding="ascii")
-    return folder
+    folder = path / name_of(secrets.token_hex(8), _own_rank())
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        raise NotOwnFolderError(f"{folder} is there already, and this rank has not made it") from None
+    with contextlib.ExitStack() as until_noted:
+        own = until_noted.enter_context(_opened(folder))
+        if own.names():
+            raise NotOwnFolderError(f"{folder} is not the folder that this rank made: it is not empty")
+        until_noted.callback(_remove_if_empty, own)
+        _write_note(own, run)
+        _check_owner(own)
+        until_noted.pop_all()
+    return own
 
 
-def remove_own_folder(path: Path, run: str) -> None:
-    """Remove this rank's folder with all that it holds, if it is there.
+def _opened(folder: Path) -> Folder:
+    try:
+        return Folder(folder)
+    except NotADirectoryError:
+        raise NotOwnFolderError(f"{folder} is a link or a file, and not the folder that this run made") from None
+
+
+def _write_note(own: Folder, run: str) -> None:
+    with own.file(OWNER, "x") as file:
+        json.dump({"run": run, "folder": own.path.name, **_owner(os.getppid())}, file)
+
+
+def _remove_if_empty(own: Folder) -> None:
+    """Remove a folder that has nothing but its note."""
+    with contextlib.suppress(OSError):
+        own.unlink(OWNER)
+        own.path.rmdir()
+
+
+def _check_owner(own: Folder) -> None:
+    """Whoever owns the note owns the folder. A server may show both as a user's that this process is not (root squash)."""
+    folder, note = os.fstat(own.descriptor), os.stat(OWNER, dir_fd=own.descriptor, follow_symlinks=False)
+    if folder.st_uid != note.st_uid:
+        raise NotOwnFolderError(f"{own.path} belongs to user {folder.st_uid}, and its files to user {note.st_uid}")
+    if folder.st_mode & _OTHERS_WRITE:
+        raise NotOwnFolderError(f"{own.path} has mode {folder.st_mode & 0o777:o}: other users can write there")
+
+
+def open_noted(folder: Path, run: str) -> Folder:
+    """Open a folder that a rank of this run has made.
+
+    Raises:
+        NotOwnFolderError: its note does not say so, or it is a link, or others can write there.
+        OSError: it cannot be opened.
+    """
+    with contextlib.ExitStack() as until_checked:
+        found = until_checked.enter_context(_opened(folder))
+        if _read_note(found).get("run") != run:
+            raise NotOwnFolderError(f"{folder} is not the folder that this run made: it has no note of it")
+        _check_owner(found)
+        until_checked.pop_all()
+    return found
+
+
+def find_own_folder(path: Path, run: str) -> Folder | None:
+    """This rank's folder of this run, which another call has made; None if there is none.
+
+    Raises:
+        NotOwnFolderError: it has its note, and another owner, or others can write there.
+        OSError: the path cannot be listed.
+    """
+    for name in _listed(path):
+        if is_own_name(name) and _has_note(path / name, run):
+            return open_noted(path / name, run)
+    return None
+
+
+def _has_note(folder: Path, run: str) -> bool:
+    with contextlib.suppress(OSError), Folder(folder) as found:
+        return _read_note(found).get("run") == run
+    return False
+
+
+def _listed(path: Path) -> list[str]:
+    """The names below a path; none where no folder can have been made."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        return _names(path)
+    return []
+
+
+def remove_own_folder(own: Folder) -> None:
+    """Remove a folder with all that it holds, the note last.
 
     Raises:
         OSError: it cannot be removed.
     """
+    for name in sorted(own.names(), key=lambda name: name == OWNER):
+        own.unlink(name)
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(own_folder(path, run))
+        own.path.rmdir()
 
 
 @contextlib.contextmanager
-def within_own_folder(path: Path, run: str) -> Iterator[Path]:
+def within_own_folder(path: Path) -> Iterator[Folder]:
     """A folder of this rank's own, removed at the end, whatever happens in between."""
-    try:
-        yield make_own_folder(path, run)
-    finally:
-        remove_own_folder(path, run)
+    with make_own_folder(path, secrets.token_hex(8)) as own:
+        try:
+            yield own
+        finally:
+            remove_own_folder(own)
 
 
 def remove_leftovers(path: Path) -> list[str]:
@@ -77,31 +239,33 @@ def remove_leftovers(path: Path) -> list[str]:
     Raises:
         OSError: the path cannot be listed.
     """
-    names = [entry.name for entry in os.scandir(path) if _NAME.fullmatch(entry.name)]
-    removed = [name for name in names if _is_left_over(path / name)]
-    for name in removed:
-        shutil.rmtree(path / name, ignore_errors=True)  # another rank of this host may be faster
+    removed = []
+    for name in _names(path):
+        if _NAME.fullmatch(name):
+            with contextlib.suppress(OSError), Folder(path / name) as found:
+                if _is_left_over(found):
+                    removed.append(name)
+                    remove_own_folder(found)  # another rank of this host may be faster
     return removed
 
 
-def _is_left_over(folder: Path) -> bool:
+def _is_left_over(folder: Folder) -> bool:
     """Whether a folder is ours, and nobody works in it any more."""
-    try:
-        found = folder.lstat()
-        newest_s = max([found.st_mtime, *(entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(folder))])
-    except OSError:
+    found, note = os.fstat(folder.descriptor), _read_note(folder)
+    if not note or found.st_uid != os.geteuid():
         return False
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        return False
-    return _has_ended(_read_owner(folder)) or time.time() - newest_s > ABANDONED_S
+    with os.scandir(folder.descriptor) as entries:
+        newest_s = max([found.st_mtime, *(entry.stat(follow_symlinks=False).st_mtime for entry in entries)])
+    return _has_ended(note) or time.time() - newest_s > ABANDONED_S
 
 
-def _read_owner(folder: Path) -> dict[str, str]:
+def _read_note(folder: Folder) -> dict[str, str]:
+    """The note in a folder; empty if it is none of this very folder, as in one that was given another name."""
     try:
-        owner = json.loads((folder / OWNER).read_text(encoding="ascii"))
+        note = json.loads(folder.read(OWNER, OWNER_BYTES))
     except (OSError, ValueError):
         return {}
-    return owner if isinstance(owner, dict) else {}
+    return note if isinstance(note, dict) and note.get("folder") == folder.path.name else {}
 
 
 def _has_ended(owner: dict[str, str]) -> bool:

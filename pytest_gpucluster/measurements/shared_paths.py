@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import os
 import random
-import secrets
 import stat
 import time
 from dataclasses import dataclass, field
@@ -25,8 +24,11 @@ from pytest_gpucluster.inventory.host import read_mount
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import (
+    Folder,
+    find_own_folder,
+    is_own_name,
     make_own_folder,
-    own_folder,
+    open_noted,
     remove_leftovers,
     remove_own_folder,
     within_own_folder,
@@ -46,7 +48,7 @@ PATIENCE_S = 2.0
 HELD_S = 0.001
 """How long the lock is held, so that another host that does not respect it comes between."""
 _MARK, _LOCK, _READY = "mark", "lock", "ready"
-_IS_READY = "1"
+_IS_READY = b"1"
 _ABSENT = "does not show"
 _DIGITS = 20
 _WORDS = {
@@ -138,20 +140,20 @@ def _leave_mark(path: Path, run: str) -> PathMark:
     if not stat.S_ISDIR(path.stat().st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     leftovers = remove_leftovers(path)
-    folder = make_own_folder(path, run)
     contents = os.urandom(MARK_BYTES)
-    for name in (_LOCK, _READY):
-        with contextlib.suppress(FileExistsError), (folder / name).open("x", encoding="ascii") as file:
-            file.write("0" * _DIGITS)
-    with (folder / _MARK).open("wb") as mark:
-        mark.write(contents)
-        mark.flush()
-        os.fsync(mark.fileno())
-    system = os.statvfs(folder)
+    with find_own_folder(path, run) or make_own_folder(path, run) as own:
+        for name in (_LOCK, _READY):
+            with contextlib.suppress(FileExistsError), own.file(name, "xb") as file:
+                file.write(b"0" * _DIGITS)
+        with own.file(_MARK, "wb") as mark:
+            mark.write(contents)
+            mark.flush()
+            os.fsync(mark.fileno())
+        system = os.statvfs(own.descriptor)
     return PathMark(
         problem=None,
         mount=_mount(str(path)),
-        folder=folder.name,
+        folder=own.path.name,
         digest=hashlib.sha256(contents).hexdigest(),
         free_gib=system.f_bavail * system.f_frsize / 2**30,
         free_inodes=system.f_favail if system.f_files else None,
@@ -177,7 +179,7 @@ def read_marks(*, path: str, digests: dict[str, str], within_s: float) -> MarksS
     while waiting:
         for folder, digest in list(waiting.items()):
             begun_s = time.monotonic()
-            why = _wrong(Path(path) / folder / _MARK, digest)
+            why = _wrong(Path(path) / folder, digest)
             took_s = time.monotonic() - (begun_s if is_first else start_s)
             if why is None and took_s <= within_s:
                 seen_s.append(took_s)
@@ -191,13 +193,19 @@ def read_marks(*, path: str, digests: dict[str, str], within_s: float) -> MarksS
     return MarksSeen(slowest_s=max(seen_s, default=None), missed=missed, absent=absent)
 
 
-def _wrong(mark: Path, digest: str) -> str | None:
-    """Why a file is not what its host wrote; None if it is."""
+def _wrong(folder: Path, digest: str) -> str | None:
+    """Why the file in a host's folder is not what the host wrote; None if it is."""
     try:
-        contents = mark.read_bytes()
+        contents = _read(folder, _MARK)
     except OSError as error:
         return _ABSENT if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
     return None if hashlib.sha256(contents).hexdigest() == digest else f"shows other contents ({len(contents)} bytes)"
+
+
+def _read(folder: Path, name: str) -> bytes:
+    """A small file in another host's folder, which is opened anew: a client of NFS asks its server then."""
+    with Folder(folder) as theirs:
+        return theirs.read(name, MARK_BYTES + 1)
 
 
 @without_device
@@ -206,24 +214,29 @@ def count_under_lock(*, path: str, run: str, parties: list[str], seconds: float)
 
     Args:
         path: that is shared.
-        run: of this rank's own folder.
+        run: that made the folders.
         parties: the folders of the hosts that take part; the number lies in the first one's. None is returned elsewhere.
         seconds: how long to count, once all are there.
+
+    Raises:
+        NotOwnFolderError: a folder that is written to is not the one that this run made.
     """
     progress.report(f"lock below {path}")
-    own = own_folder(Path(path), run)
-    return _count(own, [own.parent / folder for folder in parties], seconds) if own.name in parties else None
+    folders = {folder: Path(path) / folder for folder in parties}
+    own = next((folders[folder] for folder in parties if is_own_name(folder)), None)
+    return _count(own, list(folders.values()), run, seconds) if own is not None else None
 
 
-def _count(own: Path, folders: list[Path], seconds: float) -> LockCount:
+def _count(own: Path, folders: list[Path], run: str, seconds: float) -> LockCount:
     updates = last = waited = 0
     absent: list[str] = []
     try:
-        (own / _READY).write_text(_IS_READY, encoding="ascii")
-        absent = _absent(folders)
-        end_s = time.monotonic() + seconds
-        latest_s = end_s + (PATIENCE_S if len(folders) > 1 else 0)
-        with (folders[0] / _LOCK).open("r+b", buffering=0) as file:
+        with open_noted(own, run) as folder, folder.file(_READY, "wb") as ready:
+            ready.write(_IS_READY)
+        with open_noted(folders[0], run) as first, first.file(_LOCK, "r+b") as file:
+            absent = _absent(folders)
+            end_s = time.monotonic() + seconds
+            latest_s = end_s + (PATIENCE_S if len(folders) > 1 else 0)
             while time.monotonic() < (end_s if waited else latest_s):
                 number = _add_one(file.fileno())
                 updates, last, waited = (updates, last, waited + 1) if number is None else (updates + 1, number, waited)
@@ -235,13 +248,10 @@ def _count(own: Path, folders: list[Path], seconds: float) -> LockCount:
 
 
 def _absent(folders: list[Path]) -> list[str]:
-    """The folders in which nobody is ready to count within :data:`READY_S`.
-
-    A file that was there before is opened anew each time: a client of NFS asks its server then.
-    """
+    """The folders in which nobody is ready to count within :data:`READY_S`."""
     end_s = time.monotonic() + READY_S
     while True:
-        absent = [folder.name for folder in folders if (folder / _READY).read_text(encoding="ascii") != _IS_READY]
+        absent = [folder.name for folder in folders if _read(folder, _READY) != _IS_READY]
         if not absent or time.monotonic() > end_s:
             return absent
         time.sleep(POLL_S)
@@ -277,23 +287,25 @@ def small_files(*, path: str, count: int, within_s: float) -> SmallFiles:
         ArithmeticError: a file does not hold what was written.
     """
     progress.report(f"small files below {path}")
-    with within_own_folder(Path(path), secrets.token_hex(8)) as own:
+    with within_own_folder(Path(path)) as own:
         return _turn_over(own, count, within_s)
 
 
-def _turn_over(folder: Path, count: int, within_s: float) -> SmallFiles:
+def _turn_over(own: Folder, count: int, within_s: float) -> SmallFiles:
     """Make files, then read them all, then remove them all."""
     contents = os.urandom(SMALL_BYTES)
     start_s = time.perf_counter()
-    made: list[Path] = []
+    made: list[str] = []
     while len(made) < count and (not made or time.perf_counter() - start_s < within_s):
-        made.append(folder / str(len(made)))
-        made[-1].write_bytes(contents)
-    for file in made:
-        if file.read_bytes() != contents:
-            raise ArithmeticError(f"{file} does not hold what was written")
-    for file in made:
-        file.unlink()
+        made.append(str(len(made)))
+        with own.file(made[-1], "xb") as file:
+            file.write(contents)
+    for name in made:
+        with own.file(name, "rb") as file:
+            if file.read() != contents:
+                raise ArithmeticError(f"{own.path / name} does not hold what was written")
+    for name in made:
+        own.unlink(name)
     seconds = time.perf_counter() - start_s
     return SmallFiles(files_s=len(made) / seconds, files=len(made), seconds=seconds)
 
@@ -303,7 +315,10 @@ def clear_path(*, path: str, run: str) -> str | None:
     """Remove this host's own folder below a path; why it could not be removed, None if it was."""
     progress.report(f"remove from {path}")
     try:
-        remove_own_folder(Path(path), run)
+        own = find_own_folder(Path(path), run)
+        if own is not None:
+            with own:
+                remove_own_folder(own)
     except OSError as error:
         return in_words(error)
     return None

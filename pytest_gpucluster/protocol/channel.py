@@ -12,6 +12,7 @@ Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are
 * ``res/<call>/<rank>``: the reply of a rank to one call.
 * ``hung/<call>/<first rank>``: exists as soon as a rank of this group was found to hang in the call.
 * ``jrn/<n>``: the lines of the journal, for the journal replica.
+* ``lst/<group rank>``: the name of the node's listener, by the agent of its first rank, before its hello.
 * ``nonce``: a random number. Whoever connects first writes it; torchrun gives the same id to many runs.
 
 These keys are overwritten, and only their newest value counts:
@@ -115,6 +116,11 @@ def hung_key(call_id: str, first_rank: int) -> str:
 def progress_key(rank: int) -> str:
     """The key of the step that a rank is at."""
     return f"prog/{rank}"
+
+
+def listener_key(group_rank: int) -> str:
+    """The key of the name of a node's listener."""
+    return f"lst/{group_rank}"
 
 
 def journal_key(number: int) -> str:

@@ -1,26 +1,31 @@
-"""What the listener of a node has heard of its GPUs and NVSwitches, and how agents and workers of the node talk to it.
+"""What the listener of a node has heard of its GPUs and NVSwitches, and how workers of the node ask it.
 
-A connection to the listener's address in the abstract namespace carries one line of JSON each way: a worker that began, or
-nothing, and :class:`NodeEvents`.
+The listener's name in the abstract namespace is random, and the agent of the node's first rank writes it into the store. A
+connection carries :class:`NodeEvents` and nothing to the listener. Each end refuses another user. Which processes are workers
+of the run a worker hears from its own agent, never from the listener.
 """
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 import socket
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.protocol.channel import listener_key
 from pytest_gpucluster.protocol.codec import TypedMessage
+from pytest_gpucluster.protocol.rank import is_own_user, user_of
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.channel import Address
-    from pytest_gpucluster.protocol.rank import Rank
-    from pytest_gpucluster.protocol.secret import Secret
+    from pytest_gpucluster.protocol.channel import StoreChannel
 
 VARIABLE = "GPUCLUSTER_EVENTS"
+"""Where a worker finds the listener's name; empty without a listener."""
+ENDED_VARIABLE = "GPUCLUSTER_ENDED_WORKERS"
+"""Where a worker finds :class:`EndedWorkers`."""
 ANSWER_S = 5.0
-NOTE_S = 0.5
+POLL_S = 0.01
 MOST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 16
 
@@ -99,12 +104,25 @@ class NodeLoss(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeWorker(TypedMessage):
-    """A worker of this run. ``ended_s``: how long ago it ended; None while it lives."""
+class EndedWorkers(TypedMessage):
+    """The workers that a rank had before: the pid of each, and when it ended, in seconds of this host's monotonic clock."""
+
+    ended: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnWorker:
+    """A worker that this rank has or had. ``ended_s``: how long ago it ended; None while it lives."""
 
     pid: int
-    local_rank: int
     ended_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerName(TypedMessage):
+    """The name of a node's listener in the abstract namespace."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,41 +141,58 @@ class NodeEvents(TypedMessage):
     xids: tuple[NodeXid, ...] = ()
     sxids: tuple[NodeSxid, ...] = ()
     losses: tuple[NodeLoss, ...] = ()
-    workers: tuple[NodeWorker, ...] = ()
 
 
-def listener_address(address: Address, secret: Secret | None, rank: Rank) -> str:
-    """The name of the node's listener in the abstract namespace. In a signed run nobody else can know it."""
-    node = f"{address.host}:{address.port}/{address.run_id}/{rank.group_rank}".encode()
-    digest = secret.sign("events", node) if secret is not None else hashlib.sha256(b"events/" + node).hexdigest()
-    return f"gpucluster-events-{digest}"
+def new_name() -> str:
+    """A name for a listener, which nobody can take before it."""
+    return f"gpucluster-events-{secrets.token_hex(16)}"
+
+
+def listener_of(channel: StoreChannel, group_rank: int) -> str | None:
+    """The name of a node's listener by its first agent; None where it has none, or another program wrote it."""
+    key = listener_key(group_rank)
+    if not channel.has(key):
+        return None
+    (found,) = channel.take_written([key], ListenerName.read)
+    return found.name if isinstance(found, ListenerName) else None
 
 
 def ask(name: str, *, within_s: float = ANSWER_S) -> NodeEvents:
-    """What the listener has heard.
+    """What the listener has heard; ``within_s`` is for the whole of its answer.
 
     Raises:
-        OSError: nobody listens at this name, or the answer is late.
+        OSError: nobody listens at this name, or a process of another user, or the answer is late.
         MalformedMessageError: the answer is no such message.
     """
-    return NodeEvents.read(_exchange(name, b"", within_s=within_s))
-
-
-def note_worker(name: str, worker: NodeWorker) -> None:
-    """Tell the listener that a worker of this run began.
-
-    Raises:
-        OSError: nobody listens at this name, or the answer is late.
-    """
-    _exchange(name, worker.to_json(), within_s=NOTE_S)
-
-
-def _exchange(name: str, said: bytes, *, within_s: float) -> bytes:
+    deadline_s = time.monotonic() + within_s
+    received = bytearray()
     with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(within_s)
-        line.connect(f"\0{name}")
-        line.sendall(said + b"\n")
-        received = bytearray()
-        while (data := line.recv(CHUNK_BYTES)) and len(received) < MOST_BYTES:
+        _connect(line, name, deadline_s)
+        if not is_own_user(line):
+            raise PermissionError(f"user {user_of(line)} has taken its name")
+        while len(received) < MOST_BYTES:
+            line.settimeout(_left_s(deadline_s))
+            data = line.recv(CHUNK_BYTES)
+            if not data:
+                break
             received += data
-    return bytes(received)
+    return NodeEvents.read(bytes(received))
+
+
+def _connect(line: socket.socket, name: str, deadline_s: float) -> None:
+    """Connect, also where many others wait to be answered."""
+    while True:
+        line.settimeout(_left_s(deadline_s))
+        try:
+            line.connect(f"\0{name}")
+        except BlockingIOError:
+            time.sleep(POLL_S)
+        else:
+            return
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("its answer is late")
+    return left_s

@@ -1,10 +1,12 @@
-"""A rank and its process: torchrun's numbers, process states, sets of ranks in short form, and pairs in rounds."""
+"""A rank and its process: torchrun's numbers, process states, whose a process is, ranks in short form, pairs in rounds."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -50,6 +52,21 @@ def is_gone(pid: int) -> bool:
     """Whether a process of this machine has ended, reaped or not."""
     state = state_of(pid)
     return state in ("Z", "X") if state is not None else Path("/proc/self").exists()
+
+
+CREDENTIALS = struct.Struct("3i")
+"""``struct ucred`` of Linux (unix(7)): pid, user, group."""
+
+
+def user_of(line: socket.socket) -> int:
+    """The user of the process at the other end of a Unix socket, by the kernel. Anybody on the host can connect to a name."""
+    _, user, _ = CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return int(user)
+
+
+def is_own_user(line: socket.socket) -> bool:
+    """Whether the process at the other end belongs to the same user. Nobody answers another one, and root does not."""
+    return user_of(line) == os.getuid()
 
 
 def spans(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -15,6 +15,7 @@ from tests.support.launching import ACCEPTANCE, PYTEST, Launch, environment, pyt
 from tests.support.nvml_simulator import build
 from tests.support.nvml_simulator import environment as with_gpus
 from tests.support.runs import PLANTS, RUN_S, collect
+from tests.support.strangers import AS_ROOT, STRANGER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,14 +24,17 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-Kind: TypeAlias = Literal["test", "worker", "late", "deaf"]
+Kind: TypeAlias = Literal["test", "worker", "late", "deaf", "stranger"]
 KEY = "xid_during_run"
 FIRST = "gpu_count"
 """Judged before ``test_between``, so the run has begun by then, as in a whole suite."""
 GREEN = {"node0-gpu0": "passed", "node0-gpu1": "passed"}
 BETWEEN = """\
+    import contextlib
+    import multiprocessing
     import os
     import signal
+    import socket
     import time
     from pathlib import Path
     import pytest
@@ -48,6 +52,7 @@ BETWEEN = """\
     @without_device
     def kill_the_listener():
         name = "@" + os.environ[node_events.VARIABLE]
+        heard = node_events.ask(name[1:]).to_json().decode()
         lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
         inode = next(line[6] for line in lines if line[7:] == [name])
         for fd in Path("/proc").glob("[0-9]*/fd/*"):
@@ -57,14 +62,37 @@ BETWEEN = """\
                 continue
             if is_its:
                 os.kill(int(fd.parts[2]), signal.SIGKILL)
-                return fd.parts[2]
+                return name, heard
+
+    def become_its_listener(name, heard):
+        parent, child = multiprocessing.Pipe()
+        if os.fork() == 0:
+            try:
+                os.setuid({stranger})
+                taking = socket.socket(socket.AF_UNIX)
+                taking.bind("\\0" + name[1:])
+                taking.listen()
+                child.send_bytes(b"listens")
+                while True:
+                    line, _ = taking.accept()
+                    with line:
+                        with contextlib.suppress(OSError):
+                            line.settimeout(0.5)
+                            line.recv(4096)
+                        with contextlib.suppress(OSError):
+                            line.sendall(heard.encode())
+            finally:
+                os._exit(1)
+        assert parent.recv_bytes() == b"listens"
 
     @pytest.mark.health
     def test_between(request):
-        if {kind!r} == "deaf":
+        if {kind!r} in ("deaf", "stranger"):
             cluster = request.getfixturevalue("cluster")
             killed = cluster.run(kill_the_listener, per="gpu", places=[cluster.places[0]])
             assert killed[cluster.places[0]] is not None
+            if {kind!r} == "stranger":
+                become_its_listener(*killed[cluster.places[0]])
             happen(scenario={scenario!r}, end=False)
         elif {kind!r} == "worker":
             cluster = request.getfixturevalue("cluster")
@@ -94,12 +122,13 @@ def limits() -> dict[str, Any]:
 def run(folder: Path, library: Path, *, begin: str = "count 2\n", between: str = "", kind: Kind = "test") -> FinishedRun:
     """The criterion on the GPUs of ``begin``; a test of the run, or a worker of GPU 1 that dies of it, adds ``between``.
 
-    In a deaf run, the test kills the node's listener first.
+    In a deaf run, the test kills the node's listener first. In a stranger's, another user then takes its name, and says what
+    it said: nothing was heard.
 
     The test is collected first, is one of health and asks for no GPU. In a late run, none of ours can run before it.
     """
     (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
-    text = textwrap.dedent(BETWEEN).format(kind=kind, scenario=f"{between}\n{begin}")
+    text = textwrap.dedent(BETWEEN).format(kind=kind, scenario=f"{between}\n{begin}", stranger=STRANGER)
     (folder / "test_between.py").write_text(text, encoding="utf-8")
     names = f"{KEY} or between" if kind == "late" else f"{FIRST} or {KEY} or between"
     chosen = ("test_between.py", f"{ACCEPTANCE}/test_health.py", "-k", names)
@@ -190,6 +219,15 @@ def test_the_listener_is_killed(tmp_path: Path, library: Path, between: str) -> 
     ran = run(tmp_path, library, between=between, kind="deaf")
     assert ran.outcomes(KEY) == dict.fromkeys(GREEN, "error"), ran.stdout
     assert all("the listener of this node does not answer" in ran.row(KEY, place)["reason"] for place in GREEN)
+    assert (ran.results["verdict"], ran.returncode != 0) == ("INCOMPLETE", True), ran.stdout
+
+
+@AS_ROOT
+def test_another_user_speaks_for_the_listener(tmp_path: Path, library: Path) -> None:
+    """He is not believed: an error that names him, and no GPU with an Xid is accepted."""
+    ran = run(tmp_path, library, between="xids 1:79", kind="stranger")
+    assert ran.outcomes(KEY) == dict.fromkeys(GREEN, "error"), ran.stdout
+    assert all(f"user {STRANGER} has taken its name" in ran.row(KEY, place)["reason"] for place in GREEN)
     assert (ran.results["verdict"], ran.returncode != 0) == ("INCOMPLETE", True), ran.stdout
 
 

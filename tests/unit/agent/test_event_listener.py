@@ -1,4 +1,4 @@
-"""The listener as a process: it answers, knows workers that end, and is missed when it is killed."""
+"""The listener as a process: it answers its own user and nobody else, takes no message, and is missed when it is killed."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
+import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.agent import event_listener as module
 from pytest_gpucluster.agent.event_listener import Listener, start_listener
+from pytest_gpucluster.health.driver_errors import judge_xids
 from pytest_gpucluster.inventory.driver_events import KernelLog, XidEvents
-from pytest_gpucluster.protocol.node_events import NodeEvents, NodeWorker, ask, note_worker
+from pytest_gpucluster.measurements.driver_errors import gpu_xids, node_sxids
+from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeXid, ask, new_name
+from tests.support.strangers import AS_ROOT, STRANGER, stranger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 WITHIN_S = 30.0
+HELD_S = 5.0
+"""Less than it would take to serve one after another what is held."""
 
 
 @pytest.fixture
 def listener() -> Iterator[tuple[str, int]]:
     """The name and pid of a listener."""
-    name = f"gpucluster-events-test-{os.getpid()}-{time.monotonic_ns()}"
+    name = new_name()
     pid = start_listener(name)
     assert pid is not None
     yield name, pid
@@ -46,19 +51,6 @@ def until(name: str, holds: Callable[[NodeEvents], bool]) -> NodeEvents:
     return answer
 
 
-def test_a_worker_that_ends(listener: tuple[str, int]) -> None:
-    """It lives, then it has ended for so long."""
-    name, _ = listener
-    worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    note_worker(name, NodeWorker(pid=worker.pid, local_rank=3))
-    assert ask(name, within_s=WITHIN_S).workers == (NodeWorker(pid=worker.pid, local_rank=3),)
-    worker.kill()
-    worker.communicate()
-    ended = until(name, lambda answer: answer.workers[0].ended_s is not None).workers[0]
-    assert ended.ended_s is not None
-    assert 0 <= ended.ended_s < WITHIN_S
-
-
 def test_no_driver(listener: tuple[str, int]) -> None:
     """Why nothing is heard is said in NVML's words."""
     answer = until(listener[0], lambda answer: answer.nvml_why != "NVML has not answered yet")
@@ -66,12 +58,170 @@ def test_no_driver(listener: tuple[str, int]) -> None:
     assert answer.gpus == ()
 
 
-def test_garbage_is_survived(listener: tuple[str, int]) -> None:
-    """Whoever talks nonsense gets no answer; the next one does."""
+@pytest.mark.parametrize("said", [b"", b"\n", b'{"pid": 1, "local_rank": 0}\n', b"\xff" * (1 << 16)])
+def test_nobody_can_tell_it_anything(listener: tuple[str, int], said: bytes) -> None:
+    """Whoever sends a line, such as one that makes a process a worker of the run, gets the answer that all get."""
+    with connected(listener[0]) as line:
+        with contextlib.suppress(OSError):
+            line.sendall(said)
+        told = answer(line)
+    assert told is not None
+    assert "workers" not in told
+    assert NodeEvents.read(told.encode()).xids == ask(listener[0], within_s=WITHIN_S).xids == ()
+
+
+def test_lines_that_are_held(listener: tuple[str, int]) -> None:
+    """Many connections that stay open, say nothing and read nothing: each question is answered at once."""
     name, _ = listener
-    with contextlib.suppress(OSError):
-        note_worker(name, NodeWorker(pid=os.getpid(), local_rank="x"))  # type: ignore[arg-type]
-    assert ask(name, within_s=WITHIN_S).workers == ()
+    until(name, lambda told: told.is_ready)
+    with contextlib.ExitStack() as held:
+        for _ in range(50):
+            line = held.enter_context(connected(name))
+            with contextlib.suppress(BrokenPipeError):  # it was answered already
+                line.sendall(b"{")
+        start_s = time.monotonic()
+        ask(name)
+        assert time.monotonic() - start_s < HELD_S
+
+
+def test_an_answer_that_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that fills the line is given up after a time for all of it, however often a few bytes are taken."""
+    monkeypatch.setattr(module, "ANSWER_S", 0.5)
+    name = new_name()
+    with socket.socket(socket.AF_UNIX) as taking:
+        taking.bind(f"\0{name}")
+        taking.listen()
+        heard = Listener(taking, XidEvents(), KernelLog(tmp_path / "none"))
+        monkeypatch.setattr(heard, "heard", lambda: NodeEvents(nvml_why="x" * (8 << 20), log_why=None))
+        with connected(name) as line:
+
+            def sip() -> None:
+                with contextlib.suppress(OSError):
+                    while line.recv(1):
+                        time.sleep(0.1)
+
+            threading.Thread(target=sip, daemon=True).start()
+            start_s = time.monotonic()
+            heard.step()
+            assert 0.4 < time.monotonic() - start_s < HELD_S
+
+
+# Another user.
+
+
+def hear(name: str) -> str | None:
+    """What the listener tells whoever connects."""
+    with connected(name) as line:
+        return answer(line)
+
+
+def connected(name: str) -> socket.socket:
+    """A line to it."""
+    line = socket.socket(socket.AF_UNIX)
+    line.settimeout(WITHIN_S)
+    line.connect(f"\0{name}")
+    return line
+
+
+def answer(line: socket.socket) -> str | None:
+    """All that it sends; None if nothing."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):  # it does not read what was sent
+        while data := line.recv(1 << 16):
+            received += data
+    return received.decode() or None
+
+
+def listed() -> bytes:
+    """Every name on this host, as any user can list them."""
+    return Path("/proc/net/unix").read_bytes()
+
+
+def play_listener(name: str, said: bytes) -> None:
+    """Take a name and answer everybody, until the process ends."""
+    taking = socket.socket(socket.AF_UNIX)
+    taking.bind(f"\0{name}")
+    taking.listen()
+
+    def serve() -> None:
+        while True:
+            line, _ = taking.accept()
+            with line, contextlib.suppress(OSError):
+                line.sendall(said)
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+@AS_ROOT
+def test_another_user_hears_nothing(listener: tuple[str, int]) -> None:
+    """He sees the name, and root's listener does not answer him; its own user it does."""
+    name, _ = listener
+    with stranger() as other:
+        assert f"@{name}".encode() in other(listed)
+        assert other(hear, name) is None
+    assert hear(name) is not None
+
+
+NOTHING = NodeEvents(nvml_why=None, log_why=None).to_json()
+FORGED = NodeEvents(nvml_why=None, log_why=None, xids=(NodeXid(code=79, index=0, age_s=1.0),)).to_json()
+
+
+@AS_ROOT
+@pytest.mark.parametrize("said", [NOTHING, FORGED])
+def test_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    """He has the name and says that nothing was heard, or that an Xid was: an error of every criterion, and it says who."""
+    name = new_name()
+    with stranger() as other:
+        other(play_listener, name, said)
+        assert start_listener(name) is None
+        with pytest.raises(PermissionError, match=f"user {STRANGER} has taken its name"):
+            ask(name)
+        monkeypatch.setenv(VARIABLE, name)
+        why = f"the listener of this node does not answer: user {STRANGER} has taken its name"
+        assert judge_xids(gpu_xids()).doubts[0].endswith(why)
+        assert node_sxids().kernel_log_why == why
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 30.0])
+def test_an_answer_that_comes_slowly(pause_s: float) -> None:
+    """A byte now and then does not prolong the time for the whole answer."""
+    name = new_name()
+    with socket.socket(socket.AF_UNIX) as taking:
+        taking.bind(f"\0{name}")
+        taking.listen()
+
+        def trickle() -> None:
+            line, _ = taking.accept()
+            with line, contextlib.suppress(OSError):
+                while True:
+                    line.sendall(b" ")
+                    time.sleep(pause_s)
+
+        threading.Thread(target=trickle, daemon=True).start()
+        start_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            ask(name, within_s=0.5)
+        assert time.monotonic() - start_s < HELD_S
+
+
+def test_many_who_wait_for_an_answer() -> None:
+    """A question waits for its place in the queue, and not beyond its time."""
+    name = new_name()
+    with socket.socket(socket.AF_UNIX) as taking, contextlib.ExitStack() as held:
+        taking.bind(f"\0{name}")
+        taking.listen(0)
+        held.enter_context(connected(name))
+        with pytest.raises(TimeoutError):
+            ask(name, within_s=0.2)
+        threading.Timer(0.2, lambda: [taking.accept()[0].close(), answer_with(taking, NOTHING)]).start()
+        assert ask(name, within_s=WITHIN_S) == NodeEvents.read(NOTHING)
+
+
+def answer_with(taking: socket.socket, said: bytes) -> None:
+    """Answer whoever connects next."""
+    line, _ = taking.accept()
+    with line:
+        line.sendall(said)
 
 
 def test_a_name_that_is_taken(listener: tuple[str, int]) -> None:

@@ -31,7 +31,7 @@ def judged(gpu: NodeGpu, text: str = INIT, *, is_before: bool, listens: bool = T
     """The judgement on a GPU after a line on the loss of another one, or of it."""
     loss = NodeLoss(pci="0000:c4:00", text=text, count=3, is_before=is_before)
     why = None if listens else "NVML has ended"
-    return judge_xids(xids_of(gpu, NodeEvents(nvml_why=why, log_why=None, gpus=(gpu,), losses=(loss,)), 0))
+    return judge_xids(xids_of(gpu, NodeEvents(nvml_why=why, log_why=None, gpus=(gpu,), losses=(loss,)), ()))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ import pytest
 
 from pytest_gpucluster.inventory.host import Mount
 from pytest_gpucluster.measurements import shared_paths as module
-from pytest_gpucluster.measurements.own_folder import name_of
+from pytest_gpucluster.measurements.own_folder import Folder, NotOwnFolderError, name_of
 from pytest_gpucluster.measurements.shared_paths import (
     PathMark,
     clear_path,
@@ -34,6 +35,7 @@ from tests.support.programs import why_not_working
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 RUN = "0123456789abcdef"
 FORK = multiprocessing.get_context("fork")
@@ -54,17 +56,19 @@ def mark_of(path: Path) -> PathMark:
 def test_a_file_is_seen(tmp_path: Path) -> None:
     """Another rank reads the digest, also after the file was written again; removed at the end, with nothing left."""
     (tmp_path / "users.txt").write_text("mine")
-    digests = set()
+    digests, folders = set(), set()
     for _ in range(2):
         mark = as_rank(3, lambda: mark_of(tmp_path))
-        assert (mark.problem, mark.folder) == (None, name_of(RUN, 3))
+        assert mark.problem is None
+        folders.add(mark.folder)
         assert mark.free_gib > 0
         assert isinstance(mark.mount, Mount)
         digests.add(mark.digest)
         seen = read_marks(path=str(tmp_path), digests={mark.folder: mark.digest}, within_s=LONG_S)
         assert (seen.missed, seen.absent) == ({}, [])
         assert seen.slowest_s is not None
-    assert len(digests) == 2
+    assert (len(digests), len(folders)) == (2, 1)
+    assert re.fullmatch(r"\.gpucluster-[0-9a-f]{16}-rank3", folders.pop())
     assert as_rank(3, lambda: clear_path(path=str(tmp_path), run=RUN)) is None
     assert [path.name for path in tmp_path.iterdir()] == ["users.txt"]
 
@@ -103,8 +107,8 @@ def test_a_file_that_comes_late_and_in_time(tmp_path: Path) -> None:
 def test_a_slow_answer_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right, and later than allowed."""
     mark = mark_of(tmp_path)
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: (time.sleep(0.3), read(self))[1])
+    read = module._read
+    monkeypatch.setattr(module, "_read", lambda *where: (time.sleep(0.3), read(*where))[1])
     seen = read_marks(path=str(tmp_path), digests={mark.folder: mark.digest}, within_s=0.1)
     assert seen.missed == {mark.folder: "came after 0.3 s"}
 
@@ -250,9 +254,91 @@ def test_small_files_end_in_time(tmp_path: Path) -> None:
     assert 0 < found.files < 1 << 30
 
 
+class LosesBytes(BytesIO):
+    """A file that keeps nothing."""
+
+    def write(self, _contents: object) -> int:
+        """Take it, and forget it."""
+        return 0
+
+
 def test_small_files_that_lose_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never a rate; and nothing stays."""
-    monkeypatch.setattr(Path, "read_bytes", lambda _self: b"")
+    monkeypatch.setattr(Folder, "file", lambda own, name, mode: (own.path / name).open(mode) if mode == "x" else LosesBytes())
     with pytest.raises(ArithmeticError, match="does not hold what was written"):
         small_files(path=str(tmp_path), count=2, within_s=LONG_S)
     assert list(tmp_path.iterdir()) == []
+
+
+# Other users of the path.
+
+
+@pytest.mark.parametrize("name", ["mark", "lock", "ready"])
+@pytest.mark.parametrize("target", ["users.txt", "nothing"])
+def test_a_file_in_our_folder_that_is_a_link(tmp_path: Path, name: str, target: str) -> None:
+    """Nothing is written through it, whether it leads somewhere or not; a host that cannot write says so."""
+    (tmp_path / "users.txt").write_text("mine")
+    mark = mark_of(tmp_path)
+    (tmp_path / mark.folder / name).unlink()
+    (tmp_path / mark.folder / name).symlink_to(tmp_path / target)
+    problems = [mark_of(tmp_path).problem, count(tmp_path, [mark.folder], 0.01).problem]
+    assert any("Too many levels of symbolic links" in str(problem) for problem in problems)
+    assert clear_path(path=str(tmp_path), run=RUN) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["users.txt"]
+    assert (tmp_path / "users.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("part", ["folder", "file"])
+def test_a_link_is_not_read(tmp_path: Path, part: str) -> None:
+    """Not even where it leads to the right bytes: a host's file lies in the host's own folder."""
+    mark = mark_of(tmp_path)
+    own = tmp_path / mark.folder
+    if part == "folder":
+        (tmp_path / "linked").symlink_to(own)
+    else:
+        (tmp_path / "linked").mkdir()
+        (tmp_path / "linked" / "mark").symlink_to(own / "mark")
+    seen = read_marks(path=str(tmp_path), digests={"linked": mark.digest}, within_s=0.05)
+    assert seen.slowest_s is None
+    assert seen.missed["linked"] in ("cannot be read: Not a directory", "cannot be read: Too many levels of symbolic links")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """In the place of a host's file."""
+    (tmp_path / "other").mkdir()
+    os.mkfifo(tmp_path / "other" / "mark")
+    seen = read_marks(path=str(tmp_path), digests={"other": "0" * 64}, within_s=0.05)
+    assert seen.missed == {"other": "cannot be read: it is a pipe"}
+
+
+@pytest.mark.parametrize("whose", ["of the first host", "its own"])
+@pytest.mark.parametrize("link", [True, False])
+def test_a_folder_that_was_swapped_is_not_written_to(tmp_path: Path, whose: str, *, link: bool) -> None:
+    """Before the counting: an error that names the folder, and what was put there stays as it is."""
+    first, own = as_rank(1, lambda: mark_of(tmp_path)), mark_of(tmp_path)
+    (tmp_path / "users").mkdir()
+    for name in ("lock", "ready"):
+        (tmp_path / "users" / name).write_text("0")
+    folder = tmp_path / (first.folder if whose == "of the first host" else own.folder)
+    folder.rename(tmp_path / "away")
+    if link:
+        folder.symlink_to(tmp_path / "users")
+    else:
+        (tmp_path / "users").rename(folder)
+    with pytest.raises(NotOwnFolderError, match=str(folder)):
+        count(tmp_path, [first.folder, own.folder], 0.01)
+    assert [(folder / name).read_text() for name in ("lock", "ready")] == ["0", "0"]
+
+
+def test_a_folder_that_others_can_write_to(tmp_path: Path) -> None:
+    """It was opened for them: an error that names it, at each call that writes there."""
+    mark = mark_of(tmp_path)
+    (tmp_path / mark.folder).chmod(0o777)
+    for call in (lambda: mark_of(tmp_path), lambda: count(tmp_path, [mark.folder]), lambda: cleared(tmp_path)):
+        with pytest.raises(NotOwnFolderError, match=f"{mark.folder} has mode 777"):
+            call()
+
+
+def cleared(path: Path) -> str | None:
+    """Remove the folder of the run."""
+    return clear_path(path=str(path), run=RUN)

@@ -17,7 +17,7 @@ from pytest_gpucluster.inventory.driver_events import HeardXid, KernelLog, XidEv
 from pytest_gpucluster.inventory.error_codes import ACTIONS, xid_of
 from pytest_gpucluster.measurements.driver_errors import GpuXids, xids_of
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeWorker, NodeXid, XidDetail
+from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeXid, OwnWorker, XidDetail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 STATUS = "0x00000001"
 NUMBERS = "0x00000001 0x00000000 0x00100000 0x00000004"
-ENDED = NodeWorker(pid=50, local_rank=0, ended_s=9.0)
+ENDED = OwnWorker(pid=50, ended_s=9.0)
 
 
 def line(code: int, text: str, pci: str = "0000:18:00") -> str:
@@ -40,7 +40,7 @@ def nvlink(unit: str, severity: str, link: str = "13", status: str = "0x00000001
     return f"{unit} {severity} XC0 i0 Link {link} (0x0409a0c2 {status} {NUMBERS})"
 
 
-def xids(*lines: str, at_s: tuple[float, ...] = (), nvml: tuple[int, ...] = (), workers: Sequence[NodeWorker] = ()) -> GpuXids:
+def xids(*lines: str, at_s: tuple[float, ...] = (), nvml: tuple[int, ...] = (), workers: Sequence[OwnWorker] = ()) -> GpuXids:
     """What was heard of GPU 0000:18:00: lines of the log, 100 s ago if no age is given, and codes of NVML."""
     gpu = NodeGpu(index=0, uuid="GPU-0", pci="00000000:18:00.0", why=None)
     logged = [one for one in map(parse_xid, lines) if one is not None]
@@ -51,10 +51,8 @@ def xids(*lines: str, at_s: tuple[float, ...] = (), nvml: tuple[int, ...] = (), 
         for one, age_s in zip(logged, ages_s, strict=True)
     ]
     of_nvml = [NodeXid(code=code, index=0, age_s=100.0) for code in nvml]
-    heard = NodeEvents(
-        nvml_why=None, log_why=None, sees_host_pids=True, gpus=(gpu,), xids=(*of_log, *of_nvml), workers=tuple(workers)
-    )
-    return xids_of(gpu, NodeEvents.read(heard.to_json()), 0)
+    heard = NodeEvents(nvml_why=None, log_why=None, sees_host_pids=True, gpus=(gpu,), xids=(*of_log, *of_nvml))
+    return xids_of(gpu, NodeEvents.read(heard.to_json()), workers)
 
 
 @pytest.mark.parametrize(

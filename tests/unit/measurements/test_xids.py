@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,27 @@ import pytest
 from pytest_gpucluster.health.driver_errors import judge_xids
 from pytest_gpucluster.inventory import error_codes as error_code_module
 from pytest_gpucluster.inventory.error_codes import SOURCES, error_codes, xid_of
-from pytest_gpucluster.measurements.driver_errors import gpu_xids, xids_of
+from pytest_gpucluster.measurements.driver_errors import gpu_xids, own_workers, xids_of
 from pytest_gpucluster.protocol import node_events
-from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeGpu, NodeWorker, NodeXid
+from pytest_gpucluster.protocol.node_events import (
+    ENDED_VARIABLE,
+    VARIABLE,
+    EndedWorkers,
+    NodeEvents,
+    NodeGpu,
+    NodeXid,
+    OwnWorker,
+)
 
 GPU = NodeGpu(index=1, uuid="GPU-1", pci="00000000:43:00.0", why=None)
 KEY = "0000:43:00"
-MINE = NodeWorker(pid=50, local_rank=1, ended_s=9.0)
-ALIVE = NodeWorker(pid=51, local_rank=1)
-OTHERS = NodeWorker(pid=60, local_rank=0, ended_s=10.0)
+WORKERS = (OwnWorker(pid=51), OwnWorker(pid=50, ended_s=9.0), OwnWorker(pid=49, ended_s=1000.0))
 
 
 def judged(*xids: NodeXid, **heard: Any) -> Any:
     """The judgement on GPU 1."""
-    told = {"nvml_why": None, "log_why": None, "sees_host_pids": True, "workers": (MINE, ALIVE, OTHERS), **heard}
-    return judge_xids(xids_of(GPU, NodeEvents(gpus=(GPU,), xids=xids, **told), 1))
+    told = {"nvml_why": None, "log_why": None, "sees_host_pids": True, **heard}
+    return judge_xids(xids_of(GPU, NodeEvents(gpus=(GPU,), xids=xids, **told), WORKERS))
 
 
 @pytest.mark.parametrize("code", sorted(error_codes("Xid")))
@@ -49,7 +57,10 @@ def test_every_code(code: int) -> None:
         (NodeXid(code=12345, index=1, age_s=10.0), 1),
         (NodeXid(code=31, pci=KEY, pid=50, age_s=10.0), 0),
         (NodeXid(code=31, pci=KEY, pid=77, age_s=10.0), 1),
-        (NodeXid(code=31, pci=KEY, pid=60, age_s=10.0), 1),
+        (NodeXid(code=31, pci=KEY, pid=51, age_s=1000.0), 0),
+        (NodeXid(code=31, pci=KEY, pid=50, age_s=1000.0), 0),
+        (NodeXid(code=31, pci=KEY, pid=49, age_s=1000.0), 0),
+        (NodeXid(code=31, pci=KEY, pid=49, age_s=10.0), 1),
         (NodeXid(code=79, pci=KEY, pid=50, age_s=10.0), 1),
         (NodeXid(code=79, pci="0000:44:00", age_s=10.0), 0),
         (NodeXid(code=79, pci=KEY), 0),
@@ -58,6 +69,18 @@ def test_every_code(code: int) -> None:
 def test_whose_it_is(xid: NodeXid, over: int) -> None:
     """A worker of this GPU excuses what a program can cause; nothing excuses the rest. Before the run is not in it."""
     assert judged(xid).judged == over
+
+
+def test_the_workers_are_those_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process, and those that the agent had before; how long ago each ended."""
+    monkeypatch.delenv(ENDED_VARIABLE, raising=False)
+    assert own_workers() == [OwnWorker(pid=os.getpid())]
+    ended = EndedWorkers(ended=((50, time.monotonic() - 9.0), (52, time.monotonic())))
+    monkeypatch.setenv(ENDED_VARIABLE, ended.to_json().decode())
+    now, first, second = own_workers()
+    assert (now.ended_s, first.pid, second.pid) == (None, 50, 52)
+    assert first.ended_s == pytest.approx(9.0, abs=5.0)
+    assert second.ended_s == pytest.approx(0.0, abs=5.0)
 
 
 def test_pids_of_a_container() -> None:
