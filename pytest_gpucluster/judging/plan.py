@@ -125,6 +125,9 @@ def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]
     if facts["nodes"] < needs.nodes:
         text = f"needs {needs.nodes} nodes, and {facts['nodes']} is expected"
         yield Rule(text=text, cause=_number_of(facts["nodes"], "node"))
+    if facts["gpus_per_node"] < needs.gpus_per_node:
+        text = f"needs {needs.gpus_per_node} GPUs in each node, and {facts['gpus_per_node']} is expected"
+        yield Rule(text=text, cause=f"{_number_of(facts['gpus_per_node'], 'GPU')} a node")
 
 
 def _domain_rule(needed: int, inventory: Inventory) -> Rule:

@@ -15,6 +15,7 @@ from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import SCHEMA_FILE
 from tests.support import reports
+from tests.support.fleets import not_green, simulate
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 
@@ -93,29 +94,10 @@ NOT_ONE_EACH = ("shared", "clique", "links", "trunk")
 """A fault of which no value tells, one of other GPUs, and two that are searched: each has tests of its own."""
 
 
-def simulate(folder: Path, fleet: str, *arguments: str, bad: tuple[str, ...] = ()) -> FinishedRun:
-    """The acceptance suite on a simulated fleet."""
-    planted = [f"--fleet-bad={fault}" for fault in bad]
-    return run_pytest(folder, "-p", "pytest_gpucluster.plugin.fleet", f"--fleet={fleet}", *planted, ACCEPTANCE, *arguments)
-
-
 def with_rails(folder: Path) -> str:
     """The option for limits that ask for each adapter by itself."""
     (folder / "site.yaml").write_text("extends: packaged\ncluster: {rails: measured}\n", encoding="utf-8")
     return "--gpucluster-thresholds=site.yaml"
-
-
-def not_green(run: FinishedRun) -> dict[str, dict[str, set[str]]]:
-    """The criteria that are neither passed nor skipped, by place in words and outcome; advisory misses too."""
-    found: dict[str, dict[str, set[str]]] = {}
-    for row in run.results["criteria"]:
-        outcome = "advisory" if row["advisory"] else row["outcome"]
-        if outcome not in ("passed", "skipped"):
-            place = row["place"]
-            where = "cluster" if place is None else place["hostname"] or place["id"]
-            where += f" gpu {place['gpu']}" if place is not None and place["gpu"] is not None else ""
-            found.setdefault(where, {}).setdefault(outcome, set()).add(row["criterion"])
-    return found
 
 
 def test_collectives_of_a_slow_node_are_missed(tmp_path: Path) -> None:

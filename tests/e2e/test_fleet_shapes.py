@@ -1,0 +1,58 @@
+"""Healthy fleets of every shape from 1x1 to 8x8: green or skipped by rule, nobody named; a missing limit is said at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.fleets import not_green, simulate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+EVERY_SHAPE = [f"{nodes}x{gpus}" for nodes in range(1, 9) for gpus in range(1, 9)]
+FEW = {"1x1", "1x6", "2x3", "2x6", "3x5", "7x1", "8x1"}
+
+
+def assert_green(folder: Path, fleet: str, *arguments: str) -> None:
+    """Nothing is red or in error, nobody is named, and the run was a whole one."""
+    run = simulate(folder, fleet, *arguments)
+    assert not_green(run) == {}, run.stdout[-4000:]
+    assert run.results["culprits"] == []
+    assert run.results["verdict"] == "REHEARSED"
+    assert run.returncode == 0
+
+
+@pytest.mark.parametrize("fleet", [pytest.param(one, marks=() if one in FEW else pytest.mark.slow) for one in EVERY_SHAPE])
+def test_a_healthy_fleet_is_green(tmp_path: Path, fleet: str) -> None:
+    """Whatever its shape: no limit is missing, and nothing is measured over one GPU that needs two."""
+    assert_green(tmp_path, fleet)
+
+
+@pytest.mark.parametrize("fleet", ["4x1", pytest.param("2x5", marks=pytest.mark.slow)])
+def test_a_healthy_fleet_is_green_in_a_soak(tmp_path: Path, fleet: str) -> None:
+    """The criteria of a soak have the same rules and sizes."""
+    assert_green(tmp_path, fleet, "--gpucluster-level=soak:2s")
+
+
+def test_what_is_in_each_node_is_skipped_with_its_rule(tmp_path: Path) -> None:
+    """The GPUs of a node count, not those of the cluster."""
+    run = simulate(tmp_path, "5x1", "-k", "busbw_scaling")
+    row = run.row("busbw_scaling")
+    assert (row["outcome"], row["reason"]) == ("skipped", "needs 2 GPUs in each node, and 1 is expected")
+    assert run.results["culprits"] == []
+
+
+def test_a_missing_limit_is_said_before_the_run_begins(tmp_path: Path) -> None:
+    """A node of 9 GPUs has no limit: one line before the first test, then an error of the settings that names no part."""
+    run = simulate(tmp_path, "2x9", "-k", "test_bf16_tflops or test_busbw and all_reduce and links")
+    said = "gpucluster: will be an ERROR: "
+    assert run.stdout.count(said) == 1, "once, not for each node"
+    assert "'busbw[all_reduce]' has no limit for 9 GPUs" in run.stdout.partition(said)[2].split("\n")[0]
+    assert run.stdout.index(said) < run.stdout.index("joined 2 of 2 nodes")
+    assert {*run.outcomes("busbw[all_reduce]").values()} == {"error"}
+    assert {one["kind"] for one in run.results["culprits"]} <= {"settings"}
+    assert not any(one["place"] for one in run.results["culprits"])
