@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.fleets import not_green, simulate
+from tests.support.thresholds_files import write_limits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,3 +57,37 @@ def test_a_missing_limit_is_said_before_the_run_begins(tmp_path: Path) -> None:
     assert {*run.outcomes("busbw[all_reduce]").values()} == {"error"}
     assert {one["kind"] for one in run.results["culprits"]} <= {"settings"}
     assert not any(one["place"] for one in run.results["culprits"])
+
+
+@pytest.mark.parametrize(
+    ("fleet", "fault"),
+    [
+        ("1x4", "node0-gpu1:pair"),
+        ("1x2", "node0-gpu0:pair"),
+        pytest.param("3x3", "node2-gpu2:pair", marks=pytest.mark.slow),
+        pytest.param("2x8", "node1-gpu7:pair", marks=pytest.mark.slow),
+    ],
+)
+def test_a_pair_that_speaks_through_the_host_rejects_its_node(tmp_path: Path, fleet: str, fault: str) -> None:
+    """In nodes of any size, also where a single pair has no other to be compared with."""
+    run = simulate(tmp_path, fleet, bad=(fault,))
+    node = fault.partition("-")[0]
+    assert {where: kinds.get("failed") for where, kinds in not_green(run).items()} == {f"gpu-{node.replace('node', 'node-')}": {"gpu_pairs"}}
+    assert (run.results["verdict"], run.returncode) == ("REJECTED", 1)
+    assert [(one["kind"], one["place"]["id"]) for one in run.results["culprits"]] == [("link", node)]
+    found = run.row("gpu_pairs", node)["evidence"]["found"]
+    assert len(found) == 2, "both directions of one pair, and no other"
+
+
+@pytest.mark.slow
+def test_a_slow_scratch_disk_is_a_remark_unless_the_site_requires_it(tmp_path: Path) -> None:
+    """Decision 31: no two hosts were measured; one line of a site's limits makes it count."""
+    kinds = {}
+    for severity in ("advisory", "required"):
+        folder = tmp_path / severity
+        folder.mkdir()
+        site = write_limits(folder / "site.yaml", {f"slow_host[scratch_{way}]": {"severity": severity} for way in ("read", "write")})
+        kinds[severity] = not_green(simulate(folder, "3x2", site, "-m", "platform", bad=("node0:disk",)))["gpu-node-0"]
+    named = {"slow_host[scratch_write]", "slow_host[scratch_read]"}
+    assert kinds["advisory"]["advisory"] >= named
+    assert kinds["required"]["failed"] == named

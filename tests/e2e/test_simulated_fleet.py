@@ -35,7 +35,9 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node0-gpu2:nvlink": {"gpu-node-0": {"failed": {"nvlink_links"}, "advisory": {"slow_pair[bandwidth]"}}},
     "node0-gpu3:reset": {"gpu-node-0 gpu 3": {"failed": {"recovery_action"}}},
     "node0-gpu1:xid": {"gpu-node-0 gpu 1": {"failed": {"xid_during_run"}}},
-    "node0-gpu1:pair": {"gpu-node-0": {"advisory": {"gpu_pairs", "slow_pair[bandwidth]", "slow_pair[latency]"}}},
+    "node0-gpu1:pair": {
+        "gpu-node-0": {"failed": {"gpu_pairs"}, "advisory": {"slow_pair[bandwidth]", "slow_pair[latency]"}}
+    },
     "node1-gpu0:hbm": {"gpu-node-1 gpu 0": {"failed": {"hbm_bandwidth", "straggler[hbm_bandwidth]"}}},
     "node1-gpu1:pattern": {"gpu-node-1 gpu 1": {"failed": {"hbm_pattern"}}},
     "node1-gpu2:ecc": {"gpu-node-1 gpu 2": {"failed": {"ecc_uncorrected", "remapped_rows"}}},

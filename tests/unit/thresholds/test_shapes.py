@@ -78,3 +78,11 @@ def test_a_size_in_between_has_the_limit_of_the_next_smaller_one(key: str, profi
     assert "derived" in packaged().criteria(packaged().profiles[profile])["busbw[all_reduce]"].source
     with pytest.raises(ConfigurationError, match="has no limit for 16 GPUs"):
         threshold.limit(gpus=16, cluster={})
+
+
+@pytest.mark.parametrize("profile", [name for name, one in packaged().profiles.items() if not one.rehearsal])
+def test_a_pair_that_takes_the_host_is_required_where_nvlink_joins_all_gpus(profile: str) -> None:
+    """It is exact; only bridges that are sold apart are no promise."""
+    pairs = packaged().criteria(packaged().profiles[profile])["gpu_pairs"]
+    assert pairs.severity == "required"
+    assert (pairs.skip is not None) == (profile in ("h100-pcie", "h100-nvl"))
