@@ -298,12 +298,13 @@ def _culprit_of_node(node: str, kind: Part, cause: str, ranks: Sequence[str], sa
 
 
 def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
-    """Errors of several places of which none can be named, and failures of what several places share."""
+    """Errors of several places of which none can be named, and failures of what several places share, beside bad places."""
     alike: dict[tuple[str | None, tuple[str, ...]], list[Record]] = defaultdict(list)
     for record in left:
         names = tuple(name for name in record.among if name in places)
-        if names and not record.culprits:
-            alike[record.cause if record.blames == "switch" else None, names].append(record)
+        is_shared = record.blames == "switch" or (bool(record.culprits) and record.outcome == FAILED)
+        if names and (is_shared or not record.culprits):
+            alike[record.cause if is_shared else None, names].append(record)
     return [
         Culprit(
             kind="switch" if shared is not None else "unknown",

@@ -91,3 +91,28 @@ def test_a_slow_scratch_disk_is_a_remark_unless_the_site_requires_it(tmp_path: P
     named = {"slow_host[scratch_write]", "slow_host[scratch_read]"}
     assert kinds["advisory"]["advisory"] >= named
     assert kinds["required"]["failed"] == named
+
+
+@pytest.mark.parametrize(
+    ("fleet", "faults", "nodes", "behind"),
+    [
+        ("8x2", ("node5:uplink", "node4:trunk"), {"node5"}, (0, 8)),
+        ("8x2", ("node1:uplink", "node4:trunk"), {"node1"}, (0, 8)),
+        pytest.param("12x2", ("node1:sockets", "node9:trunk"), {"node1"}, (8, 12), marks=pytest.mark.slow),
+        pytest.param("12x2", ("node1:uplink", "node10:uplink", "node4:trunk"), {"node1", "node10"}, (4, 8), marks=pytest.mark.slow),
+    ],
+)
+def test_a_bad_node_and_a_bad_switch_are_both_culprits(
+    tmp_path: Path, fleet: str, faults: tuple[str, ...], nodes: set[str], behind: tuple[int, int]
+) -> None:
+    """Whether the node is behind that switch or behind another one. Of two switches, the way between them is to blame."""
+    run = simulate(tmp_path, fleet, "-k", "inter_node_busbw and all_reduce or busbw_scaling", bad=faults)
+    found = {one["kind"]: one for one in run.results["culprits"]}
+    assert {one["place"]["id"] for one in run.results["culprits"] if one["kind"] == "node"} == nodes
+    assert {*found} == {"node", "switch"}
+    assert found["switch"]["places"] == [f"node{number}" for number in range(*behind)]
+    criteria = {"inter_node_busbw[all_reduce]", "busbw_scaling"}
+    assert {*found["switch"]["criteria"]} == {*found["node"]["criteria"]} == criteria
+    assert "to blame" in found["switch"]["evidence"][0]
+    way = "the way between switch leaf0 and switch leaf1" if fleet == "8x2" else "the way out of switch leaf"
+    assert way in " ".join(run.stdout.partition("BAD PARTS")[2].split())
