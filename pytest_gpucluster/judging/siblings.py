@@ -8,8 +8,8 @@ may name a healthy GPU in none of them: :data:`FALSE_NAMES` is for all of them t
 
 Where many are slow, or each differs from the next, their own spread hides them. So the spread of the siblings that are not
 named is compared with that of healthy ones: among the GPUs of each host, and among the means of the hosts. The bound is a
-quantile of the chi distribution, for two GPUs as for a thousand. If siblings differ by far more, nobody is named, and nobody
-passes.
+quantile of the chi distribution, for two GPUs as for a thousand. If siblings differ by far more, or half of them are slower
+than the others, nobody is named, and nobody passes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
+
+from pytest_gpucluster.judging.agreement import is_majority
 
 Member = TypeVar("Member", bound=Hashable)
 
@@ -271,10 +273,14 @@ def _compare_group(
         member: replace(short, explained_percent=max(short.explained_percent, lowest_percent))
         for member, short in group.items()
     }
-    named = {member for member, short in group.items() if short.is_named(limit_percent)}
+    slow = {member for member, short in group.items() if short.is_named(limit_percent)}
+    has_majority = is_majority(len(group) - len(slow), len(group))
+    named = slow if has_majority else set()
     rest = [member for member in group if member not in named]
     is_far = any(abs(group[member].percent) > limit_percent for member in rest)
     doubt = healthy.objection(siblings.by_host(rest)) if is_far else None
+    if not has_majority:
+        doubt = f"nobody can be named: {len(slow)} of {len(group)} siblings are slower than the others, and neither are the most"
     return {
         member: Compared(shortfall=short, allowed_percent=short.explained_percent, doubt=None if member in named else doubt)
         for member, short in group.items()

@@ -71,15 +71,15 @@ def test_healthy_siblings_pass(hosts: Hosts) -> None:
     assert set(judged(FP32, hosts)[0]) == {PASSED}
 
 
-@pytest.mark.parametrize("slow", [1, 2, 3, 4])
-def test_half_of_eight_at_most_are_named(slow: int) -> None:
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_less_than_half_of_eight_are_named(slow: int) -> None:
     """Each slow one is named, and the others pass."""
     assert judged(HBM, [[4.16] * slow + [4.38] * (8 - slow)])[0] == [NAMED] * slow + [PASSED] * (8 - slow)
 
 
-@pytest.mark.parametrize("slow", [5, 6, 7])
-def test_where_most_are_slow_nobody_passes(slow: int) -> None:
-    """The median is a slow one: the fast ones stand out, and nothing shows which of them are right."""
+@pytest.mark.parametrize("slow", [4, 5, 6, 7])
+def test_where_half_or_most_are_slow_nobody_passes(slow: int) -> None:
+    """Without a majority of fast ones nothing shows which of them are right."""
     assert judged(HBM, [[4.16] * slow + [4.38] * (8 - slow)])[0] == [OPEN] * 8
 
 
