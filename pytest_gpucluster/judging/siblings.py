@@ -280,7 +280,7 @@ def _compare_group(
     is_far = any(abs(group[member].percent) > limit_percent for member in rest)
     doubt = healthy.objection(siblings.by_host(rest)) if is_far else None
     if not has_majority:
-        doubt = f"nobody can be named: {len(slow)} of {len(group)} siblings are slower than the others, and neither are the most"
+        doubt = f"nobody can be named: {len(slow)} of {len(group)} siblings are slower, and the others are no majority"
     return {
         member: Compared(shortfall=short, allowed_percent=short.explained_percent, doubt=None if member in named else doubt)
         for member, short in group.items()

@@ -12,6 +12,7 @@ from pytest_gpucluster.health.nvlink import judge_fabric, outside_domains
 from pytest_gpucluster.inventory.nvlinks import GpuFabric
 from pytest_gpucluster.judging.agreement import suspicions
 from pytest_gpucluster.judging.siblings import Healthy, Siblings, compare
+from pytest_gpucluster.localization.rails import RailRate, rail_lags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,15 +33,20 @@ def by_domain(groups: Sequence[int]) -> Names:
     return {int(node) for node in found}
 
 
+def facts_of(name: str, values: Sequence[Any]) -> list[Fact]:
+    """One fact of each host."""
+    return [Fact(kind="host", name=name, node=str(at), part=str(at), value=value) for at, value in enumerate(values)]
+
+
 def by_drift(groups: Sequence[int]) -> Names:
     """Hosts by a fact, in words."""
-    facts = [Fact(kind="host", name="kernel", node=str(at), part=str(at), value=f"6.{group}") for at, group in enumerate(groups)]
+    facts = facts_of("kernel", [f"6.{group}" for group in groups])
     return {int(one.part) for row in compare_facts(facts, DriftRules()) for one in row.outliers}
 
 
 def by_number(groups: Sequence[int]) -> Names:
     """Hosts by a fact that is a number."""
-    facts = [Fact(kind="host", name="memory", node=str(at), part=str(at), value=1000 + 500 * group) for at, group in enumerate(groups)]
+    facts = facts_of("memory", [1000 + 500 * group for group in groups])
     return {int(one.part) for row in compare_facts(facts, DriftRules(percent=2)) for one in row.outliers}
 
 
@@ -72,7 +78,21 @@ def by_rate_of_hosts(groups: Sequence[int]) -> Names:
     return {at for at, one in found.items() if one.doubt is None and one.shortfall.percent > max(5, one.allowed_percent)}
 
 
-COMPARISONS = (by_fabric, by_domain, by_drift, by_number, by_digest, by_clock, by_rate, by_rate_of_hosts)
+def by_rail(groups: Sequence[int]) -> Names:
+    """Adapters of one rail, by node."""
+    facts: dict[str, Any] = {"rail": "mlx5_0:1", "latency_us": 5.0, "gbit_s": 400.0, "partners": ()}
+    rates = [RailRate(node=str(at), gb_s=50.0 - 10 * group, **facts) for at, group in enumerate(groups)]
+    return {int(node) for (node, _), lag in rail_lags(rates, "bandwidth", limit_percent=10).items() if lag.percent > 10}
+
+
+def by_latency(groups: Sequence[int]) -> Names:
+    """Adapters of one rail, by their latency."""
+    facts: dict[str, Any] = {"rail": "mlx5_0:1", "gb_s": 50.0, "gbit_s": 400.0, "partners": ()}
+    rates = [RailRate(node=str(at), latency_us=5.0 * 3**group, **facts) for at, group in enumerate(groups)]
+    return {int(node) for (node, _), lag in rail_lags(rates, "latency", limit_percent=50).items() if lag.percent > 50}
+
+
+COMPARISONS = (by_rail, by_latency, by_fabric, by_domain, by_drift, by_number, by_digest, by_clock, by_rate, by_rate_of_hosts)
 SPLITS = [(0, 1), (0, 0, 1, 1), (0, 0, 0, 0, 1, 1, 1, 1), (0, 1, 2), (0, 1, 1, 0), (0, 0, 1, 2), (0, 0, 1, 1, 2)]
 
 

@@ -22,7 +22,7 @@ VALUES, FEWEST_RUNS, MOST_RUNS = 3_000_000, 12_000, 60_000
 
 
 def runs_beyond(entry: Threshold, shape: tuple[int, int], runs: int, draw: torch.Generator) -> torch.Tensor:
-    """Whether each run has a GPU beyond the limit and beyond what healthy siblings explain; their own spread may explain more."""
+    """Whether each run has a GPU beyond the limit and what healthy siblings explain; their own spread may explain more."""
     hosts, gpus = shape
     recipe, number = entry.recipe, hosts * gpus
     means = torch.randn(runs, hosts, 1, generator=draw) * (recipe["between_hosts"] if hosts > 1 else 0.0)
