@@ -66,7 +66,7 @@ class NodeLocalizer:
         effort = effort_of(self._recipe, nodes=2, gpus=2, busbw_gb_s=value / gpus_per_node)
         evidence = {**found.evidence, **self._ways(criterion, effort, slow, until_s=until_s)}
         among = tuple(node for node in nodes if not found.shared.keys().isdisjoint((node.id, known[node.id])))
-        bad = {**dict.fromkeys(slow, (SLOW,)), **dict.fromkeys(found.shared.values(), (SLOW,))}
+        bad: dict[Any, tuple[str, ...]] = dict.fromkeys((*slow, *found.shared.values()), (SLOW,))
         kind: Part | None = "node" if slow else "switch" if bad else None
         self.found = Finding(bad=bad, kind=kind, among=among, evidence=evidence)
         return self.found
