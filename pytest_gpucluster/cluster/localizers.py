@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.cluster.results import Results
+    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.localization.nodes import Effort
     from pytest_gpucluster.localization.parts import MemberGroup
@@ -93,12 +94,10 @@ class NodeLocalizer:
         slow = tuple(node for node in nodes if node.id in found.nodes)
         effort = effort_of(self._recipe, nodes=2, gpus=2, busbw_gb_s=value / gpus_per_node)
         evidence = {**found.evidence, **self._ways(criterion, effort, slow, until_s=until_s)}
-        if slow or not found.shared:
-            self.found = Finding(bad=dict.fromkeys(slow, (SLOW,)), kind="node" if slow else None, evidence=evidence)
-        else:  # a node that is slow elsewhere is not explained by that switch, and stands above
-            among = tuple(node for node in nodes if not found.shared.keys().isdisjoint((node.id, known[node.id])))
-            names = dict.fromkeys(found.shared.values(), (SLOW,))
-            self.found = Finding(bad=names, kind="switch", among=among, evidence=evidence)
+        among = tuple(node for node in nodes if not found.shared.keys().isdisjoint((node.id, known[node.id])))
+        bad: dict[Any, tuple[str, ...]] = dict.fromkeys((*slow, *found.shared.values()), (SLOW,))
+        kind: Part | None = "node" if slow else "switch" if bad else None
+        self.found = Finding(bad=bad, kind=kind, among=among, evidence=evidence)
         return self.found
 
     def _ways(self, criterion: Criterion, effort: Effort, bad: Sequence[Place], *, until_s: float) -> dict[str, str]:

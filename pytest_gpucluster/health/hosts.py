@@ -171,9 +171,6 @@ def judge_variables(variables: Mapping[str, str], *, fabric: str) -> Finding:
     return _of_host(bad, (), {"variables": variables}, kind="settings")
 
 
-FEWEST_FOR_MEDIAN = 3
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
     """A host's clock as it was shown at some moment between two moments of the controller's clock, all in seconds."""
@@ -210,16 +207,19 @@ class Skew:
 
 
 def skews(readings: Mapping[str, ClockReading]) -> dict[str, Skew]:
-    """The skew of each host: from the median of all, or of two hosts from the other one. A single host has none."""
+    """The skew of each host: within so many seconds of its clock are the clocks of most hosts. A single host has none.
+
+    Of two hosts that is the distance to the other one. Where no majority agrees, all hosts are far from most.
+    """
     offsets = {host: reading.offset_s for host, reading in readings.items()}
     found = {}
     for host, offset_s in offsets.items():
         others = [other for other in offsets if other != host]
         if not others:
             continue
-        beside = list(offsets.values()) if len(offsets) >= FEWEST_FOR_MEDIAN else [offsets[others[0]]]
+        distances_s = sorted(abs(offset_s - offsets[other]) for other in others)
         doubt_s = readings[host].doubt_s + statistics.median(readings[other].doubt_s for other in others)
-        found[host] = Skew(skew_s=abs(offset_s - statistics.median(beside)), doubt_s=doubt_s)
+        found[host] = Skew(skew_s=distances_s[len(offsets) // 2 - 1], doubt_s=doubt_s)  # with itself more than half
     return found
 
 

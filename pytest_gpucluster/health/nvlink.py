@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.agreement import majority
+from pytest_gpucluster.judging.agreement import is_majority, majority
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.judging.forecast import counted
 
@@ -145,8 +145,8 @@ def judge_domain(node: str, fabrics: Mapping[str, Sequence[str | None]], *, node
 def outside_domains(fabrics: Mapping[str, Sequence[str | None]], *, nodes_per_domain: int) -> dict[str, str]:
     """Why each node is outside, by node id; nodes that are in a domain are left out.
 
-    As many domains as the nodes need are expected, and the largest are taken for them. Where it cannot be told which is the
-    odd one, the nodes of all that may be are outside.
+    As many domains as the nodes need are expected, and the largest are taken for them, if each has the majority over all
+    that are left. Where it cannot be told which is the odd one, the nodes of all that may be are outside.
 
     Args:
         fabrics: by node id, the fabric of each of its GPUs; None where NVLink ends at the node by what the GPU shows.
@@ -171,8 +171,8 @@ def _odd_ones(domains: Mapping[str, str], *, expected: int) -> dict[str, str]:
     ordered = sizes.most_common()
     if len(ordered) <= expected:
         return {}
-    least = ordered[expected - 1][1]
-    certain = {domain for domain, size in ordered if size > least or (size == least and ordered[expected][1] < least)}
+    rest = sum(size for _, size in ordered[expected:])
+    certain = {domain for domain, size in ordered[:expected] if is_majority(size, size + rest)}
     domains_text = f"{len(ordered)} NVLink domains where {expected} would do"
     return {
         node: f"in domain {domain} with {counted(sizes[domain] - 1, 'other node')}: {domains_text}"

@@ -22,7 +22,12 @@ def majority(values: Collection[Value]) -> Value | None:
     if not values:
         return None
     value, votes = Counter(values).most_common(1)[0]
-    return value if 2 * votes > len(values) else None
+    return value if is_majority(votes, len(values)) else None
+
+
+def is_majority(votes: int, total: int) -> bool:
+    """Whether so many are more than half: the one rule by which a part may be named for what the others have."""
+    return 2 * votes > total
 
 
 def only_itself(num_rounds: int) -> str:

@@ -263,7 +263,7 @@ class Criterion:
         message = f"{message}\n{failure_text.next_step(self.selection(self.place), is_noisy=False, advice=advice)}"
         failed = self._missed(FAILED, reading, facts, message, is_final=is_final)
         among = tuple(place.id for place in finding.among)
-        culprits = () if among else tuple(place.id for place in at.places)
+        culprits = () if among and not blamed else tuple(place.id for place in at.places)
         failed = replace(
             failed,
             culprits=culprits,

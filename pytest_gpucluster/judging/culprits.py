@@ -306,16 +306,17 @@ def _culprit_of_node(node: str, kind: Part, cause: str, ranks: Sequence[str], sa
 
 
 def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
-    """Errors of several places of which none can be named, and failures of what several places share."""
+    """Errors of several places of which none can be named, and failures of what several places share, beside bad places."""
     alike: dict[tuple[str | None, tuple[str, ...]], list[Record]] = defaultdict(list)
     for record in left:
         names = tuple(name for name in record.among if name in places)
-        if names and not record.culprits:
-            is_known = record.blames == "switch" or (record.blames == "software" and record.outcome == FAILED)
-            alike[record.cause if is_known else None, names].append(record)
+        is_measured = record.outcome == FAILED and (bool(record.culprits) or record.blames == "software")
+        is_shared = record.blames == "switch" or is_measured
+        if names and (is_shared or not record.culprits):
+            alike[record.cause if is_shared else None, names].append(record)
     return [
         Culprit(
-            kind=(records[0].blames or "unknown") if shared is not None else "unknown",
+            kind="unknown" if shared is None else "software" if records[0].blames == "software" else "switch",
             place=None,
             places=names,
             records=tuple(records),

@@ -96,7 +96,8 @@ def shortfall(limit: Limit, value: float) -> str:
 class Located:
     """Where a fault is: a place, a pair of places, or the cluster (no places); and the parts that it names there.
 
-    ``is_path``: several places are the ends of a way from the first to the last; else they are simply several.
+    ``is_path``: several places are the ends of a way from the first to the last, and the parts are theirs; else both are
+    simply several.
     """
 
     places: Sequence[Place]
@@ -108,7 +109,7 @@ class Located:
         """``gpu-node-3 (node3) mlx5_2 port 1 (0000:1a:00.0)``."""
         where = (" -> " if self.is_path else ", ").join(place.named for place in self.places) or "the cluster"
         more = f" and {len(self.parts) - SHOWN} more" if len(self.parts) > SHOWN else ""
-        return f"{where} {', '.join(self.parts[:SHOWN])}{more}" if self.parts else where
+        return f"{where}{' ' if self.is_path else ', '}{', '.join(self.parts[:SHOWN])}{more}" if self.parts else where
 
 
 def describe_failure(threshold: Threshold, limit: Limit, value: float, *, at: Located, evidence: Mapping[str, Any]) -> str:

@@ -38,11 +38,12 @@ class Finding:
         value: what the criterion judges, in its unit; None: the number of bad facts, and nothing if all is unknown.
         evidence: what else was seen, shown in reports.
         remark: what a value within its limit does not show.
-        kind: the kind of the bad part; None: what the place is.
+        kind: the kind of the bad part, of the bad places where both are bad; None: what the place is.
         unknown_kind: the kind to blame for what is unknown; None: ``kind``.
         advice: what to do about the worst bad part; None: what is usual for its kind.
         unknown_advice: what to do about what is unknown; None: what is usual for the kind to blame.
-        among: the nodes that share the bad part, if it is a part of none of them, such as a leaf switch.
+        among: the nodes that share the bad part, if it is a part of none of them, such as a leaf switch. Places in ``bad`` are
+            then bad by themselves as well, and both are culprits.
     """
 
     bad: Facts = field(default_factory=dict)

@@ -116,7 +116,12 @@ def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]
         yield Rule(text=text, cause="no job of Slurm")
     if inventory.num_domains < needs.domains:
         yield _domain_rule(needs.domains, inventory)
-    facts = inventory.facts
+    yield from _too_few(threshold, inventory.facts)
+
+
+def _too_few(threshold: Threshold, facts: Mapping[str, int]) -> Iterator[Rule]:
+    """The rules by the number of GPUs and nodes."""
+    needs = threshold.needs
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
     if group < needs.places:
         why = "to compare" if threshold.per == "gpu" else "that work together"
@@ -125,6 +130,9 @@ def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]
     if facts["nodes"] < needs.nodes:
         text = f"needs {needs.nodes} nodes, and {facts['nodes']} is expected"
         yield Rule(text=text, cause=_number_of(facts["nodes"], "node"))
+    if facts["gpus_per_node"] < needs.gpus_per_node:
+        text = f"needs {needs.gpus_per_node} GPUs in each node, and {facts['gpus_per_node']} is expected"
+        yield Rule(text=text, cause=f"{_number_of(facts['gpus_per_node'], 'GPU')} a node")
 
 
 def _domain_rule(needed: int, inventory: Inventory) -> Rule:

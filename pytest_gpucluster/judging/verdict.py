@@ -54,7 +54,8 @@ class Record:
         waiver: who answers for the failure.
         blames: the kind of part that is to blame. Decided where the failure is made; None where nothing says so.
         cause: what happened, in one line without a place; the same for all that one cause took along.
-        among: the ids of places of which any may be to blame, where no culprit can be named.
+        among: the ids of places of which any may be to blame, where no culprit can be named; of a failure, those that share
+            the part ``cause``, which is to blame, beside ``culprits``.
         confirmed: the failure was measured repeatedly, and every repeat missed the limit.
         remark: what a passed outcome could not show.
         waivable: everything was measured, and a value is to blame. Decided where the outcome is made, never later.

@@ -50,7 +50,7 @@ def is_confirmed(known: Knowledge, number: int) -> bool:
     if suspect.kind == "between":
         return not broken_ends(known, number)
     if suspect.kind == "whole":
-        return is_inside(known, suspect.names[0], passing=False)
+        return is_inside(known, suspect.names[0], passing=False) and not is_one_part_enough(known, suspect.names[0])
     return is_inside(known, suspect.names[0], passing=True) and len(reached_from(known, suspect.names[0], failed)) >= FEWEST
 
 
@@ -62,6 +62,13 @@ def is_inside(known: Knowledge, container: str, *, passing: bool) -> bool:
     sign, whole = 1 if passing else -1, roster.number("whole", container)
     fewest = min(FEWEST, roster.sizes[container] - 1)
     return sign * _passes(known, inside, whole) >= fewest and sign * _passes(known, pairs, whole) >= 1
+
+
+def is_one_part_enough(known: Knowledge, container: str) -> bool:
+    """Whether all that failed inside has one part in common: that part beside a bad way out is an explanation as well."""
+    inside = [test for test in known.tests if all(known.roster.is_at(name, container) for name in test.group.parts)]
+    failed = [set(test.group.parts) for test in inside if test.result.passed is False]
+    return known.roster.sizes[container] > FEWEST and bool(set.intersection(*failed))
 
 
 def broken_ends(known: Knowledge, number: int) -> list[str]:
@@ -233,6 +240,15 @@ class Knowledge:
         """All parts but those that a culprit leaves out."""
         out = {name for number in self.named for name in self.roster.left_out_by(number)}
         return tuple(name for name in self.roster.parts if name not in out)
+
+    def behind_bad_ways(self) -> list[tuple[str, ...]]:
+        """The parts of each container that only a bad way leaves out: what is inside can be tested with each other."""
+        out: dict[bool, list[tuple[str, ...]]] = {True: [], False: []}
+        for number in self.named:
+            out[self.roster.suspects[number].kind in ("edge", "between")].append(self.roster.left_out_by(number))
+        gone = {name for names in out[False] for name in names}
+        found = (tuple(name for name in names if name not in gone) for names in out[True])
+        return list(dict.fromkeys(behind for behind in found if len(behind) > 1))
 
     def suspected_connection(self) -> ConnectionBeliefs | None:
         """Which two units may fail together, where the rest fails for the sake of a connection."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pytest_gpucluster.health.nics import ACTIVE, LINK_UP, nearest_gpus, own_ports
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.localization.parts import Lag
 
@@ -120,8 +122,12 @@ def _rate_of(
     )
 
 
-def rail_lags(rates: Iterable[RailRate], quantity: Quantity) -> dict[tuple[str, str], Lag]:
-    """Each adapter, by node and rail, beside all others whose ports have its rate; without two of these it is left out."""
+def rail_lags(rates: Iterable[RailRate], quantity: Quantity, *, limit_percent: float = math.inf) -> dict[tuple[str, str], Lag]:
+    """Each adapter, by node and rail, beside all others whose ports have its rate; without two of these it is left out.
+
+    Where one is worse by more than the limit, and no majority is within it of each other, any may be the bad ones: all are
+    then as much worse as the worst.
+    """
     by_rate: dict[float | None, list[RailRate]] = {}
     for one in rates:
         by_rate.setdefault(one.gbit_s, []).append(one)
@@ -131,12 +137,21 @@ def rail_lags(rates: Iterable[RailRate], quantity: Quantity) -> dict[tuple[str, 
         ordered, siblings = sorted(values), len(values) - 1
         if siblings < FEWEST_SIBLINGS:
             continue
-        for one, value in zip(alike, values, strict=True):
+        lags = []
+        for value in values:
             median = _median_without(ordered, value)
             percent = 100 * (value / median - 1)
-            worse = -percent if quantity == "bandwidth" else percent
-            found[one.node, one.rail] = Lag(percent=worse, median=median, siblings=siblings)
+            lags.append(Lag(percent=-percent if quantity == "bandwidth" else percent, median=median, siblings=siblings))
+        worst = max(lag.percent for lag in lags)
+        if worst > limit_percent and not is_majority(_most_alike(ordered, limit_percent), len(lags)):
+            lags = [replace(lag, percent=worst) for lag in lags]
+        found.update({(one.node, one.rail): lag for one, lag in zip(alike, lags, strict=True)})
     return found
+
+
+def _most_alike(ordered: Sequence[float], percent: float) -> int:
+    """How many of the values, in order, lie within so many per cent of each other, at most."""
+    return max(bisect.bisect_right(ordered, low * (1 + percent / 100)) - at for at, low in enumerate(ordered))
 
 
 def slow_rails(rates: Sequence[RailRate], percent: Mapping[Quantity, float]) -> set[tuple[str, str]]:

@@ -152,6 +152,8 @@ def plan(knowledge: Knowledge, pool_size: int) -> tuple[MemberGroup, ...]:
             draft.add_halves(beliefs_of_pairs)
         elif is_wanted:
             draft.add_rest(())
+    for behind in knowledge.behind_bad_ways():
+        draft.add_inside(behind, [name for name in behind if knowledge.roster.number("part", name) in undecided])
     return tuple(draft.groups)
 
 
@@ -243,6 +245,21 @@ class _Draft:
             others.sort(key=lambda other: not reached.isdisjoint(self.roster.parts[other].within))
         for trusted in (True, False):
             yield from (other for other in others if self._is_free(other, name) and (other not in self.avoid) == trusted)
+
+    def add_inside(self, behind: Sequence[str], undecided: Sequence[str]) -> None:
+        """Test the undecided parts behind a bad way out with each other, where all works: the likely ones each by itself."""
+        likely = [name for name in undecided if self.known.probability_of(name) >= REST_BELOW_PROBABILITY]
+        free = sorted(behind, key=self.known.probability_of)
+        for name in sorted(likely, key=self.known.probability_of, reverse=True):
+            others = [other for other in free if other != name and self._repeats(name, other) < MOST_REPEATS]
+            if name in free and others:
+                partner = min(others, key=lambda other: self._repeats(name, other))
+                self.add((name, partner), "suspect")
+                free = [other for other in free if other not in (name, partner)]
+        low = MemberGroup(tuple(name for name in free if name not in likely), "pool")
+        is_new = sum(test.group == low for test in self.known.tests) < MOST_REPEATS
+        if len(low.parts) > 1 and is_new and not {*undecided}.isdisjoint(low.parts):
+            self.add(low.parts, low.purpose)
 
     def _is_free(self, other: str, name: str) -> bool:
         return other != name and other not in self.used

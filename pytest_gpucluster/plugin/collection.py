@@ -167,6 +167,8 @@ class Collection:
         if self._session.recorder.is_open:
             suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
             self._terminal.live.announce(self._session.forecast(suite))
+            for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.items if NO_LIMIT in item.stash):
+                self._terminal.live.say(f"gpucluster: will be an ERROR: {text}")
 
     def _leave_out_plain_tests(self) -> None:
         """Add the given tests that are not selected. Those that judge are in the plan by their entries."""

@@ -145,6 +145,7 @@ class Needs(_StrictModel):
 
     places: Count = 1
     nodes: Count = 1
+    gpus_per_node: Count = 1
     domains: Annotated[int, Field(ge=0), _expecting("a whole number, at least 0")] = 0
     shared_paths: bool = False
     kernel_log: bool = False

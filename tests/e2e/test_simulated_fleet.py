@@ -15,6 +15,7 @@ from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import SCHEMA_FILE
 from tests.support import reports
+from tests.support.fleets import not_green, simulate
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 
@@ -34,7 +35,9 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node0-gpu2:nvlink": {"gpu-node-0": {"failed": {"nvlink_links"}, "advisory": {"slow_pair[bandwidth]"}}},
     "node0-gpu3:reset": {"gpu-node-0 gpu 3": {"failed": {"recovery_action"}}},
     "node0-gpu1:xid": {"gpu-node-0 gpu 1": {"failed": {"xid_during_run"}}},
-    "node0-gpu1:pair": {"gpu-node-0": {"advisory": {"gpu_pairs", "slow_pair[bandwidth]", "slow_pair[latency]"}}},
+    "node0-gpu1:pair": {
+        "gpu-node-0": {"failed": {"gpu_pairs"}, "advisory": {"slow_pair[bandwidth]", "slow_pair[latency]"}}
+    },
     "node1-gpu0:hbm": {"gpu-node-1 gpu 0": {"failed": {"hbm_bandwidth", "straggler[hbm_bandwidth]"}}},
     "node1-gpu1:pattern": {"gpu-node-1 gpu 1": {"failed": {"hbm_pattern"}}},
     "node1-gpu2:ecc": {"gpu-node-1 gpu 2": {"failed": {"ecc_uncorrected", "remapped_rows"}}},
@@ -93,29 +96,10 @@ NOT_ONE_EACH = ("shared", "clique", "fast", "links", "trunk")
 """A fault of which no value tells, one of other GPUs, a wrong clock, and two that are searched: each has tests of its own."""
 
 
-def simulate(folder: Path, fleet: str, *arguments: str, bad: tuple[str, ...] = ()) -> FinishedRun:
-    """The acceptance suite on a simulated fleet."""
-    planted = [f"--fleet-bad={fault}" for fault in bad]
-    return run_pytest(folder, "-p", "pytest_gpucluster.plugin.fleet", f"--fleet={fleet}", *planted, ACCEPTANCE, *arguments)
-
-
 def with_rails(folder: Path) -> str:
     """The option for limits that ask for each adapter by itself."""
     (folder / "site.yaml").write_text("extends: packaged\ncluster: {rails: measured}\n", encoding="utf-8")
     return "--gpucluster-thresholds=site.yaml"
-
-
-def not_green(run: FinishedRun) -> dict[str, dict[str, set[str]]]:
-    """The criteria that are neither passed nor skipped, by place in words and outcome; advisory misses too."""
-    found: dict[str, dict[str, set[str]]] = {}
-    for row in run.results["criteria"]:
-        outcome = "advisory" if row["advisory"] else row["outcome"]
-        if outcome not in ("passed", "skipped"):
-            place = row["place"]
-            where = "cluster" if place is None else place["hostname"] or place["id"]
-            where += f" gpu {place['gpu']}" if place is not None and place["gpu"] is not None else ""
-            found.setdefault(where, {}).setdefault(outcome, set()).add(row["criterion"])
-    return found
 
 
 def test_collectives_of_a_slow_node_are_missed(tmp_path: Path) -> None:

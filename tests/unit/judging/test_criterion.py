@@ -266,6 +266,19 @@ def test_whole_values_pass(values: dict[Any, float]) -> None:
     assert judge.judged.outcome == PASSED
 
 
+def test_a_bad_node_and_what_other_nodes_share_are_both_on_record() -> None:
+    """The node is a culprit, the shared part the cause, and those that share it are beside."""
+    nodes = tuple(Place(id=f"node{number}", node=number) for number in range(3))
+    bad = {nodes[2]: ("is slow",), "the way out of switch leaf1": ("is slow",)}
+    judge = criterion(None, per="cluster")
+    with pytest.raises(CriterionFailedError, match="at node2, the way out of switch leaf1: 300 TFLOPS"):
+        judge.judge(Finding(value=300, kind="node", bad=bad, among=nodes[:2]))
+    record = judge.judged
+    assert record is not None
+    assert (record.culprits, record.among, record.blames) == (("node2",), ("node0", "node1"), "node")
+    assert record.cause == "the way out of switch leaf1"
+
+
 def test_a_failure_among_too_few_places_is_a_failure() -> None:
     """Measured and bad comes before not measured; and nobody can answer for the places that have no value."""
     judge = replace(criterion(None), expected=EVERYTHING)

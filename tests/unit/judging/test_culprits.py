@@ -344,6 +344,27 @@ def test_software_that_several_nodes_share_is_no_node() -> None:
     assert unclear.kind == "unknown"
 
 
+@pytest.mark.parametrize("node", ["node0", "node2"])
+def test_a_bad_node_beside_a_bad_switch(node: str) -> None:
+    """Both are culprits, whether the node is behind that switch or elsewhere; two criteria confirm both."""
+    facts = {"blames": "node", "cause": "the way out of switch leaf1", "among": ("node0", "node1"), "culprits": (node,)}
+    facts |= {"outcome": "failed", "limit": LIMIT, "value": 193.0}
+    records = [Record(criterion=key, place=None, confirmed=True, reason=key, **facts) for key in ("busbw", "scaling")]
+    found = {(one.kind, one.place, one.places): one for one in find_culprits(records, places(nodes=3))}
+    assert {*found} == {("node", node, (node,)), ("switch", None, ("node0", "node1"))}
+    assert {one.confidence for one in found.values()} == {"high"}
+    assert {tuple(one.criteria) for one in found.values()} == {("busbw", "scaling")}
+    switch = next(one for one in found.values() if one.kind == "switch")
+    assert switch.evidence[0] == "the way out of switch leaf1 is to blame: node0, node1"
+    assert "look at the switch" in switch.action(TESTS)
+
+
+def test_an_error_with_culprits_names_no_switch() -> None:
+    """Its ``among`` are those that took part, and its cause is no part."""
+    found = find_culprits([error("sum", "node0", blames="node", cause="hung", among=("node0", "node1"))], places())
+    assert [(one.kind, one.place) for one in found] == [("node", "node0")]
+
+
 def test_two_switches_are_two_culprits() -> None:
     """Also where the same nodes share them."""
     facts = {"blames": "switch", "among": ("node0", "node1"), "outcome": "failed", "limit": LIMIT, "value": 193.0}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Shortfall, shortfalls
+from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Healthy, Shortfall, Siblings, compare, shortfalls
 from tests.support.healthy_siblings import SEEN, Seen, draw_hosts, straggler_entries
 
 RATES = st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=2, max_size=12)
@@ -172,8 +172,13 @@ def named(quantity: str, seen: Seen, shape: tuple[int, int], *, runs: int, slowd
     for _ in range(runs):
         rates = [rate for host in draw_hosts(seen, shape, draw) for rate in host]
         rates[0] *= 1 - slowdown / 100
-        short = shortfalls(dict(enumerate(rates)), floor_spread=entry.recipe["floor_spread"])
-        found.append({gpu for gpu, one in short.items() if one.is_named(limit.value)})
+        alike = Siblings(
+            rates=dict(enumerate(rates)),
+            models=dict.fromkeys(range(len(rates)), "H200"),
+            hosts={gpu: gpu // shape[1] for gpu in range(len(rates))},
+        )
+        compared = compare(alike, Healthy(**entry.recipe), limit_percent=limit.value)
+        found.append({gpu for gpu, one in compared.items() if one.shortfall.is_named(limit.value) and one.doubt is None})
     return found
 
 

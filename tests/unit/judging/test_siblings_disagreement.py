@@ -71,15 +71,15 @@ def test_healthy_siblings_pass(hosts: Hosts) -> None:
     assert set(judged(FP32, hosts)[0]) == {PASSED}
 
 
-@pytest.mark.parametrize("slow", [1, 2, 3, 4])
-def test_half_of_eight_at_most_are_named(slow: int) -> None:
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_less_than_half_of_eight_are_named(slow: int) -> None:
     """Each slow one is named, and the others pass."""
     assert judged(HBM, [[4.16] * slow + [4.38] * (8 - slow)])[0] == [NAMED] * slow + [PASSED] * (8 - slow)
 
 
-@pytest.mark.parametrize("slow", [5, 6, 7])
-def test_where_most_are_slow_nobody_passes(slow: int) -> None:
-    """The median is a slow one: the fast ones stand out, and nothing shows which of them are right."""
+@pytest.mark.parametrize("slow", [4, 5, 6, 7])
+def test_where_half_or_most_are_slow_nobody_passes(slow: int) -> None:
+    """Without a majority of fast ones nothing shows which of them are right."""
     assert judged(HBM, [[4.16] * slow + [4.38] * (8 - slow)])[0] == [OPEN] * 8
 
 
@@ -213,14 +213,16 @@ def test_a_slow_one_among_many_is_named(quantity: str, shape: tuple[int, int], s
 
 @pytest.mark.parametrize("number", [3, 4, 8])
 @pytest.mark.parametrize("quantity", SEEN)
-def test_one_node_is_judged_as_ever(quantity: str, number: int) -> None:
-    """Up to 21 GPUs of one host: 3.5 sigmas."""
+def test_what_is_allowed_on_one_node(quantity: str, number: int) -> None:
+    """3.5 sigmas of the siblings, or what the lowest healthy one of a run reaches: 4.7 to 5.2 of the entry's, by size."""
     draw = random.Random(f"{quantity} {number}")
-    spread = straggler_entries()[quantity].recipe["floor_spread"]
+    healthy = Healthy(**straggler_entries()[quantity].recipe)
+    lowest_percent = healthy.lowest_percent(number, 1)
+    assert 4.7 <= lowest_percent / (100 * healthy.floor_spread) <= 5.2
     for _ in range(20):
         for one in judged(quantity, draw_hosts(SEEN[quantity], (1, number), draw))[1]:
-            sigma = max(1.4826 * one.shortfall.mad / one.shortfall.median, spread)
-            assert one.allowed_percent == pytest.approx(350 * sigma)
+            own_percent = 350 * 1.4826 * one.shortfall.mad / one.shortfall.median
+            assert one.allowed_percent == pytest.approx(max(own_percent, lowest_percent))
 
 
 def stairs(size: int) -> list[float]:
