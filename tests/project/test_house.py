@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHIPPED = ("pytest_gpucluster", "tests_acceptance", "finetune_smoke")
 MOST_FILES = 25
 FEWEST_LINES = 60
-MOST_CODE_LINES = 32_800
+MOST_CODE_LINES = 34_800
 """Of all that is shipped, without docstrings, comments and blank lines. Growth is said in the changelog of each round."""
 SHORT_FILES = {
     "finetune_smoke/data/loader.py": "the one thread of the training proof; who looks for a hang starts here",
@@ -31,6 +31,7 @@ SHORT_FILES = {
     "pytest_gpucluster/config/open_files.py": "agents read it before torch; nothing else of config may come along",
     "pytest_gpucluster/config/strict_json.py": "the plugin and the training proof both write by it",
     "pytest_gpucluster/fleet/controller.py": "what a fleet replaces of the real controller, and no more",
+    "pytest_gpucluster/inventory/host_errors.py": "two small tables of sysfs that no other reader shares",
     "pytest_gpucluster/measurements/progress.py": "every measurement imports it; it may import none",
     "pytest_gpucluster/plugin/fleet.py": "a plugin of its own: loaded by name, never by itself",
     "pytest_gpucluster/plugin/stash_keys.py": "every hook imports it; it may import none",
