@@ -321,10 +321,15 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
             places=names,
             records=tuple(records),
             headline=f"{shared or 'nothing shows which of these'} is to blame: {_named(names, places)}",
-            is_confirmed=shared is not None and any(record.confirmed and record.outcome == FAILED for record in records),
+            is_confirmed=shared is not None and any(map(_is_confirmed_part, records)),
         )
         for (shared, names), records in alike.items()
     ]
+
+
+def _is_confirmed_part(record: Record) -> bool:
+    """Whether a failure was confirmed, and is that of a part that somebody can replace."""
+    return record.confirmed and record.outcome == FAILED and record.blames != "software"
 
 
 def _named(names: Iterable[str], places: Mapping[str, Place]) -> str:

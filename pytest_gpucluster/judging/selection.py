@@ -14,12 +14,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.forecast import SUBJECTS
+from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.judging.plan import Key
-    from pytest_gpucluster.places import Place
 
 WORD = re.compile(r"[\w:+\-.\[\]\\/]+")
 """What ``-k`` takes for one word."""
@@ -50,11 +50,14 @@ class Selector:
         """Pytest's arguments that select the tests of these records; none of no record.
 
         Tests of one ``part`` are selected by its host and UUID, so that no other part is measured, whatever its number is
-        then. Of a function that made several of the tests, all tests of that part come along.
+        then; where a test of its node is among them, by its host. Of a function that made several of the tests, all tests
+        there come along.
         """
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return []
+        if part is not None and not all(_is_at(place, part) for _, place in wanted):
+            part = Place(id=f"node{part.node}", node=part.node, hostname=part.hostname)
         name = None if part is None else identity_of(part)
         if part is None or name is None or not all(_is_at(place, part) for _, place in wanted):
             return ["-k", self.select(wanted)]

@@ -356,7 +356,7 @@ def test_a_bad_node_beside_a_bad_switch(node: str) -> None:
     assert {tuple(one.criteria) for one in found.values()} == {("busbw", "scaling")}
     switch = next(one for one in found.values() if one.kind == "switch")
     assert switch.evidence[0] == "the way out of switch leaf1 is to blame: node0, node1"
-    assert "look at the switch" in switch.action(TESTS)
+    assert "look at the switch" in switch.action(TESTS, {})
 
 
 def test_an_error_with_culprits_names_no_switch() -> None:

@@ -96,6 +96,10 @@ def test_how_a_part_is_called(part: Place, name: str | None) -> None:
 def test_what_is_not_at_the_part_is_selected_by_name() -> None:
     """A test of the whole cluster that blames a node, and a part without a known host."""
     busbw = ("busbw[a]", "node3")
+    beside = [("bf16_tflops", PART.id), ("training_scaling_node", NODE.id)]
+    whole = {key: f"f.py::test_{key[0]}[{key[1]}]" for key in beside}
+    assert Selector(whole).arguments(beside, PART)[:2] == ["--gpucluster-only", "gpu-node-3"]  # of a GPU, and of its node
+    assert Selector(whole).arguments([("bf16_tflops", "node0-gpu0"), beside[0]], PART)[0] == "-k"
     assert Selector(SUITE).arguments([busbw, ("test_finetune_loss", None)], NODE)[0] == "-k"
     assert Selector(SUITE).arguments([busbw], replace(NODE, hostname=None)) == ["-k", "test_busbw[node3-a]"]
     assert Selector(SUITE).arguments([busbw], None)[0] == "-k"
