@@ -106,7 +106,8 @@ def sized(recipe, cluster):
     of_rank, most = recipe.pop("rank_bytes", 0), recipe.pop("most_bytes", 0)
     is_large = None not in (large, least) and cluster.promised.num_nodes >= least
     of_ranks = min(of_rank * cluster.promised.num_nodes * cluster.promised.gpus_per_node, most)
-    return {**recipe, "size_bytes": max(large if is_large else recipe["size_bytes"], of_ranks)}
+    sizes = [size for size in (large if is_large else recipe.get("size_bytes"), of_ranks) if size]
+    return {**recipe, "size_bytes": max(sizes)} if sizes else recipe
 
 
 def require_possible(trained, possible):

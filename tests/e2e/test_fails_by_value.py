@@ -47,7 +47,7 @@ CORRUPT = {
     "drift": in_rehearsal(severity="required", recipe={"demanded": {"kernel": "0.*", "torch": ">= 1.0"}}),
     "drift_coverage": in_rehearsal(min=1000),
     "environment_hints": {"severity": "required"},
-    "launch_latency": in_rehearsal(below=1e-6, skip=None),
+    "launch_latency": in_rehearsal(below=1e-6, skip=None, bound=1e-9),
 }
 NEEDS_FP8 = pytest.mark.skipif(
     not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"),
@@ -122,7 +122,7 @@ def test_fails_by_its_value(slow: FinishedRun, criterion: str, test: str, bad: s
         assert slow.outcomes(criterion) == {"node0-cpu0": "passed", "node0-cpu1": "failed"}
     case = slow.case(test)
     assert case.outcome == "failure"
-    assert f"{criterion} at {bad or 'the cluster'}: " in case.text
+    assert re.search(rf"{re.escape(criterion)} at {rf'.*[(]{bad}[)]' if bad else 'the cluster'}: ", case.text)
     missed = limit.replace(">", "not above").replace("<", "not below")
     assert f" {unit}, {missed} (" in case.text
     assert "next: " in case.text
@@ -174,7 +174,7 @@ def test_failed_rehearsal_is_rejected(slow: FinishedRun) -> None:
 def test_a_bad_part_stands_beside_its_siblings_at_the_end(slow: FinishedRun) -> None:
     """The block of the bad rank has its value, the limit and what its sibling measured; pytest's sections repeat nothing."""
     bad_parts = " ".join(slow.stdout.partition("BAD PARTS")[2].split())
-    assert re.search(r" node0-cpu1 .* bf16_tflops \S+ TFLOPS, limit > 9e-06; siblings? ", bad_parts), bad_parts
+    assert re.search(r" node0-cpu1 (.* )?bf16_tflops \S+ TFLOPS, limit > 9e-06; siblings? ", bad_parts), bad_parts
     assert "short test summary" not in slow.stdout
 
 
@@ -262,8 +262,8 @@ def test_corruption_and_slow_links(corrupt: FinishedRun, criterion: str, outcome
     """Each fails (or says why it was not measured) with its evidence, at its place; the advisory ones remark."""
     assert tuple(corrupt.outcomes(criterion).values()) == outcomes
     if told is None:
-        advisory = next(line for line in corrupt.stdout.splitlines() if line.startswith(f"advisory: {criterion} at "))
-        assert " cpu 1 (node0-cpu1)" in advisory
+        advisory = [line for line in corrupt.stdout.splitlines() if line.startswith(f"advisory: {criterion} at ")]
+        assert any(" cpu 1 (node0-cpu1)" in line for line in advisory)
     else:
         assert told in corrupt.case(f"test_{criterion}[node0-cpu1]").text
 
@@ -329,8 +329,8 @@ def test_another_model_on_another_node(two_nodes: FinishedRun) -> None:
     }
     case = two_nodes.case("test_gpu_model[node1-gpu0]")
     assert case.outcome == "failure"
-    assert "found NVIDIA H200 NVL" in case.text
-    assert "node1-gpu0 (rank 2, " in case.text
+    assert "name NVIDIA H200 NVL" in case.text
+    assert "(node1-gpu0, rank 2, " in case.text
     assert two_nodes.row("gpu_count", "node0")["outcome"] == "passed"
 
 
@@ -351,7 +351,7 @@ def test_lost_gpu_is_an_error_at_its_place(two_nodes: FinishedRun) -> None:
         assert two_nodes.row(criterion, "node1-gpu0")["outcome"] == "passed"
     case = two_nodes.case("test_ecc_uncorrected[node1-gpu1]")
     assert (case.outcome, case.properties["failure_type"]) == ("error", "error")
-    assert "node1-gpu1 (rank 3, " in case.text
+    assert "(node1-gpu1, rank 3, " in case.text
     assert "GPU 1: GPU is lost" in case.text
     assert two_nodes.row("gpu_count", "node1")["outcome"] == "passed"  # NVML still lists it
     assert two_nodes.culprit("node1-gpu1")["kind"] == "gpu"

@@ -133,7 +133,8 @@ def test_the_leaf_switch_that_slows_all_is_named(tmp_path: Path) -> None:
     (culprit,) = run.results["culprits"]
     assert (culprit["kind"], culprit["place"]) == ("switch", None)
     assert culprit["places"] == ["node4", "node5", "node6", "node7"]
-    assert culprit["evidence"][0] == "the way out of switch leaf1 is to blame: node4, node5, node6, node7"
+    named = ", ".join(f"gpu-node-{node} (node{node})" for node in range(4, 8))
+    assert culprit["evidence"][0] == f"the way out of switch leaf1 is to blame: {named}"
     assert {*culprit["criteria"]} == {"inter_node_busbw[all_reduce]", "busbw_scaling"}
     assert "what leaves switch leaf1 " in run.row("inter_node_busbw[all_reduce]")["reason"]
 
@@ -148,10 +149,11 @@ def test_the_node_that_uses_no_fabric_is_named(tmp_path: Path) -> None:
 
 
 def test_a_bad_node_beside_a_bad_leaf_switch(tmp_path: Path) -> None:
-    """The node is named as a node, and not as one behind the switch, which the evidence tells."""
+    """Both are culprits: the node as a node, and the way out of the switch with the nodes behind it."""
     run = simulate(tmp_path, "16x2", "-k", "inter_node_busbw and all_reduce", bad=("node5:trunk", "node14:uplink"))
-    (culprit,) = run.results["culprits"]
-    assert (culprit["kind"], culprit["place"]["id"]) == ("node", "node14")
+    node, switch = sorted(run.results["culprits"], key=lambda culprit: culprit["kind"])
+    assert (node["kind"], node["place"]["id"]) == ("node", "node14")
+    assert (switch["kind"], switch["places"]) == ("switch", ["node4", "node5", "node6", "node7"])
     assert "what leaves switch leaf1" in run.row("inter_node_busbw[all_reduce]")["evidence"]
 
 
@@ -161,7 +163,7 @@ def test_of_two_leaf_switches_the_way_between_them_is_named(tmp_path: Path) -> N
     run = simulate(tmp_path, "8x2", "-k", "inter_node_busbw and all_reduce", bad=("node5:trunk",))
     (culprit,) = run.results["culprits"]
     assert (culprit["kind"], culprit["place"], len(culprit["places"])) == ("switch", None, 8)
-    assert culprit["evidence"][0].startswith("the way between switch leaf0 and switch leaf1 is to blame: node0, ")
+    assert culprit["evidence"][0].startswith("the way between switch leaf0 and switch leaf1 is to blame: gpu-node-0 (node0), ")
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,9 @@ def test_the_slow_one_is_named(slow: FinishedRun, quantity: str) -> None:
     assert row["value"] == pytest.approx(12, abs=0.2)
     case = slow.case(f"test_straggler[{PLACES[2]}-{quantity}]")
     assert case.outcome == "failure"
-    assert f"{key} at {PLACES[2]}: " in case.text
-    assert f"{PLACES[2]} (rank 2, {row['place']['hostname']})" in case.text
+    host = row["place"]["hostname"]
+    assert f"{key} at {host} cpu 2 ({PLACES[2]}): " in case.text
+    assert f"{host} cpu 2 ({PLACES[2]}, rank 2)" in case.text
     evidence = row["evidence"]
     assert evidence["own"] == pytest.approx(evidence["median of siblings"] * 0.88, rel=0.002)
     assert evidence["their MAD"] < 0.002 * evidence["median of siblings"]

@@ -108,7 +108,7 @@ def test_variables_of_a_call(cluster):
     pids = [one[place]["pid"] for one in (first, own, again, last) for place in one]
     assert len(set(pids)) == len(pids), "each call has workers of its own, and those after it too"
     assert {last[place]["sum"] for place in last} == {4.0}
-    with pytest.raises(GpuclusterError, match="a call cannot set NCCL_NET_PLUGIN; it can set NCCL_IB_HCA"):
+    with pytest.raises(GpuclusterError, match="a call cannot set NCCL_NET_PLUGIN; it can set NCCL_ALGO, NCCL_IB_HCA"):
         cluster.with_variables({"NCCL_NET_PLUGIN": "mine.so"})
 
 
