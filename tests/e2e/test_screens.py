@@ -80,7 +80,8 @@ def test_a_log_of_80_columns(narrow: list[str]) -> None:
 def test_the_next_command_is_the_demo(narrow: list[str], folder: Path) -> None:
     """As it was typed; typed again, it measures just what failed."""
     words = shlex.split(command_in(narrow).replace("\\\n", ""))
-    typed = ["gpucluster", "demo", "--fleet", "2x8", "--bad", "node1-gpu3:throttled", "--", *SELECTION, "-k"]
+    part = ["--gpucluster-only", "gpu-node-1:GPU-SIMULATED-00001-03"]
+    typed = ["gpucluster", "demo", "--fleet", "2x8", "--bad", "node1-gpu3:throttled", "--", *SELECTION, *part, "-k"]
     assert words[:-1] == typed
     demo(folder, *words[1:])
     rows = read_results(folder / "gpucluster-demo")["criteria"]
