@@ -179,7 +179,7 @@ def test_what_needs_all_gpus_says_why_it_is_skipped(runs: dict[str, Launch]) -> 
     assert text.count('message="needs all GPUs at once; run without -n"') == 3
     assert {runs[name].results(name)["verdict"] for name in ("two", "auto")} == {"INCOMPLETE"}
     assert "pytest-xdist (-n)" in runs["two"].results("two")["verdict_line"]
-    assert cases["gpucluster.verdict"] == "error"
+    assert cases["gpucluster.verdict"] == "skipped"  # own files alone, and nothing of them is bad
 
 
 def kill_while_testing(starter: Starter, *, the_controller: bool) -> Launch:
