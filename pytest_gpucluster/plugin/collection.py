@@ -55,6 +55,7 @@ class Collection:
         self._terminal = terminal
         self._begin = begin
         self._places_of_parts = places_of_parts
+        self._is_partial = False
         self.items: tuple[pytest.Item, ...] = ()
         """The tests that will run."""
 
@@ -162,7 +163,7 @@ class Collection:
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)
         self._leave_out_plain_tests()
-        self._session.state.own_tests_only = not self._all_tests.are_packaged()
+        self._session.state.own_tests_only = not (self._all_tests.are_packaged() or self._is_partial)
         self._session.fix_plan()
         if self._session.recorder.is_open:
             suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
@@ -187,6 +188,7 @@ class Collection:
         if report.outcome != "passed":
             why = "could not be collected" if report.outcome == "failed" else "skipped itself"
             self._session.state.objections.append(f"{report.nodeid} {why}")
+            self._is_partial = True
 
 
 def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None]]:
