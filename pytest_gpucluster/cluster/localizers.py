@@ -62,18 +62,24 @@ class NodeLocalizer:
         return found.with_evidence(**by_rings.evidence)
 
     def _by_rings(self, criterion: Criterion, measured: CollectiveTiming) -> Finding:
-        """The same all-reduce once more, by rings, where NCCL told that it chose something else."""
+        """The same all-reduce by rings, where NCCL told that it chose something else, and then by its choice once more.
+
+        A network that was slow for a moment makes rings look fast, and then the choice is fast as well.
+        """
         if not is_another(measured.algorithm):
             return Finding()
         nodes, gpus = self._cluster.nodes, self._cluster.promised.gpus_per_node
         effort = effort_of(self._recipe, nodes=len(nodes), gpus=len(nodes) * gpus, busbw_gb_s=measured.busbw_gb_s)
+        shown: dict[str, Any] = {}
+        name = ""
         try:
-            rings = self._cluster.with_variables(RINGS).run(self._all_reduce, per="cluster", **asdict(effort)).value
+            for name, cluster in (("by rings", self._cluster.with_variables(RINGS)), ("chosen again", self._cluster)):
+                again = cluster.run(self._all_reduce, per="cluster", **asdict(effort)).value.busbw_gb_s
+                shown[f"{name} GB/s"] = again
+                if criterion.limit.holds(again) != (cluster is not self._cluster):
+                    return Finding(evidence=shown)
         except MeasurementError as error:
-            return Finding(evidence={"by rings": f"not measured: {first_line(str(error))}"})
-        shown = {"by rings GB/s": rings.busbw_gb_s}
-        if not criterion.limit.holds(rings.busbw_gb_s):
-            return Finding(evidence=shown)
+            return Finding(evidence={**shown, name: f"not measured: {first_line(str(error))}"})
         say = advice(str(measured.algorithm), measured.nccl_version, nodes=len(nodes))
         return Finding(bad={CHOICE: (SLOW,)}, kind="software", among=tuple(nodes), evidence=shown, advice=say)
 
