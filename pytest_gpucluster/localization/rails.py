@@ -143,15 +143,23 @@ def rail_lags(rates: Iterable[RailRate], quantity: Quantity, *, limit_percent: f
             percent = 100 * (value / median - 1)
             lags.append(Lag(percent=-percent if quantity == "bandwidth" else percent, median=median, siblings=siblings))
         worst = max(lag.percent for lag in lags)
-        if worst > limit_percent and not is_majority(_most_alike(ordered, limit_percent), len(lags)):
+        ratio = _ratio_within(quantity, limit_percent)
+        if worst > limit_percent and not is_majority(_most_alike(ordered, ratio), len(lags)):
             lags = [replace(lag, percent=worst) for lag in lags]
         found.update({(one.node, one.rail): lag for one, lag in zip(alike, lags, strict=True)})
     return found
 
 
-def _most_alike(ordered: Sequence[float], percent: float) -> int:
-    """How many of the values, in order, lie within so many per cent of each other, at most."""
-    return max(bisect.bisect_right(ordered, low * (1 + percent / 100)) - at for at, low in enumerate(ordered))
+def _ratio_within(quantity: Quantity, percent: float) -> float:
+    """By what the least may be multiplied: a rate 75 % below another is a quarter, a latency 75 % above it is 1.75 times."""
+    if quantity == "latency":
+        return 1 + percent / 100
+    return 1 / (1 - percent / 100) if percent < 100 else math.inf
+
+
+def _most_alike(ordered: Sequence[float], ratio: float) -> int:
+    """How many of the values, in order, lie within this ratio of each other, at most."""
+    return max(bisect.bisect_right(ordered, low * ratio) - at for at, low in enumerate(ordered))
 
 
 def slow_rails(rates: Sequence[RailRate], percent: Mapping[Quantity, float]) -> set[tuple[str, str]]:

@@ -120,6 +120,23 @@ def test_ports_of_another_rate_are_no_siblings() -> None:
     assert {ends: one.percent for ends, one in found.items()} == {(one.node, "mlx5_0:1"): 0.0 for one in fast}
 
 
+@pytest.mark.parametrize("limit_percent", [10.0, 50.0, 75.0, 100.0])
+@pytest.mark.parametrize("quantity", ["bandwidth", "latency"])
+def test_within_the_limit_of_each_other_is_alike(quantity: Quantity, limit_percent: float) -> None:
+    """Healthy ones that scatter as far as the limit allows are a majority, however wide it is: one is named and not all."""
+    ends = {"bandwidth": (1 - limit_percent / 100, 1.0), "latency": (1.0, 1 + limit_percent / 100)}[quantity]
+    low, high = ends[0] * 1.0001 + 1e-6, ends[1] * 0.9999
+    values = [low, high, high, low, high, high, low, 1e-9 if quantity == "bandwidth" else 100.0]
+    seen = [
+        RailRate(node=f"n{at}", rail="x", gb_s=value, latency_us=value, gbit_s=None, partners=())
+        for at, value in enumerate(values)
+    ]
+    found = rail_lags(seen, quantity, limit_percent=limit_percent)
+    worst = {node for (node, _), one in found.items() if one.percent > 0.999 * max(lag.percent for lag in found.values())}
+    assert "n7" in worst
+    assert worst == {"n7"} or (limit_percent == 100.0 and quantity == "bandwidth")  # nothing is more than 100 % slower
+
+
 @pytest.mark.parametrize("values", [[1.0, 2.0, 3.0], [1.0, 1.0, 1.0, 5.0], [4.0, 3.0, 2.0, 1.0, 2.5]])
 def test_the_median_is_that_of_the_others(values: list[float]) -> None:
     """Each is left out of its own."""
