@@ -15,6 +15,7 @@ from tests.support.nvml_simulator import build, environment
 from tests.support.sysfs import MadeSys
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 GRES = "gpu:h200:8"
@@ -45,10 +46,15 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, library: Path, scenario: str) -> None:
-    """Simulated GPUs for the child that reads NVML."""
-    for name, value in environment(library, scenario).items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture
+def plant(library: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Simulates GPUs for the child that reads NVML."""
+
+    def planted(scenario: str) -> None:
+        for name, value in environment(library, scenario).items():
+            monkeypatch.setenv(name, value)
+
+    return planted
 
 
 def says(folder: Path, *, state: str = "IDLE", reason: str = "", gres: str = GRES) -> None:
@@ -65,33 +71,26 @@ def updates(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "options", "code", "words"),
+    ("scenario", "options", "words"),
     [
-        ("", [], 0, ""),
-        ("", ["--gpus", "8"], 0, ""),
-        ("", ["--gpus", "9"], 1, "NVML shows 8 of 9 GPUs"),
-        ("2.ecc.unc.vol 4", [], 1, "4 uncorrected memory errors since the driver was loaded, GPU 2 serial "),
-        ("2.remap.failed 1", [], 1, "a row of its memory could not be remapped, GPU 2 serial "),
-        ("3.err 15", [], 1, "GPU 3: GPU is lost"),
-        ("init 9", [], 1, "Driver Not Loaded"),
+        ("", [], ""),
+        ("", ["--gpus", "8"], ""),
+        ("", ["--gpus", "9"], "NVML shows 8 of 9 GPUs"),
+        ("2.ecc.unc.vol 4", [], "4 uncorrected memory errors since the driver was loaded, GPU 2 serial "),
+        ("2.remap.failed 1", [], "a row of its memory could not be remapped, GPU 2 serial "),
+        ("3.err 15", [], "GPU 3: GPU is lost"),
+        ("init 9", [], "Driver Not Loaded"),
     ],
 )
 def test_exit_code(
-    scenario: str,
-    options: list[str],
-    code: int,
-    words: str,
-    library: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    scenario: str, options: list[str], words: str, plant: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without ``--drain`` nothing but the exit code and the words; no ``scontrol`` is called."""
-    monkeypatch.setattr(healthcheck, "read_node", None)
-    plant(monkeypatch, library, scenario)
-    assert main(["healthcheck", *options]) == code
+    plant(scenario)
+    assert main(["healthcheck", *options]) == int(bool(words))
     shown = capsys.readouterr().out
     assert words in shown
-    assert bool(shown) is bool(code)
+    assert bool(shown) is bool(words)
     assert all(line.startswith("gpucluster: ") for line in shown.splitlines())
 
 
@@ -103,10 +102,10 @@ def test_a_node_without_gpus_is_not_healthy(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("field", healthcheck.READ)
 def test_what_was_not_read_is_not_healthy(
-    field: str, library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    field: str, plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A timeout of NVML at any value is 3; a value that the GPU does not have is healthy."""
-    plant(monkeypatch, library, "")
+    plant("")
     read = healthcheck.read_machine()
     *way, last = field.split(".")
     for why, code in (("Timeout (nvmlDeviceGetEccMode)", 3), ("Not Supported (nvmlDeviceGetEccMode)", 0)):
@@ -119,36 +118,48 @@ def test_what_was_not_read_is_not_healthy(
         assert (f"{field} of GPU 5 was not read" in capsys.readouterr().out) is (code == 3)
 
 
+BAD = "2.ecc.unc.vol 4"
+DRAINED = ["State=DRAIN", "Reason=gpucluster: 4 uncorrected memory errors since the driver was loaded"]
+
+
 @pytest.mark.parametrize(
-    ("state", "reason", "is_bad", "expected"),
+    ("node", "scenario", "expected"),
     [
-        ("IDLE", "", False, []),
-        ("IDLE", "", True, ["State=DRAIN", "Reason=gpucluster: 4 uncorrected memory errors"]),
-        ("ALLOCATED", "", True, ["State=DRAIN", "Reason=gpucluster: 4 uncorrected memory errors"]),
-        ("IDLE+DRAIN", OURS, True, ["State=DRAIN", "Reason=gpucluster: 4 uncorrected memory errors"]),
-        ("IDLE+DRAIN", OURS, False, ["State=UNDRAIN"]),
-        ("IDLE+DRAIN", FOREIGN, True, []),
-        ("IDLE+DRAIN", FOREIGN, False, []),
-        ("DOWN*", " Reason=Not responding [slurm@2026-11-26T12:00:00]", False, []),
-        ("IDLE+DRAIN", " Reason=not gpucluster: mine [me@x]", False, []),
+        ({"state": "IDLE"}, "", []),
+        ({"state": "IDLE"}, BAD, DRAINED),
+        ({"state": "ALLOCATED"}, BAD, DRAINED),
+        ({"state": "IDLE+DRAIN", "reason": OURS}, BAD, DRAINED),
+        ({"state": "IDLE+DRAIN", "reason": OURS}, "", ["State=UNDRAIN"]),
+        ({"state": "IDLE+DRAIN", "reason": FOREIGN}, BAD, []),
+        ({"state": "IDLE+DRAIN", "reason": FOREIGN}, "", []),
+        ({"state": "DOWN*", "reason": " Reason=Not responding [slurm@2026-11-26T12:00:00]"}, "", []),
+        ({"state": "IDLE+DRAIN", "reason": " Reason=not gpucluster: mine [me@x]"}, "", []),
     ],
 )
-def test_drain(
-    state: str, reason: str, is_bad: bool, expected: list[str], library: Path, monkeypatch: pytest.MonkeyPatch, slurm: Path
-) -> None:
+def test_drain(node: dict[str, str], scenario: str, expected: list[str], plant: Callable[[str], None], slurm: Path) -> None:
     """A bad node is drained by our reason; a healthy one is freed from a reason of ours, and from no other."""
-    says(slurm, state=state, reason=reason)
-    plant(monkeypatch, library, "2.ecc.unc.vol 4" if is_bad else "")
-    monkeypatch.setenv("GPUCLUSTER_DRAIN", "1")
-    assert main(["healthcheck"]) == int(is_bad)
+    says(slurm, **node)
+    plant(scenario)
+    assert main(["healthcheck", "--drain"]) == int(scenario == BAD)
     said = updates(slurm)
     assert said[:2] == (["update", f"NodeName={fake_slurm.HOST}"] if expected else [])
-    assert [word.partition(" errors")[0] + " errors" * ("errors" in word) for word in said[2:]] == expected
+    assert [word.partition(", GPU 2 serial ")[0] for word in said[2:]] == expected
 
 
-def test_the_same_reason_is_written_once(library: Path, monkeypatch: pytest.MonkeyPatch, slurm: Path) -> None:
+def test_asked_for_by_the_environment(plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, slurm: Path) -> None:
+    """As a HealthCheckProgram is configured; off by default."""
+    plant(BAD)
+    for value, words in ((None, 0), ("0", 0), ("1", 4)):
+        says(slurm)
+        if value is not None:
+            monkeypatch.setenv("GPUCLUSTER_DRAIN", value)
+        assert main(["healthcheck"]) == 1
+        assert len(updates(slurm)) == words
+
+
+def test_the_same_reason_is_written_once(plant: Callable[[str], None], slurm: Path) -> None:
     """Slurm adds who and when to it; that is no other reason."""
-    plant(monkeypatch, library, "2.ecc.unc.vol 4")
+    plant("2.ecc.unc.vol 4")
     says(slurm)
     assert main(["healthcheck", "--drain"]) == 1
     reason = updates(slurm)[-1]
@@ -164,21 +175,17 @@ def test_a_missing_driver_drains(slurm: Path) -> None:
     assert updates(slurm)[-1].startswith("Reason=gpucluster: NVML shows 0 of 8 GPUs (NVML Shared Library Not Found")
 
 
-def test_a_slurm_that_does_not_answer(
-    library: Path, monkeypatch: pytest.MonkeyPatch, slurm: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slurm_that_does_not_answer(plant: Callable[[str], None], slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A healthy node is not said healthy where it could not be freed; nothing is hidden."""
-    plant(monkeypatch, library, "")
+    plant("")
     fake_slurm.install(slurm, node="", job=fake_slurm.job(), before="echo no controller >&2; exit 1")
     assert main(["healthcheck", "--drain"]) == 3
     assert "no controller" in capsys.readouterr().err
 
 
-def test_an_update_that_slurm_refuses(
-    library: Path, monkeypatch: pytest.MonkeyPatch, slurm: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_update_that_slurm_refuses(plant: Callable[[str], None], slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The finding keeps its exit code, and the refusal is said."""
-    plant(monkeypatch, library, "2.ecc.unc.vol 4")
+    plant("2.ecc.unc.vol 4")
     node = fake_slurm.node(gres=GRES)
     fake_slurm.install(slurm, node=node, job=fake_slurm.job(), before='case "$1" in update) echo denied >&2; exit 1;; esac')
     assert main(["healthcheck", "--drain"]) == 1
