@@ -221,7 +221,8 @@ def _lead(job: Job) -> int:
     ended_by = _gather(meeting, within_s=job.within_s)
     if ended_by is None and meeting.is_complete:
         secret = None if os.environ.get(SECRET_VARIABLE) else secrets.token_hex(32)
-        hosts = job.hosts or [meeting.hostnames[rank] for rank in range(job.num_nodes)]
+        # All are here. A name of Slurm's may be another than the hostname.
+        hosts = job.hosts if job.hosts and not job.start else [meeting.hostnames[rank] for rank in range(job.num_nodes)]
         meeting.end({"t": "go"} if secret is None else {"t": "go", "secret": secret})
         return _become_torchrun(job, secret=secret, hosts=hosts)
     absence = Absence(
