@@ -98,9 +98,9 @@ def _drain(node: Any, reason: str) -> bool:
         return True
     said = f"{OURS}{reason}"[:LONGEST]
     if reason and not (is_drained and node.reason.startswith(said)):
-        change = ("State=DRAIN", f"Reason={said}")
+        change = ["State=DRAIN", f"Reason={said}"]
     elif not reason and is_ours and "DRAIN" in node.states:
-        change = ("State=UNDRAIN",)
+        change = ["State=UNDRAIN"]
     else:
         return True
     answer = ask("update", f"NodeName={node.name}", *change)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +19,7 @@ from tests.support.real_slurm import RealSlurm, running_slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
@@ -39,28 +39,31 @@ def slurm() -> Iterator[RealSlurm]:
 class Job:
     """A job of ``accept.sbatch`` that rehearses, and its folder of results."""
 
-    def __init__(self, slurm: RealSlurm, folder: Path, *arguments: str, options: tuple[str, ...] = (), gate: str = "0") -> None:
+    def __init__(self, slurm: RealSlurm, folder: Path, *arguments: str, file: str = "accept.sbatch", **variables: str) -> None:
         self.slurm, self.results, self.output = slurm, folder / "results", folder / "job.out"
         bin_folder = folder / "bin"
         bin_folder.mkdir()
-        command = bin_folder / "gpucluster"
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest_gpucluster.cli "$@"\n', encoding="utf-8")
-        command.chmod(0o755)
+        for name, started in (("gpucluster", "-m pytest_gpucluster.cli"), ("python", "")):
+            command = bin_folder / name
+            command.write_text(f'#!/bin/sh\nexec {sys.executable} {started} "$@"\n', encoding="utf-8")
+            command.chmod(0o755)
         kept = {name: value for name, value in environment(measured=False).items() if not name.startswith("SLURM")}
-        variables = {
+        given = {
             **kept,
             **slurm.environment,
             "PATH": f"{bin_folder}{os.pathsep}{slurm.environment['PATH']}",
             "PYTHONPATH": kept["PYTHONPATH"],
             "RESULTS": str(self.results),
             "PROFILE": "rehearsal",
-            "GATE": gate,
+            "GATE": "0",
+            "MASTER_ADDR": "127.0.0.1",
             "LAUNCH_OPTIONS": "--nproc-per-node=1 --master-addr=127.0.0.1",
+            **variables,
         }
-        given = (f"--output={self.output}", "--nodes=2", "--gpus-per-node=0", *options)
+        options = (f"--output={self.output}", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0")
         answer = subprocess.run(
-            ["sbatch", "--parsable", *given, str(FILES / "accept.sbatch"), *arguments],
-            env=variables, cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+            ["sbatch", "--parsable", *options, str(FILES / file), *arguments],
+            env=given, cwd=folder, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert answer.returncode == 0, answer.stderr
         self.number = answer.stdout.strip()
@@ -109,7 +112,7 @@ def test_a_job_from_submit_to_reports(slurm: RealSlurm, tmp_path: Path) -> None:
 
 def test_the_gate_is_the_exit_code(slurm: RealSlurm, tmp_path: Path) -> None:
     """A rehearsal accepts nothing, so the job fails where the gate is on, as it is by default."""
-    job = Job(slurm, tmp_path, "-k", "test_clock_skew", gate="1")
+    job = Job(slurm, tmp_path, "-k", "test_clock_skew", GATE="1")
     assert job.end() == "FAILED", job.told()
     assert " ExitCode=1:0 " in job.record()
 
@@ -120,7 +123,7 @@ def test_a_job_that_is_cancelled_reports(slurm: RealSlurm, tmp_path: Path) -> No
     job.wait("measuring", lambda: "joined 2 of 2" in job.told())
     slurm.ask("scancel", job.number)
     assert job.end() == "CANCELLED"
-    job.wait("reported", lambda: (job.results / "junit.xml").exists())
+    job.wait("reported", (job.results / "junit.xml").exists)
     assert job.report()["verdict"] == "INCOMPLETE"
 
 
@@ -133,6 +136,19 @@ def test_a_requeued_job_starts_anew(slurm: RealSlurm, tmp_path: Path) -> None:
     slurm.ask("scontrol", "update", f"JobId={job.number}", "StartTime=now")
     assert job.end() == "COMPLETED", job.told()
     assert job.report()["verdict"] != "ACCEPTED"
+
+
+def test_a_fine_tune_goes_on_after_a_requeue(slurm: RealSlurm, tmp_path: Path) -> None:
+    """USR1, as Slurm sends it before the time limit: checkpoint, exit code 3, requeue, and on from that step."""
+    options = ("--steps", "80", "--window-steps", "5", "--loss-limit", "none")
+    job = Job(slurm, tmp_path, *options, file="finetune.sbatch", PRESET="tiny", EVERY="5")
+    job.wait("at step 10", lambda: "step 10 of 80" in job.told())
+    slurm.ask("scancel", "--signal=USR1", job.number)
+    job.wait("requeued", lambda: " Restarts=1 " in job.record())
+    slurm.ask("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    assert job.end() == "COMPLETED", job.told()
+    assert job.told().count("step 5 of 80") == 1, job.told()
+    assert '"resumed_at": null' not in job.told().rpartition("RESULT")[2], job.told()
 
 
 @pytest.fixture
