@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.commands import absent_nodes, rendezvous
 from pytest_gpucluster.commands.absent_nodes import Absence
+from pytest_gpucluster.commands.slurm_job import read_step
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import host_list
@@ -23,18 +24,23 @@ from pytest_gpucluster.run_setup import require_torch
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pytest_gpucluster.session import Session
 
 NOT_GOOD = 1
+DEFAULT_PORT = 29500
+"""torchrun's own."""
 THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be launched. ``hosts``: hostnames by node rank, empty without ``--hosts``; ``node_rank``: this node's."""
+    """What is to be launched. ``hosts``: hostnames by node rank, empty where unknown; ``node_rank``: this node's.
+
+    ``start`` tells the starts of one Slurm job apart; "" outside Slurm.
+    """
 
     num_nodes: int
     num_local: int
@@ -44,6 +50,7 @@ class Job:
     hosts: tuple[str, ...]
     within_s: float
     pytest_arguments: tuple[str, ...]
+    start: str = ""
 
     def torchrun(self, node_rank: int) -> list[str]:
         """The arguments of torchrun on one node."""
@@ -109,38 +116,66 @@ def hosts_variable(hosts: Sequence[str]) -> dict[str, str]:
 
 
 def read_job(chosen: argparse.Namespace) -> Job:
-    """Check the options.
+    """Check the options; what is not given comes from the Slurm step that this process belongs to.
 
     Raises:
-        ConfigurationError: a number out of its range, or not as many hosts as nodes.
+        ConfigurationError: a number out of its range, not as many hosts as nodes, or a number that nothing says.
     """
+    given = dict(vars(chosen))
     hosts = tuple(host.strip() for host in chosen.hosts.split(",")) if chosen.hosts else ()
-    for option, number in (("--nnodes", chosen.nnodes), ("--nproc-per-node", chosen.nproc_per_node)):
-        if number < 1:
-            raise ConfigurationError(f"{option} {number} is not a number above zero")
-    if hosts and len(hosts) != chosen.nnodes:
-        raise ConfigurationError(f"--hosts names {len(hosts)} hosts, --nnodes says {chosen.nnodes}")
-    if chosen.run and (chosen.node_rank is None or not 0 <= chosen.node_rank < chosen.nnodes):
-        raise ConfigurationError(f"--run needs --node-rank, from 0 to {chosen.nnodes - 1}, another one on each node")
-    if not 0 < chosen.master_port < 65536:
-        raise ConfigurationError(f"--master-port {chosen.master_port} is no TCP port")
-    if not 0 < chosen.join_deadline_s <= rendezvous.MAX_WAIT_S:
-        raise ConfigurationError(f"--join-deadline-s {chosen.join_deadline_s:g} is not a time above zero (a week at most)")
+    needed = ("nnodes", "nproc_per_node", "master_addr", *(["node_rank"] if chosen.run else []))
+    step = read_step(os.environ) if any(given[name] is None for name in needed) else None
+    if step is not None:
+        hosts = hosts or step.hosts
+        said = {
+            "nnodes": len(step.hosts),
+            "nproc_per_node": step.num_gpus,
+            "master_addr": hosts[0],
+            "node_rank": step.node_rank,
+            "master_port": step.port,
+        }
+        given.update({name: value for name, value in said.items() if given[name] is None})
+    _require(given, needed, hosts, in_slurm=step is not None)
     return Job(
-        num_nodes=chosen.nnodes,
-        num_local=chosen.nproc_per_node,
-        node_rank=chosen.node_rank or 0,
-        master_addr=chosen.master_addr,
-        master_port=chosen.master_port,
+        num_nodes=given["nnodes"],
+        num_local=given["nproc_per_node"],
+        node_rank=given["node_rank"] or 0,
+        master_addr=given["master_addr"],
+        master_port=given["master_port"] or DEFAULT_PORT,
         hosts=hosts,
         within_s=chosen.join_deadline_s,
         pytest_arguments=tuple(chosen.beyond),
+        start="" if step is None else step.start,
     )
+
+
+def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[str], *, in_slurm: bool) -> None:
+    nodes, port, deadline_s = given["nnodes"], given["master_port"], given["join_deadline_s"]
+    if in_slurm and given["nproc_per_node"] is None:
+        raise ConfigurationError("Slurm gave this job no GPU (--gpus-per-node): say --nproc-per-node")
+    for option in ("nnodes", "nproc_per_node", "master_addr"):
+        if option in needed and given[option] is None:
+            raise ConfigurationError(f"--{option.replace('_', '-')} is needed outside a Slurm job")
+    for option in ("nnodes", "nproc_per_node"):
+        if given[option] < 1:
+            raise ConfigurationError(f"--{option.replace('_', '-')} {given[option]} is not a number above zero")
+    if hosts and len(hosts) != nodes:
+        raise ConfigurationError(f"--hosts names {len(hosts)} hosts, --nnodes says {nodes}")
+    if given["run"] and (given["node_rank"] is None or not 0 <= given["node_rank"] < nodes):
+        raise ConfigurationError(f"--run needs --node-rank, from 0 to {nodes - 1}, another one on each node")
+    if port is not None and not 0 < port < 65536:
+        raise ConfigurationError(f"--master-port {port} is no TCP port")
+    if not 0 < deadline_s <= rendezvous.MAX_WAIT_S:
+        raise ConfigurationError(f"--join-deadline-s {deadline_s:g} is not a time above zero (a week at most)")
 
 
 def _own_hello(job: Job) -> rendezvous.Hello:
     return rendezvous.Hello(
-        node_rank=job.node_rank, hostname=socket.gethostname(), num_nodes=job.num_nodes, num_local=job.num_local
+        node_rank=job.node_rank,
+        hostname=socket.gethostname(),
+        num_nodes=job.num_nodes,
+        num_local=job.num_local,
+        start=job.start,
     )
 
 
@@ -186,7 +221,8 @@ def _lead(job: Job) -> int:
     ended_by = _gather(meeting, within_s=job.within_s)
     if ended_by is None and meeting.is_complete:
         secret = None if os.environ.get(SECRET_VARIABLE) else secrets.token_hex(32)
-        hosts = job.hosts or [meeting.hostnames[rank] for rank in range(job.num_nodes)]
+        # All are here. A name of Slurm's may be another than the hostname.
+        hosts = job.hosts if job.hosts and not job.start else [meeting.hostnames[rank] for rank in range(job.num_nodes)]
         meeting.end({"t": "go"} if secret is None else {"t": "go", "secret": secret})
         return _become_torchrun(job, secret=secret, hosts=hosts)
     absence = Absence(

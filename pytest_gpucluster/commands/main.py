@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     lint.set_defaults(act=_lint)
     _add_run(commands.add_parser("run", help="one measurement on this machine, outside pytest", allow_abbrev=False))
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
+    _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
@@ -123,18 +124,28 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 
 def _add_launch(launch: argparse.ArgumentParser) -> None:
-    launch.usage = "gpucluster launch --nnodes N --nproc-per-node M --master-addr HOST [options] -- PYTEST ARGUMENTS"
-    launch.add_argument("--nnodes", type=int, required=True, metavar="N", help="how many nodes")
-    launch.add_argument("--nproc-per-node", type=int, required=True, metavar="M", help="how many GPUs on each")
+    launch.usage = "gpucluster launch [--nnodes N --nproc-per-node M --master-addr HOST] [options] -- PYTEST ARGUMENTS"
+    launch.description = "In a step of Slurm (srun --ntasks-per-node=1) all numbers come from Slurm, unless you give them."
+    launch.add_argument("--nnodes", type=int, metavar="N", help="how many nodes")
+    launch.add_argument("--nproc-per-node", type=int, metavar="M", help="how many GPUs on each")
     launch.add_argument("--node-rank", type=int, metavar="R", help="which node this is, 0 to N - 1; needed with --run")
-    launch.add_argument("--master-addr", required=True, metavar="HOST", help="node 0, as the others reach it")
-    launch.add_argument("--master-port", type=int, default=29500, metavar="P", help="default: 29500")
+    launch.add_argument("--master-addr", metavar="HOST", help="node 0, as the others reach it")
+    launch.add_argument("--master-port", type=int, metavar="P", help="default: 29500, in Slurm one of this start of the job")
     launch.add_argument("--hosts", metavar="A,B,...", help="hostnames in the order of node ranks, for messages")
     launch.add_argument(
         "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"
     )
     launch.add_argument("--run", action="store_true", help="start it here; without it, the lines for all nodes are printed")
     launch.set_defaults(act=_launch)
+
+
+def _add_healthcheck(check: argparse.ArgumentParser) -> None:
+    check.description = "Exit code 0: healthy; 1: something is wrong; 3: not everything could be read."
+    words = "drain the node in Slurm with the reason, free it from a reason of ours (GPUCLUSTER_DRAIN=1 does the same)"
+    check.add_argument("--drain", action="store_true", help=words)
+    check.add_argument("--node", metavar="NAME", help="this node's name in Slurm; default: its hostname")
+    check.add_argument("--gpus", type=int, metavar="N", help="how many GPUs it has; default with --drain: those of its GRES")
+    check.set_defaults(act=_healthcheck)
 
 
 def _report(chosen: argparse.Namespace) -> int:
@@ -173,6 +184,12 @@ def _demo(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import demo
 
     return demo.main(chosen)
+
+
+def _healthcheck(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import healthcheck
+
+    return healthcheck.main(chosen)
 
 
 def _info(chosen: argparse.Namespace) -> int:

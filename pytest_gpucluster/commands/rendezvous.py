@@ -56,15 +56,19 @@ class _NoAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a launcher knows: its own node, and the shape of the whole job."""
+    """What a launcher knows: its own node, the shape of the whole job, and which start of a Slurm job it belongs to."""
 
     node_rank: int
     hostname: str
     num_nodes: int
     num_local: int
+    start: str = ""
 
     def complaint_about(self, other: Hello) -> str | None:
         """Why ``other`` cannot join this node 0; None if it can."""
+        if self.start != other.start:
+            starts = f"{other.start or 'no job'}, this is {self.start or 'no job'}"
+            return f"the launcher on {other.hostname} belongs to another start of the job ({starts}): end it"
         for option, ours, theirs in (
             ("--nnodes", self.num_nodes, other.num_nodes),
             ("--nproc-per-node", self.num_local, other.num_local),
@@ -86,9 +90,11 @@ def read_hello(message: JsonObject) -> Hello:
     if not isinstance(said, dict) or set(said) != set(Hello.__slots__):
         raise ValueError("no hello")
     numbers = [said[name] for name in ("node_rank", "num_nodes", "num_local")]
-    hostname = said["hostname"]
-    if not all(type(number) is int for number in numbers) or not isinstance(hostname, str):
-        raise ValueError("not whole numbers and a name")
+    hostname, start = said["hostname"], said["start"]
+    if not all(type(number) is int for number in numbers) or not isinstance(hostname, str) or not isinstance(start, str):
+        raise ValueError("not whole numbers and two names")
+    if not start.isprintable() or len(start) > 64:
+        raise ValueError("no name of a start")
     if not hostname.isprintable() or len(hostname) > 255 or not isinstance(message.get("nonce"), str):
         raise ValueError("no hostname, or no nonce")
     return Hello(**said)

@@ -1,4 +1,4 @@
-"""A real Slurm of a test's own: munged, slurmctld and slurmd in one folder, on loopback, with this host as the only node.
+"""A real Slurm of a test's own: munged, slurmctld and slurmd in one folder, on loopback, with this host as every node.
 
 The programs come from the PATH, or from the folder that ``GPUCLUSTER_TEST_SLURM`` names (``noxfile.py -s slurm`` unpacks
 Debian's packages there; nothing is installed). The node has no GPU: without slurmdbd, the Slurm of Debian 12 takes no GRES.
@@ -35,17 +35,16 @@ DAEMONS = ("munged", "slurmctld", "slurmd", "slurmstepd")
 CONF = """\
 ClusterName=loopback
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
+SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 {plugins}
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
@@ -55,9 +54,12 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory_mib} State=UNKNOWN
-PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP
+SlurmdParameters=config_overrides
+KillWait=60
+{nodes}
+PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+NODE = "NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory={memory_mib} State=UNKNOWN"
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class RealSlurm:
 
     def begin(self, *command: str) -> None:
         """Start a daemon that stays in the foreground."""
-        with (self.folder / f"{Path(command[0]).name}.log").open("wb") as log:
+        with (self.folder / f"{Path(command[0]).name}.log").open("ab") as log:
             child = subprocess.Popen(
                 command, env=self.environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
@@ -116,17 +118,23 @@ def find_programs() -> dict[str, str]:
 
 
 @contextmanager
-def running_slurm() -> Iterator[RealSlurm]:
-    """A Slurm whose node is idle; its folder goes with it. The folder is near the root: a socket's path has 107 characters."""
+def running_slurm(*nodes: str) -> Iterator[RealSlurm]:
+    """A Slurm whose nodes are idle; its folder goes with it. The folder is near the root: a socket's path has 107 characters.
+
+    ``nodes``: their names, each a slurmd on this host; without any, this host by its own name.
+    """
     programs = find_programs()
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     slurm = RealSlurm(folder, programs, _environment(folder))
     try:
-        _configure(folder)
+        names = nodes or (HOST,)
+        _configure(folder, names)
         slurm.begin(programs["munged"], "--foreground", "--force", f"--socket={folder}/munge.socket", *_munge_files(folder))
         slurm.begin(programs["slurmctld"], "-D", "-f", f"{folder}/slurm.conf")
-        slurm.begin(programs["slurmd"], "-D", "-f", f"{folder}/slurm.conf", "-d", programs["slurmstepd"])
-        slurm.until("State=IDLE ", "scontrol", "-o", "show", "node", HOST)
+        for name in names:
+            slurm.begin(programs["slurmd"], "-D", "-N", name, "-f", f"{folder}/slurm.conf", "-d", programs["slurmstepd"])
+        for name in names:
+            slurm.until("State=IDLE ", "scontrol", "-o", "show", "node", name)
         yield slurm
     finally:
         slurm.end()
@@ -139,23 +147,17 @@ def _munge_files(folder: Path) -> list[str]:
     return [f"--{option}={folder / name}" for option, name in files.items()]
 
 
-def _configure(folder: Path) -> None:
+def _configure(folder: Path, names: tuple[str, ...]) -> None:
     key = folder / "munge.key"
     key.touch(0o600)
     key.write_bytes(secrets.token_bytes(128))
-    for name in ("state", "spool"):
+    for name in ("state", *(f"spool-{node}" for node in names)):
         (folder / name).mkdir(mode=0o700)
     root = os.environ.get(ROOT)
     plugins = f"PluginDir={_libraries(root)[1]}" if root else ""
-    text = CONF.format(
-        host=HOST,
-        ports=(free_port(), free_port()),
-        user=getuser(),
-        folder=folder,
-        plugins=plugins,
-        cpus=len(os.sched_getaffinity(0)),
-        memory_mib=MEMORY_MIB,
-    )
+    cpus = len(os.sched_getaffinity(0))
+    nodes = [NODE.format(name=name, host=HOST, port=free_port(), cpus=cpus, memory_mib=MEMORY_MIB) for name in names]
+    text = CONF.format(host=HOST, port=free_port(), user=getuser(), folder=folder, plugins=plugins, nodes="\n".join(nodes))
     (folder / "slurm.conf").write_text(text, encoding="utf-8")
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\n", encoding="utf-8")
 

@@ -331,6 +331,7 @@ def test_one_is_absent(host: Host) -> None:
     [
         (hello(1, num_nodes=4), "node 1 says --nnodes 4, node 0 says 3"),
         (hello(1, num_local=8), "node 1 says --nproc-per-node 8, node 0 says 2"),
+        (hello(1, start="7.1"), "the launcher on host1 belongs to another start of the job (7.1, this is no job): end it"),
         (hello(0), "--node-rank 0 is not one of 1 to 2"),
         (hello(3), "--node-rank 3 is not one of 1 to 2"),
     ],

@@ -1,0 +1,110 @@
+"""``gpucluster healthcheck``: for Slurm's HealthCheckProgram, prolog and epilog. Reads, and runs nothing on a GPU.
+
+With ``--drain`` the node is drained by a reason of ours, and freed from no other reason than ours. Slurm does nothing by a
+HealthCheckProgram's exit code (tried with 22.05); by a prolog's or an epilog's it drains the node itself, and these must not
+call Slurm's commands.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.commands.info import BAD, GOOD, UNSEEN, find, unseen
+from pytest_gpucluster.commands.info_tables import unavailable, value_at
+from pytest_gpucluster.inventory.machine import read_machine
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.slurm import ask, read_node
+from pytest_gpucluster.text import one_line
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping
+
+VARIABLE = "GPUCLUSTER_DRAIN"
+OURS = "gpucluster: "
+"""What every reason of ours begins with; a site's tools can look for it."""
+LONGEST = 500
+"""Characters of a reason."""
+DRAINED = {"DRAIN", "DOWN", "FAIL"}
+READ = (
+    "repair.recovery_action",
+    "remapped_rows_failed",
+    "remapped_rows_pending",
+    "ecc_uncorrected_volatile",
+    "ecc_enabled",
+    "pcie_width",
+    "clocks_event_reasons",
+)
+"""What has to be read of a GPU that supports it: a value that is not there is not healthy."""
+UNSUPPORTED = "Not Supported"
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Print what is wrong: 0 healthy, 1 something is wrong (the node is drained where asked), 3 not everything was read."""
+    drains = chosen.drain or os.environ.get(VARIABLE) == "1"
+    host = platform.node()
+    node = read_node(chosen.node or host.partition(".")[0], hostname=host) if drains else None
+    num_gpus = chosen.gpus
+    if num_gpus is None and node is not None and not isinstance(node, NotAvailable):
+        num_gpus = None if isinstance(node.gpus, NotAvailable) else node.gpus
+    machine = read_machine()
+    wrong = [*_wrong(machine, num_gpus)]
+    unread = [*_unread(machine)]
+    for text in (*wrong, *unread):
+        sys.stdout.write(f"{OURS}{text}\n")
+    code = BAD if wrong else UNSEEN if unread else GOOD
+    if node is not None and not _drain(node, "; ".join((*wrong, *unread))):
+        return code or UNSEEN
+    return code
+
+
+def _wrong(machine: Mapping[str, Any], num_gpus: int | None) -> Iterator[str]:
+    serials = {f"GPU {gpu['index']}": gpu["serial"] for gpu in machine["gpus"]["gpus"]}
+    for one in find(machine):
+        serial = serials.get(one.part)
+        of = f" serial {serial}" if isinstance(serial, str) else ""
+        yield one_line(f"{one.what}, {one.part}{of}")
+    seen = len(machine["gpus"]["gpus"])
+    promised = max(num_gpus or 0, machine["gpus"]["count"])
+    if seen < promised:
+        why = machine["gpus"]["error"]
+        yield one_line(f"NVML shows {seen} of {promised} GPUs" + (f" ({why})" if why else ""))
+    elif "gpus" in unseen(machine) and isinstance(machine["gpus_on_pci_bus"], int) and machine["gpus_on_pci_bus"] > seen:
+        yield one_line(unseen(machine)["gpus"])
+
+
+def _unread(machine: Mapping[str, Any]) -> Iterator[str]:
+    gpus = machine["gpus"]["gpus"]
+    if not gpus:
+        yield one_line(f"no GPU was judged: {machine['gpus']['error'] or 'NVML shows none'}")
+    for gpu in gpus:
+        for name in READ:
+            why = unavailable(value_at(gpu, name))
+            if why is not None and UNSUPPORTED not in why:
+                yield one_line(f"{name} of GPU {gpu['index']} was not read: {why}")
+
+
+def _drain(node: Any, reason: str) -> bool:
+    """Drain the node, renew our own reason, or free the node from it; whether Slurm did that, or nothing was to be done."""
+    if isinstance(node, NotAvailable):
+        sys.stderr.write(f"gpucluster healthcheck: not drained: {node.why}\n")
+        return False
+    is_ours, is_drained = node.reason.startswith(OURS), bool(DRAINED & set(node.states))
+    if is_drained and node.reason and not is_ours:
+        sys.stderr.write(f"gpucluster healthcheck: {node.name} is drained by others, left alone: {one_line(node.reason)}\n")
+        return True
+    said = f"{OURS}{reason}"[:LONGEST]
+    if reason and not (is_drained and node.reason.startswith(said)):
+        change = ["State=DRAIN", f"Reason={said}"]
+    elif not reason and is_ours and "DRAIN" in node.states:
+        change = ["State=UNDRAIN"]
+    else:
+        return True
+    answer = ask("update", f"NodeName={node.name}", *change)
+    failed = isinstance(answer, NotAvailable) and "it printed nothing" not in answer.why
+    if failed:
+        sys.stderr.write(f"gpucluster healthcheck: {node.name} stays as it is: {answer}\n")
+    return not failed

@@ -1,0 +1,76 @@
+"""The files below deploy/: sound shell, a head that a site edits, and no logic of their own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SLURM = REPOSITORY / "deploy" / "slurm"
+SCRIPTS = sorted(SLURM.iterdir())
+BEGIN, END = "# --- a site edits these ---", "# --------------------------"
+MOST_LINES = 15
+"""Of commands: what needs more belongs into ``gpucluster``."""
+
+
+def head_of(text: str) -> list[str]:
+    """The variables of the head."""
+    lines = text.splitlines()
+    return [re.split(r"[= ]", line.removeprefix("export "))[0] for line in lines[lines.index(BEGIN) + 1 : lines.index(END)]]
+
+
+def problems(path: Path) -> list[str]:
+    """What is wrong with a script."""
+    text = path.read_text(encoding="utf-8")
+    body = [line for line in text.partition(END)[2].splitlines() if line.strip() and not line.startswith("#")]
+    found = [
+        f"{name} is not used" for name in head_of(text) if f"export {name}" not in text and f"${name}" not in "\n".join(body)
+    ]
+    found += ["it is too long"] if len(body) > MOST_LINES else []
+    found += ["it runs code of its own"] if re.search(r"python\S* -c|<<", text) else []
+    parsed = subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=False, timeout=60)
+    return found + parsed.stderr.splitlines()
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_of_slurm(path: Path) -> None:
+    """Each can be started, and is a template."""
+    assert problems(path) == []
+    assert path.stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [("python3 -c 'import os'", "code of its own"), ("if true; then", "unexpected end"), ("true\n" * 16, "too long")],
+)
+def test_a_script_with_a_fault(line: str, problem: str, tmp_path: Path) -> None:
+    """The check itself."""
+    path = tmp_path / "x.sh"
+    path.write_text(f"#!/bin/bash\n{BEGIN}\nUNUSED=1\n{END}\n{line}\n", encoding="utf-8")
+    found = problems(path)
+    assert "UNUSED is not used" in found
+    assert any(problem in one for one in found), found
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck() -> None:
+    """No finding."""
+    checked = subprocess.run(["shellcheck", *SCRIPTS], capture_output=True, text=True, check=False, timeout=60)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_page_explains_every_variable() -> None:
+    """And every directive of the acceptance job that a site may ask about."""
+    page = (REPOSITORY / "docs" / "how-to" / "slurm.md").read_text(encoding="utf-8")
+    text = (SLURM / "accept.sbatch").read_text(encoding="utf-8")
+    assert [name for name in head_of(text) if f"`{name}`" not in page] == []
+    explained = {*re.findall(r"--([\w-]+)", page), "job-name", "output"}
+    assert set(re.findall(r"#SBATCH --([\w-]+)", text)) <= explained

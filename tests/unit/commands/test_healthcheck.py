@@ -1,0 +1,193 @@
+"""``gpucluster healthcheck``: its exit code, the reason it drains by, and the nodes it leaves alone."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.commands import healthcheck
+from pytest_gpucluster.commands.main import main
+from pytest_gpucluster.inventory import machine
+from tests.support import fake_slurm
+from tests.support.nvml_simulator import build, environment
+from tests.support.sysfs import MadeSys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+GRES = "gpu:h200:8"
+OURS = " Reason=gpucluster: 2 uncorrected memory errors [root@2026-11-26T12:00:00]"
+FOREIGN = " Reason=bad cable, ticket 4711 [me@2026-11-26T12:00:00]"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated NVML."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(autouse=True)
+def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSys:
+    """A machine without adapters, in place of this one's /sys."""
+    made = MadeSys(tmp_path / "sys")
+    read = machine.read_machine
+    monkeypatch.setattr(healthcheck, "read_machine", lambda: read(root=made.root))
+    return made
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a ``scontrol`` that writes every update into a file."""
+    folder = tmp_path / "bin"
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return folder
+
+
+@pytest.fixture
+def plant(library: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Simulates GPUs for the child that reads NVML."""
+
+    def planted(scenario: str) -> None:
+        for name, value in environment(library, scenario).items():
+            monkeypatch.setenv(name, value)
+
+    return planted
+
+
+def says(folder: Path, *, state: str = "IDLE", reason: str = "", gres: str = GRES) -> None:
+    """What Slurm has of this node."""
+    node = fake_slurm.node(state=state, gres=gres, reason=reason)
+    before = 'case "$1" in update) printf "%s\\n" "$@" >> updates.txt; exit 0;; esac'
+    fake_slurm.install(folder, node=node, job=fake_slurm.job(), before=before)
+
+
+def updates(folder: Path) -> list[str]:
+    """The words of all updates."""
+    file = folder / "updates.txt"
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options", "words"),
+    [
+        ("", [], ""),
+        ("", ["--gpus", "8"], ""),
+        ("", ["--gpus", "9"], "NVML shows 8 of 9 GPUs"),
+        ("2.ecc.unc.vol 4", [], "4 uncorrected memory errors since the driver was loaded, GPU 2 serial "),
+        ("2.remap.failed 1", [], "a row of its memory could not be remapped, GPU 2 serial "),
+        ("3.err 15", [], "GPU 3: GPU is lost"),
+        ("init 9", [], "Driver Not Loaded"),
+    ],
+)
+def test_exit_code(
+    scenario: str, options: list[str], words: str, plant: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without ``--drain`` nothing but the exit code and the words; no ``scontrol`` is called."""
+    plant(scenario)
+    assert main(["healthcheck", *options]) == int(bool(words))
+    shown = capsys.readouterr().out
+    assert words in shown
+    assert bool(shown) is bool(words)
+    assert all(line.startswith("gpucluster: ") for line in shown.splitlines())
+
+
+def test_a_node_without_gpus_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    """No NVML and nobody who promised a GPU: nothing was judged."""
+    assert main(["healthcheck"]) == 3
+    assert "no GPU was judged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("field", healthcheck.READ)
+def test_what_was_not_read_is_not_healthy(
+    field: str, plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A timeout of NVML at any value is 3; a value that the GPU does not have is healthy."""
+    plant("")
+    read = healthcheck.read_machine()
+    *way, last = field.split(".")
+    for why, code in (("Timeout (nvmlDeviceGetEccMode)", 3), ("Not Supported (nvmlDeviceGetEccMode)", 0)):
+        item = read["gpus"]["gpus"][5]
+        for name in way:
+            item = item[name]
+        item[last] = {"not_available": why}
+        monkeypatch.setattr(healthcheck, "read_machine", lambda: read)
+        assert main(["healthcheck"]) == code
+        assert (f"{field} of GPU 5 was not read" in capsys.readouterr().out) is (code == 3)
+
+
+BAD = "2.ecc.unc.vol 4"
+DRAINED = ["State=DRAIN", "Reason=gpucluster: 4 uncorrected memory errors since the driver was loaded"]
+
+
+@pytest.mark.parametrize(
+    ("node", "scenario", "expected"),
+    [
+        ({"state": "IDLE"}, "", []),
+        ({"state": "IDLE"}, BAD, DRAINED),
+        ({"state": "ALLOCATED"}, BAD, DRAINED),
+        ({"state": "IDLE+DRAIN", "reason": OURS}, BAD, DRAINED),
+        ({"state": "IDLE+DRAIN", "reason": OURS}, "", ["State=UNDRAIN"]),
+        ({"state": "IDLE+DRAIN", "reason": FOREIGN}, BAD, []),
+        ({"state": "IDLE+DRAIN", "reason": FOREIGN}, "", []),
+        ({"state": "DOWN*", "reason": " Reason=Not responding [slurm@2026-11-26T12:00:00]"}, "", []),
+        ({"state": "IDLE+DRAIN", "reason": " Reason=not gpucluster: mine [me@x]"}, "", []),
+    ],
+)
+def test_drain(node: dict[str, str], scenario: str, expected: list[str], plant: Callable[[str], None], slurm: Path) -> None:
+    """A bad node is drained by our reason; a healthy one is freed from a reason of ours, and from no other."""
+    says(slurm, **node)
+    plant(scenario)
+    assert main(["healthcheck", "--drain"]) == int(scenario == BAD)
+    said = updates(slurm)
+    assert said[:2] == (["update", f"NodeName={fake_slurm.HOST}"] if expected else [])
+    assert [word.partition(", GPU 2 serial ")[0] for word in said[2:]] == expected
+
+
+def test_asked_for_by_the_environment(plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, slurm: Path) -> None:
+    """As a HealthCheckProgram is configured; off by default."""
+    plant(BAD)
+    for value, words in ((None, 0), ("0", 0), ("1", 4)):
+        says(slurm)
+        if value is not None:
+            monkeypatch.setenv("GPUCLUSTER_DRAIN", value)
+        assert main(["healthcheck"]) == 1
+        assert len(updates(slurm)) == words
+
+
+def test_the_same_reason_is_written_once(plant: Callable[[str], None], slurm: Path) -> None:
+    """Slurm adds who and when to it; that is no other reason."""
+    plant("2.ecc.unc.vol 4")
+    says(slurm)
+    assert main(["healthcheck", "--drain"]) == 1
+    reason = updates(slurm)[-1]
+    says(slurm, state="IDLE+DRAIN", reason=f" {reason} [root@2026-11-26T12:00:00]")
+    assert main(["healthcheck", "--drain"]) == 1
+    assert len(updates(slurm)) == 4
+
+
+def test_a_missing_driver_drains(slurm: Path) -> None:
+    """Slurm promises GPUs and there is no NVML."""
+    says(slurm)
+    assert main(["healthcheck", "--drain"]) == 1
+    assert updates(slurm)[-1].startswith("Reason=gpucluster: NVML shows 0 of 8 GPUs (NVML Shared Library Not Found")
+
+
+def test_a_slurm_that_does_not_answer(plant: Callable[[str], None], slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A healthy node is not said healthy where it could not be freed; nothing is hidden."""
+    plant("")
+    fake_slurm.install(slurm, node="", job=fake_slurm.job(), before="echo no controller >&2; exit 1")
+    assert main(["healthcheck", "--drain"]) == 3
+    assert "no controller" in capsys.readouterr().err
+
+
+def test_an_update_that_slurm_refuses(plant: Callable[[str], None], slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The finding keeps its exit code, and the refusal is said."""
+    plant("2.ecc.unc.vol 4")
+    node = fake_slurm.node(gres=GRES)
+    fake_slurm.install(slurm, node=node, job=fake_slurm.job(), before='case "$1" in update) echo denied >&2; exit 1;; esac')
+    assert main(["healthcheck", "--drain"]) == 1
+    assert "stays as it is" in (told := capsys.readouterr().err)
+    assert "denied" in told
