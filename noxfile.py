@@ -30,8 +30,11 @@ nox.options.default_venv_backend = "none"
 FAST = "not slow and not soak"
 NETLAB = "tests/netlab"  # hosts in network namespaces, which only root makes
 # A file shares its runs. A worker that a timeout ends is not replaced: with "loadfile", xdist may then wait without an end.
-SPLIT = ("-n", "2", "--dist", "loadfile", "--max-worker-restart=0")
+SPLIT = ("--dist", "loadfile", "--max-worker-restart=0")
 OURS = (*SPLIT, f"--ignore={NETLAB}", "tests")
+QUICK = ("-n", "2", "-m", f"{FAST} and not long", *OURS)
+# A whole run waits a sixth of its time, for a start, a beat or an end: one more of them than cores leaves no core idle.
+LONG = ("-n", str((os.cpu_count() or 1) + 1), "-m", f"{FAST} and long", *OURS)
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 SHOWN = ("-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true", "-ra", "--durations=15")
 # Several processes share few cores; tokenizers warn about forks otherwise; no test may need the network. Bytecode is kept, but
@@ -69,13 +72,9 @@ def accept(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the project's own tests but `launches` and the slow ones (no GPU), measured; `-- ARGS` run some, unmeasured."""
+    """Run the project's own tests but `launches` and the slow ones (no GPU); `-- ARGS` run some."""
     install(session, "tests")
-    if session.posargs:
-        run(session, "pytest", *SHOWN, *session.posargs, **FOR_TESTS)
-    else:
-        run(session, "coverage", "erase")
-        run(session, "coverage", "run", "-m", "pytest", *SHOWN, "-m", f"{FAST} and not long", *OURS, **FOR_TESTS)
+    run(session, "pytest", *SHOWN, *(session.posargs or QUICK), **FOR_TESTS)
 
 
 @nox.session
@@ -83,8 +82,7 @@ def launches(session: nox.Session) -> None:
     """Start whole runs and real torchruns, and plant the faults they have to survive (minutes, no GPU); not measured."""
     install(session, "tests")
     # Not measured: a tracer in every process of a run costs 40 % more CPU, and `tests` alone covers 90 %.
-    chosen = ("-m", FAST, *session.posargs) if session.posargs else ("-m", f"{FAST} and long", *OURS)
-    run(session, "pytest", *SHOWN, *chosen, **FOR_TESTS)
+    run(session, "pytest", *SHOWN, *(("-m", FAST, *session.posargs) if session.posargs else LONG), **FOR_TESTS)
 
 
 def unpack(session: nox.Session, *packages: str, program: str) -> str:
@@ -108,7 +106,7 @@ def netlab(session: nox.Session) -> None:
     """Plant network faults between hosts that are network namespaces (Linux, root, iproute2; 3 minutes); skips elsewhere."""
     install(session, "tests")
     variables = {**FOR_TESTS, "GPUCLUSTER_TEST_IPTABLES": unpack(session, "iptables", program="iptables")}
-    run(session, "pytest", *SHOWN, *SPLIT, "-m", FAST, *(session.posargs or [NETLAB]), **variables)
+    run(session, "pytest", *SHOWN, "-n", "2", *SPLIT, "-m", FAST, *(session.posargs or [NETLAB]), **variables)
 
 
 @nox.session
@@ -121,9 +119,11 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Judge what `tests` covered, the processes it started included; run after it."""
+    """Run `tests` measured, the processes they start included, and judge what they covered (a third slower than `tests`)."""
     install(session, "tests")
-    run(session, "coverage", "combine", "--quiet", "--keep")
+    run(session, "coverage", "erase")
+    run(session, "coverage", "run", "-m", "pytest", *SHOWN, *QUICK, **FOR_TESTS)
+    run(session, "coverage", "combine", "--quiet")
     run(session, "coverage", "report")
 
 
