@@ -29,12 +29,12 @@ nox.options.default_venv_backend = "none"
 
 FAST = "not slow and not soak"
 NETLAB = "tests/netlab"  # hosts in network namespaces, which only root makes
-# A file shares its runs. A worker that a timeout ends is not replaced: with "loadfile", xdist may then wait without an end.
+# Tests wait for starts, beats and ends: one process more than cores leaves no core idle. A file shares its runs. A worker that
+# a timeout ends is not replaced: with "loadfile", xdist may then wait without an end.
 SPLIT = ("--dist", "loadfile", "--max-worker-restart=0")
-OURS = (*SPLIT, f"--ignore={NETLAB}", "tests")
-QUICK = ("-n", "2", "-m", f"{FAST} and not long", *OURS)
-# A whole run waits a sixth of its time, for a start, a beat or an end: one more of them than cores leaves no core idle.
-LONG = ("-n", str((os.cpu_count() or 1) + 1), "-m", f"{FAST} and long", *OURS)
+OURS = ("-n", str((os.cpu_count() or 1) + 1), *SPLIT, f"--ignore={NETLAB}", "tests")
+QUICK = ("-m", f"{FAST} and not long", *OURS)
+LONG = ("-m", f"{FAST} and long", *OURS)
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 SHOWN = ("-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true", "-ra", "--durations=15")
 # Several processes share few cores; tokenizers warn about forks otherwise; no test may need the network. Bytecode is kept, but
