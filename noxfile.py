@@ -119,7 +119,7 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Run `tests` measured, the processes they start included, and judge what they covered (40 % more CPU)."""
+    """Run `tests` measured, the processes they start included, and judge what they covered (40 to 70 % more CPU)."""
     install(session, "tests")
     run(session, "coverage", "erase")
     run(session, "coverage", "run", "-m", "pytest", *SHOWN, *QUICK, **FOR_TESTS)
