@@ -41,6 +41,8 @@ HOOKS = {
     "os._exit at import": "import os\nos._exit(0)\n",
     "last teardown": "import pytest\ndef pytest_runtest_teardown():\n    pytest.exit('enough', returncode=0)\n",
 }
+BY_DAY = ("session finish, around all", "unconfigure", "another main", "os._exit at exit")
+"""Without a test, one hook of each kind: of the session, after it, before it, and one that leaves the process."""
 LOOKING = (
     "--collect-only",
     "--co",
@@ -53,14 +55,24 @@ LOOKING = (
 )
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("tests", [PLAIN, ""], ids=["a test", "no test"])
-def test_no_hook_opens_the_gate(starter: Starter, hook: str, tests: str) -> None:
+def assert_shut(starter: Starter, hook: str, tests: str) -> None:
     """A hook that turns the exit status into 0 does not turn the verdict."""
     starter.write(conftest=HOOKS[hook], test_plain=tests)
     launch = starter.pytest("--gpucluster-gate", "test_plain.py")
     assert launch.end() in (1, 5), launch.output
     launch.gone()
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_no_hook_opens_the_gate(starter: Starter, hook: str) -> None:
+    """With a test that passes."""
+    assert_shut(starter, hook, PLAIN)
+
+
+@pytest.mark.parametrize("hook", [hook if hook in BY_DAY else pytest.param(hook, marks=pytest.mark.slow) for hook in HOOKS])
+def test_no_hook_opens_the_gate_without_a_test(starter: Starter, hook: str) -> None:
+    """With a file in which there is none."""
+    assert_shut(starter, hook, "")
 
 
 @pytest.mark.parametrize("option", LOOKING)

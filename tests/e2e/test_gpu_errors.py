@@ -29,6 +29,22 @@ SOAK = "gpu_errors_soak"
 FIRST = "gpu_count"
 """Judged before ``test_between``, so the run has begun by then, as in a whole suite."""
 LOST = {"node0-gpu1": "error"}
+COUNTED_BEFORE = ("ecc.cor.vol 3", "ecc.unc.vol 2", "pcie.replay 40", "nvlink.4.recovery 3", "nvlink.4.crc_data 7")
+FAULTS = {
+    "ecc.unc.vol 3": ("ecc_growth", "failed", "ecc_growth at "),
+    "field.271 1500000000": ("gpu_held_back", "failed", "power_brake_s +1.5"),
+    "err.field.271 3": ("gpu_held_back", "error", "power_brake_s is not available: the counter is not there"),
+    "pcie.replay 49": ("pcie_replays", "failed", "pcie_replays at "),
+    "nvlink.4.recovery 4": ("nvlink_errors", "failed", "link 4 recoveries +1"),
+    "ecc.unc.vol 0": ("ecc_growth", "error", "the counter was reset during the run"),
+    "pcie.replay 0": ("pcie_replays", "error", "the counter was reset during the run"),
+    "err.nvmlDeviceGetTotalEccErrors 3": ("ecc_growth", "error", "Not Supported"),
+    "nvlink.7 0": ("gpu_worsened", "failed", "link 7 went down"),
+    "recovery 1": ("gpu_worsened", "failed", "reset it (nvidia-smi --gpu-reset)"),
+    "remap.pending 1": ("gpu_worsened", "failed", "remapped_rows_pending is True, was False"),
+    "err.nvmlDeviceGetRepairStatus 3": ("gpu_worsened", "error", "channel_repair_pending is not"),
+}
+"""What GPU 1, GPU 2 and so on count during the run: the criterion, its outcome, and a part of its reason or evidence."""
 BEGIN = "count 2\n1.ecc.cor.vol 3\n1.ecc.unc.vol 2\n1.pcie.replay 40\n1.nvlink.4.recovery 3\n1.nvlink.4.crc_data 7\n"
 
 
@@ -111,21 +127,42 @@ def test_counters_that_hardly_grow(tmp_path: Path, library: Path) -> None:
     assert (ran.results["verdict"], ran.returncode) == ("ACCEPTED", 0)
 
 
+@pytest.fixture(scope="module")
+def worn(tmp_path_factory: pytest.TempPathFactory, library: Path) -> FinishedRun:
+    """One host whose every GPU but the first counts something else during the run."""
+    begin = [f"{gpu}.{line}" for gpu in range(1, 1 + len(FAULTS)) for line in COUNTED_BEFORE]
+    between = "\n".join(f"{gpu}.{line}" for gpu, line in enumerate(FAULTS, 1))
+    return run(
+        tmp_path_factory.mktemp("worn"),
+        library,
+        begin="\n".join([f"count {1 + len(FAULTS)}", *begin, ""]),
+        between=between,
+    )
+
+
+def test_each_fault_shows_at_its_gpu_and_nowhere_else(worn: FinishedRun) -> None:
+    """The right criteria are not green, at the right places; each GPU is named, also by a value of its node; GPU 0 is not."""
+    bad: dict[str, dict[str, str]] = {}
+    for gpu, (key, outcome, _) in enumerate(FAULTS.values(), 1):
+        bad.setdefault(key, {})["node0" if key == "nvlink_errors" else f"node0-gpu{gpu}"] = outcome
+    assert outcomes(worn) == bad, worn.stdout
+    assert sorted(place for one in worn.results["culprits"] for place in one["places"]) == sorted(
+        f"node0-gpu{gpu}" for gpu in range(1, 1 + len(FAULTS))
+    )
+    assert worn.results["verdict"] == "REJECTED"
+
+
+@pytest.mark.parametrize(("fault", "gpu"), [(fault, gpu) for gpu, fault in enumerate(FAULTS, 1)])
+def test_why_a_gpu_is_not_green(worn: FinishedRun, fault: str, gpu: int) -> None:
+    """The row of its criterion says what was counted, or why nothing is known."""
+    key, _, said = FAULTS[fault]
+    row = worn.row(key, "node0" if key == "nvlink_errors" else f"node0-gpu{gpu}")
+    assert said in f"{row['reason']} {row['evidence']}"
+
+
 @pytest.mark.parametrize(
     ("between", "bad", "said"),
     [
-        ("1.ecc.unc.vol 3", {"ecc_growth": {"node0-gpu1": "failed"}}, "ecc_growth at "),
-        ("1.field.271 1500000000", {"gpu_held_back": {"node0-gpu1": "failed"}}, "power_brake_s +1.5"),
-        pytest.param(
-            "1.err.field.271 3",
-            {"gpu_held_back": {"node0-gpu1": "error"}},
-            "power_brake_s is not available: the counter is not there",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.pcie.replay 49", {"pcie_replays": {"node0-gpu1": "failed"}}, "pcie_replays at ", marks=pytest.mark.slow
-        ),
-        ("1.nvlink.4.recovery 4", {"nvlink_errors": {"node0": "failed"}}, "link 4 recoveries +1"),
         pytest.param(
             "1.nvlink.9.replay 2", {"nvlink_errors": {"node0": "failed"}}, "link 9 replays +2", marks=pytest.mark.slow
         ),
@@ -133,18 +170,6 @@ def test_counters_that_hardly_grow(tmp_path: Path, library: Path) -> None:
             "1.nvlink.3.crc_flit 900000",
             {"nvlink_errors": {"node0": "failed"}},
             "crc_flits, most on link 3, +900000",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.ecc.unc.vol 0",
-            {"ecc_growth": {"node0-gpu1": "error"}},
-            "the counter was reset during the run",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.pcie.replay 0",
-            {"pcie_replays": {"node0-gpu1": "error"}},
-            "the counter was reset during the run",
             marks=pytest.mark.slow,
         ),
         pytest.param(
@@ -159,31 +184,6 @@ def test_counters_that_hardly_grow(tmp_path: Path, library: Path) -> None:
             "Not Supported",
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            "1.err.nvmlDeviceGetTotalEccErrors 3",
-            {"ecc_growth": {"node0-gpu1": "error"}},
-            "Not Supported",
-            marks=pytest.mark.slow,
-        ),
-        ("1.nvlink.7 0", {"gpu_worsened": {"node0-gpu1": "failed"}}, "link 7 went down"),
-        pytest.param(
-            "1.recovery 1",
-            {"gpu_worsened": {"node0-gpu1": "failed"}},
-            "reset it (nvidia-smi --gpu-reset)",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.remap.pending 1",
-            {"gpu_worsened": {"node0-gpu1": "failed"}},
-            "remapped_rows_pending is True, was False",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.err.nvmlDeviceGetRepairStatus 3",
-            {"gpu_worsened": {"node0-gpu1": "error"}},
-            "channel_repair_pending is not",
-            marks=pytest.mark.slow,
-        ),
         (
             "1.err 15",
             {
@@ -195,7 +195,7 @@ def test_counters_that_hardly_grow(tmp_path: Path, library: Path) -> None:
     ],
 )
 def test_one_gpu(tmp_path: Path, library: Path, between: str, bad: dict[str, Any], said: str) -> None:
-    """The right criterion is not green, at the right place, and nothing else is."""
+    """As above for what cannot share a run: counters of the node's links, and a GPU that tells nothing any more."""
     ran = run(tmp_path, library, between=between)
     assert outcomes(ran) == bad, ran.stdout
     assert said in " ".join(ran.stdout.split())  # long lines are wrapped

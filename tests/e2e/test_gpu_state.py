@@ -24,9 +24,35 @@ pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 OF_NODE = ("nvlink_links", "fabric_state")
 OF_GPU = ("recovery_action", "memory_repair", "compute_mode", "persistence", "power_limit")
-GPU_1 = {"node0-gpu1": "failed"}
-UNREAD = {"node0-gpu1": "error"}
 JUDGED = (*OF_NODE, *OF_GPU)
+LOWER = {500_000: 200.0, 699_000: 1.0}
+"""Power limits in mW, and how many W each is below the default of the board."""
+FAULTS = {
+    "recovery 1": ("recovery_action", "failed", "next: end all processes on the GPU and reset it"),
+    "recovery 2": ("recovery_action", "failed", "next: reboot the node"),
+    "recovery 99": ("recovery_action", "failed", "NVML asks for unknown_99"),
+    "err.field.230 2": ("recovery_action", "error", "recovery_action is not available: Invalid Argument"),
+    "unrepairable 1": ("memory_repair", "failed", "next: take the GPU out of service"),
+    "sram.threshold 1": ("memory_repair", "failed", "its SRAM has had too many uncorrectable errors"),
+    "repair.channel 1": ("memory_repair", "failed", "next: reset the GPU"),
+    "repair.tpc 1": ("memory_repair", "failed", "a processing cluster (TPC) waits for a repair"),
+    "repair.tpc 1; err.nvmlDeviceGetSramEccErrorStatus 3": ("memory_repair", "failed", "waits for a repair"),
+    "err.nvmlDeviceGetRepairStatus 13": ("memory_repair", "error", "channel_repair_pending is not available: Function Not"),
+    "compute.mode 3": ("compute_mode", "failed", "mode exclusive_process"),
+    "err.nvmlDeviceGetPersistenceMode 3": ("persistence", "error", "persistence is not available: Not Supported"),
+    "err.nvmlDeviceGetPowerManagementDefaultLimit 3": (
+        "power_limit",
+        "error",
+        "power_limit_default_w is not available: Not Supported",
+    ),
+    **{f"power.limit_mw {limit_mw}": ("power_limit", "passed", "") for limit_mw in LOWER},
+}
+"""The fault of GPU 1, of GPU 2 and so on: its criterion, the outcome and a part of the reason. The simulator has 16 GPUs."""
+FAULTS_OF_NODE = {
+    "14.fabric.state 2": ("fabric_state", "next: look at the fabric manager of the node"),
+    "15.nvlink.4 0": ("nvlink_links", "node0-gpu15: link 4 is down"),
+}
+"""At a GPU that has no other fault, and seen by a criterion of the node."""
 
 
 @pytest.fixture(scope="module")
@@ -88,88 +114,52 @@ def test_healthy_host(tmp_path: Path, library: Path) -> None:
     assert (ran.results["verdict"], ran.returncode) == ("ACCEPTED", 0)
 
 
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory: pytest.TempPathFactory, library: Path) -> FinishedRun:
+    """One host whose every GPU but the first has a fault of its own, or a lower power limit."""
+    of_gpus = [f"{gpu}.{line}" for gpu, fault in enumerate(FAULTS, 1) for line in fault.split("; ")]
+    scenario = (f"count {1 + len(FAULTS)}", *of_gpus, *FAULTS_OF_NODE)
+    return run(tmp_path_factory.mktemp("sick"), library, "\n".join(scenario))
+
+
+def test_each_fault_shows_at_its_gpu_and_nowhere_else(sick: FinishedRun) -> None:
+    """GPU 0 is green, and so is every other criterion of each GPU; a lower power limit is accepted."""
+    bad: dict[str, dict[str, str]] = {key: {"node0": "failed"} for key, _ in FAULTS_OF_NODE.values()}
+    for gpu, (key, outcome, _) in enumerate(FAULTS.values(), 1):
+        if outcome != "passed":
+            bad.setdefault(key, {})[f"node0-gpu{gpu}"] = outcome
+    assert outcomes(sick) == bad, sick.stdout
+    assert sick.results["verdict"] == "REJECTED"
+
+
+@pytest.mark.parametrize(("fault", "gpu"), [(fault, gpu) for gpu, fault in enumerate(FAULTS, 1)])
+def test_why_a_gpu_is_not_green(sick: FinishedRun, fault: str, gpu: int) -> None:
+    """The row of its criterion says what was found, and what to do next."""
+    key, _, said = FAULTS[fault]
+    assert said in sick.row(key, f"node0-gpu{gpu}")["reason"]
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_NODE)
+def test_why_a_node_is_not_green(sick: FinishedRun, fault: str) -> None:
+    """The row of its criterion names the GPU, the link or what to look at."""
+    key, said = FAULTS_OF_NODE[fault]
+    assert said in sick.row(key, "node0")["reason"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "bad", "said"),
     [
-        ("1.recovery 1", {"recovery_action": GPU_1}, "next: end all processes on the GPU and reset it"),
-        pytest.param("1.recovery 2", {"recovery_action": GPU_1}, "next: reboot the node", marks=pytest.mark.slow),
-        pytest.param("1.recovery 99", {"recovery_action": GPU_1}, "asked for unknown_99", marks=pytest.mark.slow),
-        pytest.param(
-            "1.err.field.230 2",
-            {"recovery_action": UNREAD},
-            "recovery_action could not be read: Invalid Argument",
-            marks=pytest.mark.slow,
-        ),
-        ("1.unrepairable 1", {"memory_repair": GPU_1}, "next: take the GPU out of service"),
-        pytest.param(
-            "1.sram.threshold 1",
-            {"memory_repair": GPU_1},
-            "its SRAM has had too many uncorrectable errors",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("1.repair.channel 1", {"memory_repair": GPU_1}, "next: reset the GPU", marks=pytest.mark.slow),
-        pytest.param(
-            "1.repair.tpc 1", {"memory_repair": GPU_1}, "a processing cluster (TPC) waits for a repair", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "1.repair.tpc 1\n1.err.nvmlDeviceGetSramEccErrorStatus 3",
-            {"memory_repair": GPU_1},
-            "waits for a repair",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.err.nvmlDeviceGetRepairStatus 13",
-            {"memory_repair": UNREAD},
-            "channel_repair_pending is not available: Function Not",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("1.compute.mode 3", {"compute_mode": GPU_1}, "mode exclusive_process", marks=pytest.mark.slow),
-        pytest.param(
-            "1.err.nvmlDeviceGetPersistenceMode 3",
-            {"persistence": UNREAD},
-            "persistence could not be read: Not Supported",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.err.nvmlDeviceGetPowerManagementDefaultLimit 3",
-            {"power_limit": UNREAD},
-            "power_limit_default_w could not be read: Not Supported",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.fabric.state 1",
-            {"fabric_state": {"node0": "failed"}},
-            "node0-gpu1 its state is not_started",
-            marks=pytest.mark.slow,
-        ),
-        ("1.fabric.state 2", {"fabric_state": {"node0": "failed"}}, "next: look at the fabric manager of the node"),
-        pytest.param(
-            "1.fabric.health 0x1", {"fabric_state": {"node0": "failed"}}, "degraded bandwidth", marks=pytest.mark.slow
-        ),
-        pytest.param("1.fabric.state 0", {"fabric_state": {"node0": "error"}}, "it tells of no fabric", marks=pytest.mark.slow),
-        ("1.nvlink.4 0", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1: link 4 is down"),
-        pytest.param(
-            "1.nvlink.17.speed 13281",
-            {"nvlink_links": {"node0": "failed"}},
-            "node0-gpu1 link 17 at 13.281 of 25 GB/s",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.err.field.164 3",
-            {"nvlink_links": {"node0": "error"}},
-            "its rate is not available: Not Supported",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "1.err.nvmlDeviceGetNvLinkState 3",
-            {"nvlink_links": {"node0": "error"}},
-            "NVLinks are not available: Not Supported",
-            marks=pytest.mark.slow,
-        ),
+        ("1.fabric.state 1", {"fabric_state": {"node0": "failed"}}, "node0-gpu1 its state is not_started"),
+        ("1.fabric.health 0x1", {"fabric_state": {"node0": "failed"}}, "degraded bandwidth"),
+        ("1.fabric.state 0", {"fabric_state": {"node0": "error"}}, "it tells of no fabric"),
+        ("1.nvlink.17.speed 13281", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 17 at 13.281 of 25 GB/s"),
+        ("1.err.field.164 3", {"nvlink_links": {"node0": "error"}}, "its rate is not available: Not Supported"),
+        ("1.err.nvmlDeviceGetNvLinkState 3", {"nvlink_links": {"node0": "error"}}, "NVLinks are not available: Not Supported"),
     ],
 )
 def test_one_bad_gpu(tmp_path: Path, library: Path, scenario: str, bad: dict[str, Any], said: str) -> None:
-    """One criterion is not green, at one place, and says why."""
+    """One criterion of the node is not green, and says why; two such faults cannot share a run."""
     ran = run(tmp_path, library, f"count 2\n{scenario}")
     assert outcomes(ran) == bad, ran.stdout
     assert all(said in ran.row(key, place)["reason"] for key, places in bad.items() for place in places)
@@ -184,15 +174,14 @@ def test_what_a_gpu_asks_for_is_the_next_step(tmp_path: Path, library: Path) -> 
     assert "start nothing new on it, and reset it" in " ".join(ran.stdout.split())
 
 
-@pytest.mark.parametrize(("limit_mw", "value"), [(500_000, 200.0), (699_000, 1.0)])
-def test_lower_power_limit_is_shown(tmp_path: Path, library: Path, limit_mw: int, value: float) -> None:
+@pytest.mark.parametrize(("limit_mw", "value"), LOWER.items())
+def test_lower_power_limit_is_shown(sick: FinishedRun, limit_mw: int, value: float) -> None:
     """A GPU below the default of its board is shown with both, and accepted: its owner may want it so."""
-    ran = run(tmp_path, library, f"count 2\n1.power.limit_mw {limit_mw}")
-    assert outcomes(ran) == {}, ran.stdout
-    row = ran.row("power_limit", "node0-gpu1")
+    gpu = 1 + [*FAULTS].index(f"power.limit_mw {limit_mw}")
+    row = sick.row("power_limit", f"node0-gpu{gpu}")
     assert (row["value"], row["unit"], row["advisory"]) == (value, "W", True)
     assert row["evidence"] == {"power_limit_w": limit_mw / 1000, "power_limit_default_w": 700.0}
-    assert "power_limit" in ran.stdout
+    assert "power_limit" in sick.stdout
 
 
 @pytest.mark.slow

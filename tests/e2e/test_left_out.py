@@ -71,6 +71,8 @@ OPTIONS = {
     ("test_judges.py::test_judged", "deep/test_plain.py::test_sum"): {"judged", "sum"},
     ("test_judges.py::TestGroup", "deep"): EVERYTHING - {"judged"},
 }
+AT_NIGHT = (("--deselect", "deep"), ("test_judges.py::TestGroup", "deep"))
+"""Each has a sibling by day: another thing deselected, another test named."""
 LEFT_OUT = "not_selected"
 
 
@@ -108,7 +110,9 @@ def test_nothing_left_out(tmp_path: Path) -> None:
     assert ran.results["verdict"] == "REHEARSED"
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [pytest.param(one, marks=pytest.mark.slow) if one in AT_NIGHT else one for one in OPTIONS], ids=" ".join
+)
 def test_by_an_option(tmp_path: Path, options: tuple[str, ...]) -> None:
     """By -k, -m, --deselect, or by naming tests of a file."""
     assert_left_out(started(tmp_path, *options), EVERYTHING - OPTIONS[options])
@@ -124,10 +128,10 @@ def test_by_a_hook(tmp_path: Path, hook: str) -> None:
     ("files", "options"),
     [
         ({CONFTEST: "collect_ignore = ['deep']\n"}, ()),
-        ({CONFTEST: "collect_ignore_glob = ['*plain*']\n"}, ()),
+        pytest.param({CONFTEST: "collect_ignore_glob = ['*plain*']\n"}, (), marks=pytest.mark.slow),
         ({CONFTEST: IGNORES}, ()),
         ({}, ("--ignore=deep/test_plain.py",)),
-        ({}, ("--ignore=deep",)),
+        pytest.param({}, ("--ignore=deep",), marks=pytest.mark.slow),
         ({}, ("--ignore-glob=*plain*",)),
     ],
 )

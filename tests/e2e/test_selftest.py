@@ -23,7 +23,7 @@ STRAGGLERS = {
     for quantity in ("bf16_tflops", "hbm_bandwidth")
 }
 LIMITS = {**STRAGGLERS, "silent_corruption": entry(max=0)}
-AT_ONCE_S = 3.0
+AT_ONCE_S = 15.0
 """As in tests/faults: 0.03 to 0.3 s were measured, the rest is for a busy machine."""
 
 
@@ -32,7 +32,7 @@ def launched(folder: Path, *arguments: str, ranks: int, torchrun: Torchrun | Non
     limits = write_limits(folder / "limits.yaml", LIMITS, extends=False)
     expect = f"--gpucluster-expect=nodes=1,gpus_per_node={ranks}"
     given = ("--gpucluster-selftest", expect, limits, *arguments, "test_looking.py")
-    return run_pytest(folder, *given, torchrun=torchrun, timeout_s=90)
+    return run_pytest(folder, *given, torchrun=torchrun)
 
 
 @pytest.fixture(scope="module")

@@ -116,15 +116,34 @@ def test_collectives_of_a_slow_node_are_missed(tmp_path: Path) -> None:
 
 
 def test_the_node_that_slows_all_is_named(tmp_path: Path) -> None:
-    """Smaller groups are measured at once; results.json and the screen name that node, and what the others reach without it."""
-    run = simulate(tmp_path, "6x2", "-k", "inter_node_busbw and all_reduce or busbw_scaling", bad=("node4:uplink",))
+    """Smaller groups are measured at once; results.json and the screen name that node, and what the others reach without it.
+
+    Each of its GPUs is measured with the one of its number elsewhere: the whole node is slow, not one way out of it.
+    """
+    run = simulate(tmp_path, "6x4", "-k", "inter_node_busbw and all_reduce or busbw_scaling", bad=("node4:uplink",))
     assert {row["outcome"] for row in run.results["criteria"] if row["outcome"] != "not_selected"} == {"failed"}
     (culprit,) = run.results["culprits"]
     assert (culprit["kind"], culprit["place"]["id"], culprit["confidence"]) == ("node", "node4", "high")
     assert set(culprit["criteria"]) == {"inter_node_busbw[all_reduce]", "busbw_scaling"}
     assert "groups with it missed the limit" in culprit["evidence"][0]
-    reason = next(row["reason"] for row in run.results["criteria"] if row["criterion"] == "inter_node_busbw[all_reduce]")
-    assert re.search(r"the rest 96\.65 GB/s on \d nodes, searched \d+ smaller groups in \d+ rounds, ", reason)
+    reason = run.row("inter_node_busbw[all_reduce]")["reason"]
+    assert re.search(r"the rest 193\.3 GB/s on \d nodes, searched \d+ smaller groups in \d+ rounds, ", reason)
+    assert_ways_are_measured(run, r"each of its 4 GPUs is slow by itself \(best 28\.81; 57\.6\d GB/s between good nodes\)")
+
+
+def assert_ways_are_measured(run: FinishedRun, said: str) -> None:
+    """The row of the collective says it of node 4, in its evidence and its reason."""
+    row = run.row("inter_node_busbw[all_reduce]")
+    assert re.fullmatch(said, row["evidence"]["node4 by GPU"])
+    assert re.search(said, " ".join(row["reason"].split()))
+
+
+def test_one_way_out_of_a_node_is_slow(tmp_path: Path) -> None:
+    """Each GPU is measured with the one of its number elsewhere: the node is to blame, and its GPU 1 is named."""
+    run = simulate(tmp_path, "6x4", "-k", "inter_node_busbw and all_reduce", bad=("node4:rail",))
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"]) == ("node", "node4")
+    assert_ways_are_measured(run, r"by itself only the way of gpu1 28\.81 is slow \(57\.6\d GB/s between good nodes\)")
 
 
 def test_the_leaf_switch_that_slows_all_is_named(tmp_path: Path) -> None:
@@ -164,23 +183,6 @@ def test_of_two_leaf_switches_the_way_between_them_is_named(tmp_path: Path) -> N
     (culprit,) = run.results["culprits"]
     assert (culprit["kind"], culprit["place"], len(culprit["places"])) == ("switch", None, 8)
     assert culprit["evidence"][0].startswith("the way between switch leaf0 and switch leaf1 is to blame: gpu-node-0 (node0), ")
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("uplink", r"each of its 4 GPUs is slow by itself \(best 28\.81; 57\.6\d GB/s between good nodes\)"),
-        ("rail", r"by itself only the way of gpu1 28\.81 is slow \(57\.6\d GB/s between good nodes\)"),
-    ],
-)
-def test_the_ways_of_a_slow_node_are_measured(tmp_path: Path, fault: str, said: str) -> None:
-    """Each GPU with the one of its number elsewhere: the whole node is slow, or one way out of it."""
-    run = simulate(tmp_path, "6x4", "-k", "inter_node_busbw and all_reduce", bad=(f"node4:{fault}",))
-    (culprit,) = run.results["culprits"]
-    assert (culprit["kind"], culprit["place"]["id"]) == ("node", "node4")
-    row = next(row for row in run.results["criteria"] if row["criterion"] == "inter_node_busbw[all_reduce]")
-    assert re.fullmatch(said, row["evidence"]["node4 by GPU"])
-    assert re.search(said, " ".join(row["reason"].split()))
 
 
 MEASURED_BY_A_WRONG_CLOCK = {

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PACKAGED = ("bf16_soak", "silent_corruption_soak", "hbm_pattern_soak")
 PLACES = ("node0-cpu0", "node0-cpu1")
-SOAK_S = 20
+SOAK_S = 30
 """Long enough for two rounds on a machine that is busy with other things."""
 LIMITS: dict[str, Any] = {
     key: entry(

@@ -164,6 +164,7 @@ def test_what_was_not_measured_says_why(mixed: FinishedRun) -> None:
     assert "of its siblings (NVIDIA H200) 0 could" in mixed.case("test_straggler[node0-cpu2-bf16_at_clock]").text
 
 
+@pytest.mark.slow  # by day, `mixed` has one that fails and a slow one that is named
 def test_one_that_fails_does_not_blind_the_others(ran: Any) -> None:
     """Three of four are compared all the same, and the slow one among them is found."""
     found = ran(dies=[0], slow={"3": 0.9})
@@ -187,7 +188,8 @@ def test_one_gpu_is_too_few_by_rule(ran: Any) -> None:
         assert few.row(key, PLACES[0])["reason"].startswith("needs 2 GPUs")
 
 
-@pytest.mark.parametrize(("share", "outcome"), [(1.0, "passed"), pytest.param(0.88, "noisy", marks=pytest.mark.slow)])
+@pytest.mark.slow  # by day, four that are alike pass, and nobody is named among four that hide each other
+@pytest.mark.parametrize(("share", "outcome"), [(1.0, "passed"), (0.88, "noisy")])
 def test_of_two_that_differ_nobody_is_named(ran: Any, share: float, outcome: str) -> None:
     """Two that are alike pass. Of two that are not, one is slow, and nothing shows which."""
     two = ran(ranks=2, slow={"1": share})

@@ -69,7 +69,7 @@ def test_foreign_suite_is_not_touched(starter: Starter) -> None:
         test_foreign=FOREIGN, conftest="def pytest_configure(config): config.addinivalue_line('markers', 'distributed')"
     )
     launch = starter.torchrun(ranks=2)
-    assert launch.end(within_s=40) == 0, launch.output
+    assert launch.end() == 0, launch.output
     launch.gone()
     assert launch.output.count("4 passed") == 2
     for name in ("ran-0", "ran-1", "a-0", "a-1", "b-0", "b-1"):
@@ -284,7 +284,7 @@ def test_xdist_plainly(starter: Starter) -> None:
     starter.write(test_house=HOUSE)
     limits = write_limits(starter.folder / "limits.yaml", HOUSE_LIMITS, extends=False)
     launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-n", "2")
-    status = launch.end(within_s=90)
+    status = launch.end()
     launch.gone()
     if status == 4:
         assert launch.output.count("let several processes measure the same GPU") == 1
@@ -324,7 +324,7 @@ def test_run_with_the_others_installed(starter: Starter, beside: str, started: s
     limits = write_limits(starter.folder / "limits.yaml", HOUSE_LIMITS, extends=False)
     theirs = ("--randomly-seed=5", "--timeout=60", "--html=report.html", "--report-log=log.jsonl")
     launch = getattr(starter, started)("--gpucluster", limits, "--junitxml=junit.xml", *theirs, PYTHONPATH=beside)
-    assert launch.end(within_s=90) == 1, launch.output
+    assert launch.end() == 1, launch.output
     launch.gone()
     for name in NAMES:
         assert f"{name}-" in launch.output.partition("plugins: ")[2].partition("\n")[0], name
@@ -367,7 +367,7 @@ def test_repeating_until_it_is_green(starter: Starter, beside: str, asked: str) 
     limits = write_limits(starter.folder / "limits.yaml", {**HOUSE_LIMITS, "at_second": entry()}, extends=False)
     options = ("--reruns", "2") if asked == "option" else ()
     launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-p", "no:randomly", *options, PYTHONPATH=beside)
-    status = launch.end(within_s=90)
+    status = launch.end()
     launch.gone()
     if status == 4:
         assert "rerun" in launch.output.partition("ERROR: ")[2], launch.output
@@ -404,7 +404,7 @@ def test_a_time_limit_that_strikes(starter: Starter, beside: str) -> None:
         starter.folder / "limits.yaml", {**HOUSE_LIMITS, "slow": entry(), "zz_after": entry(min=10)}, extends=False
     )
     launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-p", "no:randomly", PYTHONPATH=beside)
-    assert launch.end(within_s=25) == 1, launch.output
+    assert launch.end() == 1, launch.output
     launch.gone()
     assert outcomes(launch) == {**EXPECTED, "slow": "error", "zz_after": "passed"}
     reason = next(row["reason"] for row in launch.results()["criteria"] if row["criterion"] == "slow")

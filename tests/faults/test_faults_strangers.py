@@ -82,7 +82,7 @@ def arguments(starter: Starter) -> tuple[str, ...]:
 
 def measuring(launch: Launch, name: str) -> None:
     """Wait until a worker is in this measurement."""
-    launch.until((launch.cwd / f"in-{name}").exists, within_s=60, what=f"worker in {name}")
+    launch.until((launch.cwd / f"in-{name}").exists, what=f"worker in {name}")
 
 
 def go_on(launch: Launch, name: str) -> None:
@@ -192,16 +192,16 @@ def attacked(shared_starter: Starter) -> Launch:
         go_on(launch, "first")
         measuring(launch, "second")
         store.set(f"res/{last_command(store)[1]['id']}/0", unsigned(PERFECT))
-        launch.until(lambda: last_command(store)[1].get("kwargs") == {"name": "third"}, within_s=20, what="third call")
+        launch.until(lambda: last_command(store)[1].get("kwargs") == {"name": "third"}, what="third call")
         time.sleep(0.3)  # the third call has reached the agent, whose worker is still in the second
         go_on(launch, "second")
         go_on(launch, "third")
         fourth = starter.folder / "in-fourth"
-        launch.until(lambda: fourth.exists() or launch.has_ended, within_s=40, what="worker in fourth")
+        launch.until(lambda: fourth.exists() or launch.has_ended, what="worker in fourth")
         if fourth.exists():
             forge_commands(store, executed)
         (starter.folder / "go").touch()
-        assert launch.end(within_s=60) == 1, launch.output
+        assert launch.end() == 1, launch.output
         launch.gone()
     return launch
 
@@ -285,6 +285,6 @@ def test_a_strangers_file_in_an_unsigned_run(starter: Starter, tmp_path_factory:
         time.sleep(0.05)
     time.sleep(0.5)
     os.kill(launch.pid, signal.SIGTERM)
-    assert launch.end(within_s=30) != 0, launch.output
+    assert launch.end() != 0, launch.output
     launch.gone()
     assert not executed.exists(), "a file from outside the tests was run"

@@ -22,7 +22,7 @@ def can(*command: str) -> bool:
 
 def ended(launches: list[Launch]) -> list[int]:
     """Exit statuses, every process gone."""
-    codes = [launch.end(within_s=90) for launch in launches]
+    codes = [launch.end() for launch in launches]
     for launch in launches:
         launch.gone()
     return codes

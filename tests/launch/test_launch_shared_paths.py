@@ -40,12 +40,14 @@ def shared(starter: Starter) -> Path:
     return path
 
 
-def start(starter: Starter, shared: Path, *options: str, on_second: str = "true", **variables: str) -> list[Launch]:
-    """Two torchruns as two hosts; ``on_second`` is done on the second one first."""
+def start(
+    starter: Starter, *shared: Path, options: tuple[str, ...] = (), on_second: str = "true", **variables: str
+) -> list[Launch]:
+    """Two torchruns as two hosts that share these paths; ``on_second`` is done on the second one first."""
     limits = {
         "schema": 1,
         "extends": "packaged",
-        "cluster": {"shared_paths": [str(shared)]},
+        "cluster": {"shared_paths": [*map(str, shared)]},
         "criteria": {"shared_paths": {"deadline_s": 10, "recipe": {"within_s": 1}}},
     }
     (starter.folder / "site.yaml").write_text(json.dumps(limits), encoding="utf-8")
@@ -87,30 +89,31 @@ def test_a_path_that_is_not_shared(starter: Starter, shared: Path) -> None:
     assert [path.name for path in shared.iterdir()] == ["users.txt"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("mount -t tmpfs none {parent} && mkdir {folder}", "is not there"),
-        ("mount -t tmpfs -o ro none {shared}", "is mounted read-only"),
-        ("mount -t tmpfs -o size=64k none {shared} && (head -c 65536 /dev/zero > {shared}/full || true)", "is full"),
-    ],
-)
-def test_a_path_that_one_host_cannot_use(starter: Starter, shared: Path, fault: str, said: str) -> None:
-    """A failure at that host with the reason. Nothing says that the other one shares with anybody: an ERROR, never green."""
-    below = starter.folder / "parent" / "shared"
-    below.mkdir(parents=True)
-    path = below if "{parent}" in fault else shared
-    command = fault.format(parent=below.parent, folder=below.parent / "other", shared=path)
-    seen = rows(start(starter, path, on_second=command))
+def test_paths_that_one_host_cannot_use(starter: Starter) -> None:
+    """A failure at that host with each reason. Nothing says that the other one shares with anybody: an ERROR, never green."""
+    faults = {
+        "gone/shared": ("mount -t tmpfs none {path.parent} && mkdir {path.parent}/other", "is not there"),
+        "read-only": ("mount -t tmpfs -o ro none {path}", "is mounted read-only"),
+        "full": ("mount -t tmpfs -o size=64k none {path} && (head -c 65536 /dev/zero > {path}/full || true)", "is full"),
+    }
+    paths = [starter.folder / name for name in faults]
+    for path in paths:
+        path.mkdir(parents=True)
+    commands = [fault.format(path=path) for path, (fault, _) in zip(paths, faults.values(), strict=True)]
+    seen = rows(start(starter, *paths, on_second=" && ".join(commands)))
     assert {place: row["outcome"] for place, row in seen.items()} == {"node0": "error", "node1": "failed"}, seen
-    assert seen["node1"]["evidence"]["found"] == [f"{path} {said}"]
-    assert "no other host could use it" in seen["node0"]["reason"]
+    assert seen["node1"]["evidence"]["found"] == [
+        f"{path} {said}" for path, (_, said) in zip(paths, faults.values(), strict=True)
+    ]
+    reason = " ".join(seen["node0"]["reason"].split())
+    assert [str(path) in reason for path in paths] == [True] * 3, reason
+    assert "no other host could use it" in reason
 
 
 def test_a_path_that_hangs_on_one_host(starter: Starter, shared: Path) -> None:
     """Ended at the deadline; the ERROR names that host and the path. No other call waits for it."""
     stale = {"E2E_STALE": HOSTS[1], "PYTHONPATH": python_path(PLANTS)}
-    launches = start(starter, shared, "-p", "stale", **stale)
+    launches = start(starter, shared, options=("-p", "stale"), **stale)
     seen = rows(launches)
     assert {place: row["outcome"] for place, row in seen.items()} == {"node0": "error", "node1": "error"}, seen
     first = seen["node1"]["reason"].splitlines()[0]
@@ -124,7 +127,7 @@ def test_a_path_that_hangs_on_one_host(starter: Starter, shared: Path) -> None:
 def test_a_killed_run_is_tidied_up_by_the_next(starter: Starter, shared: Path) -> None:
     """Every process killed in the middle leaves folders; the next run on these hosts removes them, and nothing else."""
     stale = {"E2E_STALE": HOSTS[1], "PYTHONPATH": python_path(PLANTS)}
-    launches = start(starter, shared, "-p", "stale", **stale)
+    launches = start(starter, shared, options=("-p", "stale"), **stale)
     launches[0].until(lambda: len(list(shared.iterdir())) > 1, what="a folder of the run's own")
     for launch in launches:
         launch.kill_all()

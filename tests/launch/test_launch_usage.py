@@ -39,9 +39,9 @@ def pytest_configure(config):
 """
 
 
-def refused(launch: Launch, *, within_s: float = 30) -> str:
+def refused(launch: Launch) -> str:
     """The text of a usage error of a plain start; nothing may be written or left running."""
-    assert launch.end(within_s=within_s) == 4, launch.output
+    assert launch.end() == 4, launch.output
     launch.gone()
     assert not (launch.cwd / "gpucluster-results").exists()
     assert "Traceback" not in launch.output
@@ -81,7 +81,7 @@ def test_plain_starts_that_cannot_work(starter: Starter) -> None:
         "no profile 'h100'. Profiles": starter.pytest(ACCEPTANCE, "--gpucluster-profile", "h100"),
     }
     for said, launch in cases.items():
-        assert refused(launch, within_s=60).count(said) == 1, (said, launch.output)
+        assert refused(launch).count(said) == 1, (said, launch.output)
 
 
 def test_gpus_that_do_not_fit_the_start(starter: Starter, simulator: Path) -> None:
@@ -97,7 +97,7 @@ def test_gpus_that_do_not_fit_the_start(starter: Starter, simulator: Path) -> No
         "GPUs of several models": mixed,
     }
     launches = {said: starter.pytest(ACCEPTANCE, **variables) for said, variables in cases.items()}
-    told = {said: refused(launch, within_s=60) for said, launch in launches.items()}
+    told = {said: refused(launch) for said, launch in launches.items()}
     for said, output in told.items():
         assert said in output
         assert "rehearsal" not in output.lower() or "--gpucluster-profile rehearsal" in output
@@ -116,7 +116,7 @@ def test_looking_around_under_torchrun(starter: Starter) -> None:
     """Help, marks, version and collection end with 0, start no worker and leave nothing, results directory included."""
     launches = {option: starter.torchrun(ACCEPTANCE, option, ranks=2) for option in LOOKING}
     for option, shown in LOOKING.items():
-        assert launches[option].end(within_s=60) == 0, launches[option].output
+        assert launches[option].end() == 0, launches[option].output
         launches[option].gone()
         assert re.search(shown, launches[option].output), option
     assert not (starter.folder / "gpucluster-results").exists()
@@ -142,16 +142,16 @@ def test_fixtures_nobody_asked_for(name: str, starter: Starter) -> None:
     """A rank of another project's run: whichever fixture of ours is used, one sentence."""
     starter.write(test_x=USES[name])
     ini = "--override-ini=empty_parameter_set_mark=fail_at_collect"
-    assert refused(starter.pytest("test_x.py", ini, **RANK_0), within_s=60).count(UNASKED) == 1
+    assert refused(starter.pytest("test_x.py", ini, **RANK_0)).count(UNASKED) == 1
 
 
 def test_fixtures_nobody_asked_for_on_each_rank(starter: Starter) -> None:
     """Every rank under torchrun is a pytest and says it; a project without our fixtures is left alone."""
     starter.write(test_x=USES["place"], test_y="def test_y(): pass\n")
     launch = starter.torchrun("test_x.py", ranks=2, options=("--max-restarts=0", "--master-port=0"))
-    assert launch.end(within_s=90) != 0
+    assert launch.end() != 0
     launch.gone()
     assert 1 <= launch.output.count(UNASKED) <= 2, launch.output  # torchrun may end the other rank before
     assert "exitcode  : 4" in launch.output, launch.output
     assert "generate_tests" not in launch.output
-    assert starter.pytest("test_y.py", **RANK_0).end(within_s=60) == 0
+    assert starter.pytest("test_y.py", **RANK_0).end() == 0

@@ -136,7 +136,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Launch]
         for name, more in options.items()
     }
     for name, launch in launches.items():
-        assert launch.end(within_s=90) == (1 if name == "auto" else 0), launch.output
+        assert launch.end() == (1 if name == "auto" else 0), launch.output
     yield launches
     assert not starter.end_all()
 
@@ -189,7 +189,7 @@ def kill_while_testing(starter: Starter, *, the_controller: bool) -> Launch:
     launch = starter.pytest(known, "-n", "2", "--junitxml=junit.xml", HERE="faulty")
     launch.until((starter.folder / "here").exists, within_s=60, what="test to kill")
     os.kill(launch.pid if the_controller else int((starter.folder / "here").read_text(encoding="utf-8")), signal.SIGKILL)
-    launch.end(within_s=60)
+    launch.end()
     launch.gone()
     return launch
 
@@ -251,7 +251,7 @@ def test_wrong_starts(starter: Starter) -> None:
         "need --gpucluster or the ini option": starter.pytest("-n", "2", "unasked"),
     }
     for said, launch in cases.items():
-        assert launch.end(within_s=60) == (1 if "ini option" in said else 4), launch.output
+        assert launch.end() == (1 if "ini option" in said else 4), launch.output
         launch.gone()
         once = 2 if "ini option" in said else 1  # an error in set-up stands in the summary too, where pytest sees a CI
         assert 1 <= launch.output.count(said) <= once, (said, launch.output)

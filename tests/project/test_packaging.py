@@ -160,12 +160,12 @@ def test_ci_calls_the_runner() -> None:
 
 
 def test_the_runner_is_sound() -> None:
-    """.ci/run can be executed, parses, and asks for every gate there is."""
+    """.ci/run can be executed, parses, and asks for every gate there is; `coverage` runs what `tests` runs."""
     runner = REPOSITORY / ".ci" / "run"
     assert os.access(runner, os.X_OK)
     subprocess.run(["bash", "-n", str(runner)], check=True)
     named = sessions_named_in(runner.read_text(encoding="utf-8"))
-    assert {"lint", "types", "imports", "tests", "coverage", "build"} <= named <= sessions_of_noxfile()
+    assert {"lint", "types", "imports", "docs", "coverage", "launches", "netlab", "build"} <= named <= sessions_of_noxfile()
 
 
 def test_readme_commands_exist() -> None:

@@ -256,7 +256,7 @@ class Scenarios:
 
     def ends_between_calls(self) -> None:
         """The worker is killed after its first call."""
-        self.serve(call(), self._end_worker, call())
+        self.serve(patient(call()), self._end_worker, patient(call()))
 
     def _end_worker(self) -> None:
         os.kill(self.store.replies[-1]["value"], signal.SIGKILL)
@@ -265,11 +265,11 @@ class Scenarios:
     def told_to_kill_and_survives(self) -> None:
         """The controller has the worker killed, and SIGKILL does not end it."""
         survive_kills()
-        self.serve(call(), KillWorkers(ranks=OWN), call())
+        self.serve(patient(call()), KillWorkers(ranks=OWN), call())
 
     def hung(self) -> None:
         """A call before and a call after one that hangs."""
-        self.serve(call(), call(hang=True), call())
+        self.serve(patient(call()), call(hang=True), patient(call()))
 
     def leaves_its_pipes_to_a_child(self) -> None:
         """The worker ends before its child, which holds its line and output; the agent sees both ends in one round."""
@@ -303,7 +303,7 @@ class Scenarios:
 
     def interruptible(self) -> None:
         """The worker waits in a system call that any signal interrupts; its group has another member."""
-        self.serve(replace(call(wait=True), groups=PAIR), call())
+        self.serve(replace(call(wait=True), groups=PAIR), patient(call()))
 
     def woken(self) -> None:
         """The worker answers after its deadline and before it is held; then one that hangs."""
@@ -328,7 +328,7 @@ class Scenarios:
     def late_value(self) -> None:
         """The worker returns after the agent of its peer found a hang; then one without a group."""
         self.store.is_hung = True
-        self.serve(replace(call(), groups=PAIR), call())
+        self.serve(replace(call(), groups=PAIR), patient(call()))
 
     def spawner_stopped(self) -> None:
         """The spawner does not answer."""
@@ -348,7 +348,8 @@ class Scenarios:
 
     def worker_does_not_read(self) -> None:
         """The arguments of the second call do not fit into the line."""
-        self.serve(call(deaf=True), call(text="x" * 8_000_000), call())
+        worker_process.SEND_S = 0.5
+        self.serve(patient(call(deaf=True)), call(text="x" * 8_000_000), patient(call()))
 
     def store_without_an_answer(self) -> None:
         """The network is cut: a round of the agent does not end. A worker hangs meanwhile."""
@@ -358,8 +359,7 @@ class Scenarios:
 
     def long_kill(self) -> None:
         """The agent waits 6 s for a worker that SIGKILL does not end."""
-        worker_process.KILL_S = 6.0
-        survive_kills()
+        survive_kills(within_s=6.0)
         self.serve(call(hang=True, immortal=True), call())
 
 
@@ -396,16 +396,16 @@ def patient(command: StartCall) -> StartCall:
     return replace(command, deadline_s=60.0)
 
 
-def survive_kills() -> None:
+def survive_kills(within_s: float = 0.5) -> None:
     """Let workers survive SIGKILL, as in state D. The spawner was forked before, and kills them when this process ends."""
+    worker_process.KILL_S = within_s
     spawner.kill_worker = lambda pid: None
 
 
 if __name__ == "__main__":
     group_hang.LOOK_S, group_hang.SETTLE_S, group_hang.STOPPED_SETTLE_S = 0.4, 0.5, 1.5
-    worker_process.KILL_S = 0.5
-    worker_process.SEND_S = 0.5
     python_stacks.ANSWER_S = 0.2
     flight_recorder.ANSWER_S = 0.1
-    spawner.ANSWER_S = 0.5
+    if sys.argv[1].startswith("spawner_"):
+        spawner.ANSWER_S = 0.5  # read as it starts; the other scenarios leave a busy machine its time
     getattr(Scenarios(), sys.argv[1])()
