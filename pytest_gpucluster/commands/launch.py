@@ -18,6 +18,7 @@ from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import host_list
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
+from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.run_setup import require_torch
 
@@ -114,7 +115,7 @@ def read_job(chosen: argparse.Namespace) -> Job:
     Raises:
         ConfigurationError: a number out of its range, or not as many hosts as nodes.
     """
-    hosts = tuple(host.strip() for host in chosen.hosts.split(",")) if chosen.hosts else ()
+    hosts = hosts_from(chosen.hosts) if chosen.hosts else ()
     for option, number in (("--nnodes", chosen.nnodes), ("--nproc-per-node", chosen.nproc_per_node)):
         if number < 1:
             raise ConfigurationError(f"{option} {number} is not a number above zero")

@@ -129,7 +129,11 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument("--node-rank", type=int, metavar="R", help="which node this is, 0 to N - 1; needed with --run")
     launch.add_argument("--master-addr", required=True, metavar="HOST", help="node 0, as the others reach it")
     launch.add_argument("--master-port", type=int, default=29500, metavar="P", help="default: 29500")
-    launch.add_argument("--hosts", metavar="A,B,...", help="hostnames in the order of node ranks, for messages")
+    launch.add_argument(
+        "--hosts",
+        metavar="A,B,...",
+        help="hostnames in the order of node ranks, or the path of a file with them, or of an earlier run's results",
+    )
     launch.add_argument(
         "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"
     )
