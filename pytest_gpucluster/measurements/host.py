@@ -15,7 +15,7 @@ from pytest_gpucluster.inventory.host_errors import MemoryController, PcieErrors
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
-from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_path, read_peer_memory
+from pytest_gpucluster.inventory.pci_tree import read_addresses, read_gpu_paths, read_path, read_peer_memory
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.protocol.functions import without_device
 
@@ -95,17 +95,14 @@ def nic_paths() -> NicPaths:
 class HostErrors:
     """Errors that the kernel of a host has counted; both are empty in a virtual machine."""
 
-    memory: list[MemoryController]
-    pcie: list[PcieErrors]
+    memory: list[MemoryController] | NotAvailable
+    pcie: list[PcieErrors] | NotAvailable
 
 
 @without_device
 def host_errors() -> HostErrors:
     """Read what the kernel has counted of memory, and of the PCIe ways of GPUs and adapters."""
-    found = nic_paths()
-    ways = [*found.paths.values(), *(or_none(found.gpu_paths) or {}).values()]
-    addresses = [node.address for way in ways if not isinstance(way, NotAvailable) for node in way.nodes]
-    return HostErrors(memory=read_memory_controllers(), pcie=read_pcie_errors(addresses))
+    return HostErrors(memory=read_memory_controllers(), pcie=apply(read_pcie_errors, read_addresses()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
