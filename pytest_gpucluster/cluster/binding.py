@@ -64,6 +64,12 @@ class Binding:
         return attendance_of(self.places)
 
     @cached_property
+    def nic_gb_s_per_gpu(self) -> float | None:
+        """What the ports of the node with the fastest ones carry for each GPU, in 10^9 bytes/s; None where nobody shows it."""
+        shown = [one.ports_gb_s for one in self.identities.values() if one.ports_gb_s is not None]
+        return max(shown) / self.inventory.gpus_per_node if shown else None
+
+    @cached_property
     def by_rank(self) -> Mapping[int, Place]:
         """The GPU at which each rank answers."""
         return {place.rank: place for place in self.places if place.rank is not None}
