@@ -109,7 +109,8 @@ def host_errors() -> HostErrors:
 class SlurmState:
     """A host in a job of Slurm: the controller, the host, what the job has of it, and the GPUs that NVML shows to the job.
 
-    ``partitions`` are the states of the host's partitions by name. ``mig_gpus`` is how many GPUs are in MIG mode.
+    ``partitions`` are the states of the host's partitions by name. ``mig_gpus`` is how many GPUs are in MIG mode. ``block`` is
+    what Slurm's topology/block plugin has the host in; None in none.
     """
 
     controller: str | NotAvailable
@@ -118,6 +119,7 @@ class SlurmState:
     partitions: dict[str, str] | NotAvailable
     gpus_seen: int | NotAvailable
     mig_gpus: int
+    block: str | NotAvailable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +137,12 @@ def slurm_state(*, job: str) -> SlurmState:
     """Ask Slurm about this host. A value that cannot be read says why, and leaves the others."""
     hostname = platform.node()
     name = os.environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
-    with ThreadPoolExecutor(4) as questions:  # at once, so that a controller that is silent costs one deadline
+    with ThreadPoolExecutor(5) as questions:  # at once, so that a controller that is silent costs one deadline
         controller = questions.submit(slurm.read_controller)
         node = questions.submit(slurm.read_node, name, hostname=hostname)
         share = questions.submit(slurm.read_share, job, name)
         partitions = questions.submit(slurm.read_partitions)
+        block = questions.submit(slurm.read_block, name)
         seen, mig_gpus = _gpus()
     return SlurmState(
         controller=controller.result(),
@@ -148,6 +151,7 @@ def slurm_state(*, job: str) -> SlurmState:
         partitions=_of_host(partitions.result(), node.result()),
         gpus_seen=seen,
         mig_gpus=mig_gpus,
+        block=block.result(),
     )
 
 
