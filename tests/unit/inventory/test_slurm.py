@@ -10,7 +10,16 @@ import pytest
 
 from pytest_gpucluster.inventory import slurm
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare, gpus_of, is_in, parse_block, parse_node, parse_share, parse_states
+from pytest_gpucluster.inventory.slurm import (
+    SlurmNode,
+    SlurmShare,
+    gpus_of,
+    is_in,
+    parse_block,
+    parse_node,
+    parse_share,
+    parse_states,
+)
 from tests.support import fake_slurm
 from tests.support.fake_slurm import HOST, IDLE, JOB, REASON
 

@@ -51,9 +51,7 @@ def test_no_run_and_no_real_one(tmp_path: Path) -> None:
     assert hosts_of_earlier_run(tmp_path / "link") == ()
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "own", "hosts"), [(2, "a.site", ("a", "b")), (2, "c", ()), (3, "a", ()), (1, "a", ())]
-)
+@pytest.mark.parametrize(("num_nodes", "own", "hosts"), [(2, "a.site", ("a", "b")), (2, "c", ()), (3, "a", ()), (1, "a", ())])
 def test_another_cluster_is_not_remembered(tmp_path: Path, num_nodes: int, own: str, hosts: tuple[str, ...]) -> None:
     """One of another size, or without this host."""
     assert remembered_hosts(journal(tmp_path, ["a", "b"]), num_nodes=num_nodes, own=own) == hosts
