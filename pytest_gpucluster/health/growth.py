@@ -342,9 +342,8 @@ def judge_earlier_recoveries(counters: Mapping[Any, GpuCounters]) -> Finding:
     for (gpu, link), count in counts.items():
         usual = [one for one in counts.values() if one * STANDS_OUT <= count]
         if count >= STANDS_OUT and is_majority(len(usual), len(counts)):
-            bad.append(
-                (gpu, f"link {link} had been trained again {count} times before the run, most links at most {max(usual)}")
-            )
+            others = f"most links at most {max(usual)}"
+            bad.append((gpu, f"link {link} had been trained again {count} times before the run, {others}"))
     return Finding(bad=gather(bad), kind="gpu", advice=RECOVERIES_ADVICE if bad else None)
 
 

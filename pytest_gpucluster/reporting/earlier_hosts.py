@@ -36,7 +36,7 @@ def hosts_of_earlier_run(folder: Path) -> tuple[str, ...]:
 
 
 def remembered_hosts(folder: Path, *, num_nodes: int, own: str) -> tuple[str, ...]:
-    """The same, where that run had as many nodes and ``own``, the name of this host, among them: else it was another cluster."""
+    """The same, where that run had as many nodes, and this host, ``own``, among them: else it was another cluster."""
     hosts = hosts_of_earlier_run(folder)
     return hosts if len(hosts) == num_nodes and any(is_same_host(own, host) for host in hosts) else ()
 

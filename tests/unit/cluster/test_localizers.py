@@ -161,4 +161,4 @@ def test_each_bad_switch_has_its_nodes(bad: tuple[str, ...], edges: tuple[str, .
     numbers = {name: [4 * int(leaf[-1]) + at for at in range(4)] for leaf, name in names.items()}
     assert {name: [node.node for node in nodes] for name, nodes in found.behind.items()} == numbers
     assert {*found.bad} == {*numbers}
-    assert [node.node for node in found.among] == sorted(sum(numbers.values(), []))
+    assert [node.node for node in found.among] == sorted(node for some in numbers.values() for node in some)
