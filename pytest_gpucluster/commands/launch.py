@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 NOT_GOOD = 1
 THREADS = "OMP_NUM_THREADS"
+SUITE = ("--pyargs", "tests_acceptance")
+"""What pytest is given where nothing is: plain pytest would run other tests, or none, on each node by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ def read_job(chosen: argparse.Namespace) -> Job:
         master_port=chosen.master_port,
         hosts=hosts,
         within_s=chosen.join_deadline_s,
-        pytest_arguments=tuple(chosen.beyond),
+        pytest_arguments=tuple(chosen.beyond) or SUITE,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpucluster", description="Around the acceptance of a GPU cluster.")
+    parser.add_argument("--version", action="version", version=f"pytest-gpucluster {version('pytest-gpucluster')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     report = commands.add_parser("report", help="write JUnit and results.json again, from the journal of a run")
     report.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
