@@ -103,6 +103,7 @@ class Inventory:
     ``requires_kernel_log``: every node has to be able to read its kernel log. ``measures_rails``: each adapter is measured by
     itself. ``nodes_per_domain``: how many nodes an NVLink domain has; 1 where NVLink ends at the node.
     ``hosts``: the expected host of each node, in the order of their numbers, as far as some list names them.
+    ``hosts_are_remembered``: nobody gave that list, an earlier run met these hosts; it counts for them alone.
     """
 
     num_nodes: int
@@ -120,6 +121,7 @@ class Inventory:
     measures_rails: bool = False
     nodes_per_domain: int = 1
     hosts: tuple[str, ...] = ()
+    hosts_are_remembered: bool = False
 
     @property
     def num_domains(self) -> int:

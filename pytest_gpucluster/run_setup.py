@@ -24,6 +24,7 @@ from pytest_gpucluster.judging.promises import changed_terms, short_soak
 from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
+from pytest_gpucluster.reporting.earlier_hosts import remembered_hosts
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import RING, rates_of
@@ -162,8 +163,7 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
     profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
     criteria = thresholds.criteria(profile)
     inventory = _expected(settings, thresholds, profile, _shown(launch, detected))
-    hosts = expected_hosts(os.environ, num_nodes=inventory.num_nodes, own=socket.gethostname())
-    inventory = replace(inventory, slurm_job=_slurm_job(os.environ), hosts=hosts)
+    inventory = replace(_with_hosts(inventory, settings.results_dir), slurm_job=_slurm_job(os.environ))
     _require_gpus(profile, launch, detected)
     setup = RunSetup(
         settings=settings,
@@ -245,6 +245,16 @@ def _expected(settings: Settings, thresholds: ThresholdsFile, profile: Profile, 
         measures_rails=thresholds.content.cluster.rails == "measured",
         nodes_per_domain=profile.nodes_per_domain,
     )
+
+
+def _with_hosts(inventory: Inventory, results_dir: Path) -> Inventory:
+    """The inventory with the expected hosts: of the launcher's list, of Slurm's, else of an earlier run with these results."""
+    own = socket.gethostname()
+    hosts = expected_hosts(os.environ, num_nodes=inventory.num_nodes, own=own)
+    if hosts or inventory.num_nodes == 1:
+        return replace(inventory, hosts=hosts)
+    remembered = remembered_hosts(results_dir, num_nodes=inventory.num_nodes, own=own)
+    return replace(inventory, hosts=remembered, hosts_are_remembered=bool(remembered))
 
 
 def _slurm_job(variables: Mapping[str, str]) -> str | None:

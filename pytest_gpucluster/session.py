@@ -40,6 +40,7 @@ from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.interrupted_soak import link_to
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import bound_facts
+from pytest_gpucluster.thresholds.resolve import SEEN_PORTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,6 +119,12 @@ class RunState:
             shape=self.shape,
             remarks=(*self.remarks, *self.recorder.soak_remarks),
         )
+
+    @property
+    def cluster_facts(self) -> dict[str, float]:
+        """What the bounds of this cluster are made of: its shape, and what its ports carry, as far as any node shows it."""
+        seen = self.binding.nic_gb_s_per_gpu if self.binding is not None else None
+        return {**self.setup.inventory.facts, **({SEEN_PORTS: seen} if seen is not None else {})}
 
     def facts(self) -> dict[str, Any]:
         """What the verdict is about, as results.json has it."""

@@ -203,4 +203,6 @@ def test_pcie_replays(over_run, place, criterion):
 def test_nvlink_errors(over_run, node, recipe, criterion):
     """No NVLink sent packets again or had to be trained again during the run."""
     counters, limits = over_run.of_gpus(node), health.read_limits(recipe("nvlink_errors")["limits"])
-    criterion.judge(health.judge_nvlink_counters(counters, seconds=over_run.seconds, limits=limits), among=counters)
+    found = health.judge_nvlink_counters(counters, seconds=over_run.seconds, limits=limits)
+    before = health.judge_earlier_recoveries({gpu: first for gpu, (first, _) in counters.items()})
+    criterion.judge(health.merge([found, before]), among=counters)

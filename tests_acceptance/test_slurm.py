@@ -22,9 +22,20 @@ def rank_bindings(cluster):
 
 
 @pytest.mark.over_run(slurm_state, per="host", job=job_of)
-def test_slurm_node(over_run, node, criterion):
+def test_slurm_node(over_run, readings, node, cluster, criterion):
     """Slurm gives the host jobs, and counts its GPUs, at the start and at the end: a health check may drain it meanwhile."""
-    criterion.judge(health.at_start_and_end(*over_run[node]))
+    found = health.at_start_and_end(*over_run[node])
+    states = readings.first(slurm_state, per="host", job=job_of)
+    blocks = {other.id: states[other].block for other in states if other not in states.errors}
+    criterion.judge(health.with_remark(found, health.remark_on_blocks(node.id, blocks, domains_of(cluster))))
+
+
+def domains_of(cluster):
+    """The NVLink domain of each node, where the profile promises domains of several nodes."""
+    if cluster.promised.nodes_per_domain == 1:
+        return {}
+    fabrics = {place.node: place.fabric for place in cluster.places if place.fabric is not None}
+    return {node.id: fabrics[node.node] for node in cluster.nodes if node.node in fabrics}
 
 
 def test_slurm_job(readings, rank_bindings, node, criterion):

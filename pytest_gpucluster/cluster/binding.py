@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.numbering import AnsweringNode, number_nodes
+from pytest_gpucluster.cluster.numbering import AnsweringNode, number_nodes, only_own
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import Attendance, attendance_of, error_for, missing_error, not_idle_error, rank_of
 from pytest_gpucluster.controller.call import Call
@@ -64,6 +64,12 @@ class Binding:
         return attendance_of(self.places)
 
     @cached_property
+    def nic_gb_s_per_gpu(self) -> float | None:
+        """What the ports of the node with the fastest ones carry for each GPU, in 10^9 bytes/s; None where nobody shows it."""
+        shown = [one.ports_gb_s for one in self.identities.values() if one.ports_gb_s is not None]
+        return max(shown) / self.inventory.gpus_per_node if shown else None
+
+    @cached_property
     def by_rank(self) -> Mapping[int, Place]:
         """The GPU at which each rank answers."""
         return {place.rank: place for place in self.places if place.rank is not None}
@@ -89,6 +95,7 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     found = {rank: _in_one_line(reply.value) for rank, reply in replies.items() if reply.ok}
     _refuse_other_versions(controller, found)
     found.update(_refuse_other_files(controller, replies))
+    inventory = only_own(inventory, (one.hostname for one in found.values()))
     by_position = _by_position(found, inventory)
     controller.assign_nodes({rank: node for (node, _), rank in by_position.items()})
     ranks = {place: by_position.pop((place.node, place.gpu), None) for place in inventory.places}

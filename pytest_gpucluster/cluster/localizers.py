@@ -100,10 +100,14 @@ class NodeLocalizer:
         slow = tuple(node for node in nodes if node.id in found.nodes)
         effort = effort_of(self._recipe, nodes=2, gpus=2, busbw_gb_s=value / gpus_per_node)
         evidence = {**found.evidence, **self._ways(criterion, effort, slow, until_s=until_s)}
-        among = tuple(node for node in nodes if not found.shared.keys().isdisjoint((node.id, known[node.id])))
+        behind = {
+            words: tuple(node for node in nodes if words in (found.shared.get(node.id), found.shared.get(known[node.id] or "")))
+            for words in found.shared.values()
+        }
+        among = tuple(node for node in nodes if any(node in shared for shared in behind.values()))
         bad: dict[Any, tuple[str, ...]] = dict.fromkeys((*slow, *found.shared.values()), (SLOW,))
         kind: Part | None = "node" if slow else "switch" if bad else None
-        self.found = Finding(bad=bad, kind=kind, among=among, evidence=evidence)
+        self.found = Finding(bad=bad, kind=kind, among=among, behind=behind, evidence=evidence)
         return self.found
 
     def _ways(self, criterion: Criterion, effort: Effort, bad: Sequence[Place], *, until_s: float) -> dict[str, str]:

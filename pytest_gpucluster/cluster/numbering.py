@@ -1,19 +1,20 @@
 """Numbers of nodes: which expected node each host is. Pure.
 
-An expected list of hosts decides where there is one: node N is the N-th host of the list, whoever is absent. Without a list
-the nodes that answer have the first numbers, in the natural order of their hostnames.
+An expected list of hosts decides where there is one: node N is the N-th host of the list, whoever is absent. So does the list
+that an earlier run left, if all that answer are in it. Without a list the nodes that answer have the first numbers, in the
+natural order of their hostnames.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.host_list import is_address, is_same_host
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from pytest_gpucluster.places import Inventory
 
@@ -29,6 +30,17 @@ class AnsweringNode:
     def sort_key(self) -> tuple[tuple[tuple[int, int, str], ...], int, str]:
         """Natural order of hostnames, then torchrun's."""
         return natural_sort_key(self.hostname), self.group_rank, self.hostname
+
+
+def only_own(inventory: Inventory, hostnames: Iterable[str]) -> Inventory:
+    """The inventory without a list that an earlier run left, where a host answers that is not in it: another cluster's."""
+    if not inventory.hosts_are_remembered:
+        return inventory
+    exact = {host.lower() for host in inventory.hosts}
+    others = {name for name in hostnames if name.lower() not in exact}
+    if all(any(is_same_host(name, host) for host in inventory.hosts) for name in others):
+        return inventory
+    return replace(inventory, hosts=(), hosts_are_remembered=False)
 
 
 def number_nodes(nodes: Collection[AnsweringNode], inventory: Inventory) -> dict[AnsweringNode, int]:

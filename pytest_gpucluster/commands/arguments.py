@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import FunctionType, ModuleType
 
+EXAMPLE = "pytest_gpucluster.measurements.gemm:gemm dtype=bfloat16"
+CRITERIA = "A criterion is measured and judged by: pytest --pyargs tests_acceptance -k {!r}"
 FORM = "say MODULE:FUNCTION or path/to/file.py:FUNCTION"
 TAKEN = ("self", "function", "per", "places", "at_once", "deadline_s")
 """Names that ``cluster.run`` keeps for itself."""
@@ -62,7 +64,7 @@ def find_function(text: str) -> Callable[..., Any]:
     """
     where, _, name = text.rpartition(":")
     if not where or not name.isidentifier():
-        raise ConfigurationError(f"{text!r} names no function; {FORM}")
+        raise ConfigurationError(f"{text!r} names no function; {FORM}, for example {EXAMPLE}. {CRITERIA.format(text)}")
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if function is None:

@@ -19,6 +19,7 @@ from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import host_list
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
+from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.run_setup import require_torch
 
@@ -33,6 +34,8 @@ NOT_GOOD = 1
 DEFAULT_PORT = 29500
 """torchrun's own."""
 THREADS = "OMP_NUM_THREADS"
+SUITE = ("--pyargs", "tests_acceptance")
+"""What pytest is given where nothing is: plain pytest would run other tests, or none, on each node by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,7 @@ def read_job(chosen: argparse.Namespace) -> Job:
         ConfigurationError: a number out of its range, not as many hosts as nodes, or a number that nothing says.
     """
     given = dict(vars(chosen))
-    hosts = tuple(host.strip() for host in chosen.hosts.split(",")) if chosen.hosts else ()
+    hosts = hosts_from(chosen.hosts) if chosen.hosts else ()
     needed = ("nnodes", "nproc_per_node", "master_addr", *(["node_rank"] if chosen.run else []))
     step = read_step(os.environ) if any(given[name] is None for name in needed) else None
     if step is not None:
@@ -144,7 +147,7 @@ def read_job(chosen: argparse.Namespace) -> Job:
         master_port=given["master_port"] or DEFAULT_PORT,
         hosts=hosts,
         within_s=chosen.join_deadline_s,
-        pytest_arguments=tuple(chosen.beyond),
+        pytest_arguments=tuple(chosen.beyond) or SUITE,
         start="" if step is None else step.start,
     )
 

@@ -50,6 +50,8 @@ def _lint(path: Path, named: list[JudgingTests], *, has_tests: bool) -> bool:
         is_problem = has_tests or _is_about_the_suite(file)
         for one, name in _without_test(file, named):
             (problems if is_problem or _is_near(name, file) else remarks).append(one)
+    own = {one.message for one in problems if one.file == str(path)}
+    problems = [one for one in problems if one.file == str(path) or one.message not in own]
     for one in sorted({*problems, *remarks}, key=lambda one: (one.file, one.line, one.message)) if file else problems:
         sys.stdout.write(f"{one}\n")
     if not problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpucluster", description="Around the acceptance of a GPU cluster.")
+    parser.add_argument("--version", action="version", version=f"pytest-gpucluster {version('pytest-gpucluster')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     report = commands.add_parser("report", help="write JUnit and results.json again, from the journal of a run")
     report.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
@@ -131,7 +133,11 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument("--node-rank", type=int, metavar="R", help="which node this is, 0 to N - 1; needed with --run")
     launch.add_argument("--master-addr", metavar="HOST", help="node 0, as the others reach it")
     launch.add_argument("--master-port", type=int, metavar="P", help="default: 29500, in Slurm one of this start of the job")
-    launch.add_argument("--hosts", metavar="A,B,...", help="hostnames in the order of node ranks, for messages")
+    launch.add_argument(
+        "--hosts",
+        metavar="A,B,...",
+        help="hostnames in the order of node ranks, or the path of a file with them, or of an earlier run's results",
+    )
     launch.add_argument(
         "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"
     )

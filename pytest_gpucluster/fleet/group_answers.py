@@ -120,7 +120,8 @@ def _between_nodes_gb_s(call: SimulatedCall, operation: str) -> float:
         rates = {"nic_gb_s_per_gpu": PORT_GB_S, "nvlink_gb_s": call.spec.nvlink_gb_s}
         return ALL_TO_ALL_OF_BOUND * all_to_all_gb_s(nodes=nodes, gpus_per_node=gpus, **rates)
     of_ports = OF_PORTS if call.spec.nvlink_gb_s == HOPPER_NVLINK_GB_S else BLACKWELL_OF_PORTS
-    share = of_ports.get(nodes, RINGS_OF_PORTS) if operation == "all_reduce" else RINGS_OF_PORTS
+    has_tree = operation == "all_reduce" and gpus > 1  # of single GPUs a tree sends as much as a ring
+    share = of_ports.get(nodes, RINGS_OF_PORTS) if has_tree else RINGS_OF_PORTS
     return PORT_GB_S * ranks / nodes * share
 
 

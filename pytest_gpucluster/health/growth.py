@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.health.gpu import HEALTHY, judge_recovery, judge_repair
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
+from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import HERE, Finding, gather, merge
 from pytest_gpucluster.judging.forecast import in_words
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "judge_counters",
+    "judge_earlier_recoveries",
     "judge_gpu_counters",
     "judge_memory_errors",
     "judge_nvlink_counters",
@@ -46,6 +48,9 @@ PCIE_GREATEST: Mapping[str, int] = {"pcie_replays": 0xFFFF_FFFF}
 OF_LINK = ("replays", "recoveries", "crc_flits", "crc_data")
 ON_ALL_LINKS = ("crc_flits", "crc_data")
 """Counters that a healthy NVLink counts too: the limit is for all links of a GPU together."""
+STANDS_OUT = 10
+"""Recoveries of one link before the run that are many, where most others have counted at most a tenth of them."""
+RECOVERIES_ADVICE = "look at this NVLink and what it ends at; after a repair load the driver anew, so that it counts from zero"
 ROWS = ("remapped_rows_pending", "remapped_rows_failed")
 GOOD = (HEALTHY, False)
 """What the readings of repairs and rows are of a healthy GPU."""
@@ -316,6 +321,37 @@ def judge_nvlink_counters(
         found.append(Finding(unknown={gpu: odd}))
         found.append(compare_counters(groups, seconds=seconds, limits=limits, summed=ON_ALL_LINKS))
     return merge(found)
+
+
+def judge_earlier_recoveries(counters: Mapping[Any, GpuCounters]) -> Finding:
+    """NVLinks that had been trained again and again before the run, since the driver was loaded, while most others were not.
+
+    A marginal link may recover at no time of a short run: one of a rack had counted 505, and no other link of 320 GPUs any,
+    five days before it took the whole rack along (docs/decisions/0038).
+
+    Args:
+        counters: at the start, by GPU of one node.
+    """
+    counts = {
+        (gpu, link.link): count
+        for gpu, one in counters.items()
+        for link in ([] if isinstance(one.nvlinks, NotAvailable) else one.nvlinks)
+        if (count := or_none(_recoveries(link))) is not None
+    }
+    bad: list[tuple[Subject, str]] = []
+    for (gpu, link), count in counts.items():
+        usual = [one for one in counts.values() if one * STANDS_OUT <= count]
+        if count >= STANDS_OUT and is_majority(len(usual), len(counts)):
+            others = f"most links at most {max(usual)}"
+            bad.append((gpu, f"link {link} had been trained again {count} times before the run, {others}"))
+    return Finding(bad=gather(bad), kind="gpu", advice=RECOVERIES_ADVICE if bad else None)
+
+
+def _recoveries(link: LinkCounters) -> int | NotAvailable:
+    """How often a link was trained again; NVLinks of generation 5 count it under their own name."""
+    if isinstance(link.recoveries, NotAvailable) and isinstance(link.nvlink5, dict):
+        return link.nvlink5.get("recoveries", link.recoveries)
+    return link.recoveries
 
 
 def _link_group(gpu: Any, first: LinkCounters, last: LinkCounters) -> CounterGroup:

@@ -7,7 +7,7 @@ import re
 import statistics
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.health.growth import CounterGroup, compare_counters
 from pytest_gpucluster.inventory.host import UNLIMITED
@@ -16,11 +16,12 @@ from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pytest_gpucluster.errors import Part
     from pytest_gpucluster.health.growth import Counters, Limits
     from pytest_gpucluster.inventory.host import HostFacts
+    from pytest_gpucluster.measurements.host import HostErrors
 
 __all__ = [
     "ClockReading",
@@ -87,7 +88,6 @@ def _of_host(bad: Sequence[str], unknown: Sequence[str], evidence: Mapping[str, 
     return Finding(bad={HERE: bad}, unknown={HERE: unknown}, kind=kind, evidence=evidence)
 
 
-CountedErrors: TypeAlias = "Sequence[MemoryController | PcieErrors]"
 NAMES = {
     MemoryController: {"uncorrected": "memory_uncorrected", "corrected": "memory_corrected"},
     PcieErrors: {"fatal": "pcie_fatal", "nonfatal": "pcie_nonfatal", "corrected": "pcie_corrected"},
@@ -95,8 +95,10 @@ NAMES = {
 """The counters by the names of their limits."""
 
 
-def judge_host_errors(first: CountedErrors, last: CountedErrors, *, seconds: float, limits: Limits) -> Finding | None:
+def judge_host_errors(first: HostErrors, last: HostErrors, *, seconds: float, limits: Limits) -> Finding | None:
     """What a host's memory and PCIe ways counted during the run; None where its kernel shows no such counts.
+
+    Counts that cannot be listed at one end are unknown: they may hold errors.
 
     Args:
         first: the counts at the start.
@@ -104,20 +106,41 @@ def judge_host_errors(first: CountedErrors, last: CountedErrors, *, seconds: flo
         seconds: between the two.
         limits: by the names of :data:`NAMES`.
     """
-    if not first and not last:
+    unread = [
+        f"the counts of its {name} are {counts}, at the {end}"
+        for end, one in (("start", first), ("end", last))
+        for name, counts in (("memory", one.memory), ("PCIe ways", one.pcie))
+        if isinstance(counts, NotAvailable)
+    ]
+    before, after = (_parts(one) for one in (first, last))
+    if not before and not after and not unread:
         return None
-    after = {part.name: part for part in last}
-    gone = {part.name: ("shows no counts at the end",) for part in first if part.name not in after}
-    came = {name: ("showed no counts at the start",) for name in after if name not in {part.name for part in first}}
-    pairs = [(part, after[part.name]) for part in first if part.name in after]
+    odd = {} if unread else _come_and_gone(before, after)
+    pairs = [(part, after[name]) for name, part in before.items() if name in after]
     groups = [CounterGroup(part=one.name, first=_counts(one), last=_counts(two)) for one, two in pairs]
     shown = [name for names in NAMES.values() for name in names.values() if name not in limits]
     found = compare_counters(groups, seconds=seconds, limits=limits, shown=shown)
-    before = [
-        f"{part.name} {name} {value}" for part in first for name, value in _counts(part).items() if _is_old(name, value, limits)
+    old = [
+        f"{part.name} {name} {value}"
+        for part in before.values()
+        for name, value in _counts(part).items()
+        if _is_old(name, value, limits)
     ]
-    told = f"counted before the run: {', '.join(before)}" if before else None
-    return replace(found, unknown={**found.unknown, **gone, **came}, kind="host", remark=told)
+    told = f"counted before the run: {', '.join(old)}" if old else None
+    unknown = {**found.unknown, **odd, **({HERE: tuple(unread)} if unread else {})}
+    return replace(found, unknown=unknown, kind="host", remark=told).with_evidence(parts=len(before))
+
+
+def _parts(errors: HostErrors) -> dict[str, MemoryController | PcieErrors]:
+    listed: list[MemoryController | PcieErrors] = []
+    for counts in (errors.memory, errors.pcie):
+        listed += [] if isinstance(counts, NotAvailable) else counts
+    return {part.name: part for part in listed}
+
+
+def _come_and_gone(before: Collection[str], after: Collection[str]) -> dict[str, tuple[str, ...]]:
+    gone = {name: ("shows no counts at the end",) for name in before if name not in after}
+    return {**gone, **{name: ("showed no counts at the start",) for name in after if name not in before}}
 
 
 def _counts(part: MemoryController | PcieErrors) -> Counters:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare
     from pytest_gpucluster.measurements.host import RankBinding, SlurmState
 
-__all__ = ["at_start_and_end", "judge_job", "judge_node"]
+__all__ = ["at_start_and_end", "judge_job", "judge_node", "remark_on_blocks", "with_remark"]
 
 OUT_OF_SERVICE: Mapping[str, str] = {
     "DOWN": "Slurm gives it no jobs",
@@ -102,6 +102,34 @@ def _judge_gpus(node: SlurmNode, state: SlurmState, bad: list[str], unknown: lis
         bad.append(f"NVML shows {seen} GPUs, and the job has {has} here")
     elif not isinstance(node.gpus, NotAvailable) and has == node.gpus < seen:
         bad.append(f"NVML shows {seen} GPUs, and Slurm knows of {node.gpus} (Gres)")
+
+
+def remark_on_blocks(node: str, blocks: Mapping[str, str | NotAvailable | None], domains: Mapping[str, str]) -> str | None:
+    """What is odd about the host's block in Slurm (topology/block) beside the NVLink domains; None if nothing is.
+
+    Slurm gives the hosts of one block to a job that asks for neighbours. A site may have chosen smaller blocks on purpose, so
+    this is a remark.
+
+    Args:
+        node: the host's node.
+        blocks: by node, the block in which Slurm has its host.
+        domains: by node, the NVLink domain of its GPUs, where that spans nodes.
+    """
+    block, domain = blocks.get(node), domains.get(node)
+    if not isinstance(block, str) or domain is None:
+        return None
+    in_block = sorted({domains[one] for one, name in blocks.items() if name == block and one in domains})
+    of_domain = sorted({name for one, name in blocks.items() if isinstance(name, str) and domains.get(one) == domain})
+    if len(in_block) > 1:
+        return f"Slurm's block {block} has hosts of {len(in_block)} NVLink domains: jobs are cut across racks (topology.conf)"
+    if len(of_domain) > 1:
+        return f"the host's NVLink domain is in {len(of_domain)} blocks of Slurm: {', '.join(of_domain)} (topology.conf)"
+    return None
+
+
+def with_remark(found: Finding, remark: str | None) -> Finding:
+    """The finding with one more remark."""
+    return replace(found, remark="; ".join(filter(None, (found.remark, remark))) or None)
 
 
 def at_start_and_end(first: SlurmState, last: SlurmState) -> Finding:

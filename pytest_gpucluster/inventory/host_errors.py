@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, judged, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_text
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, judged, read, row
+from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_if_there, read_number, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,14 +46,26 @@ class PcieErrors:
     corrected: int | NotAvailable = row(SysfsFile("aer_dev_correctable", _total), 0, EVIDENCE, NO_LIMIT)
 
 
-def read_memory_controllers(*, root: Path = SYS) -> list[MemoryController]:
+def read_memory_controllers(*, root: Path = SYS) -> list[MemoryController] | NotAvailable:
     """The memory controllers that the kernel shows, by name; none without EDAC."""
     folder = root / "devices" / "system" / "edac" / "mc"
-    names = [name for name in or_none(list_names(folder)) or () if name.startswith("mc") and name[2:].isdecimal()]
-    return [read(MemoryController, folder / name, name=name) for name in names]
+
+    def controllers(names: list[str]) -> list[MemoryController]:
+        own = [name for name in names if name.startswith("mc") and name[2:].isdecimal()]
+        return [read(MemoryController, folder / name, name=name) for name in own]
+
+    return apply(controllers, list_if_there(folder))
 
 
 def read_pcie_errors(addresses: Iterable[str], *, root: Path = SYS) -> list[PcieErrors]:
     """The counts of these PCI addresses; those for which the kernel keeps none are left out."""
     folders = {address: root / "bus" / "pci" / "devices" / address for address in sorted({*addresses})}
-    return [read(PcieErrors, folder, name=name) for name, folder in folders.items() if (folder / "aer_dev_fatal").exists()]
+    return [read(PcieErrors, folder, name=name) for name, folder in folders.items() if _counts(folder)]
+
+
+def _counts(folder: Path) -> bool:
+    """Whether the kernel counts there; where that cannot be seen, the counts say why."""
+    try:
+        return (folder / "aer_dev_fatal").exists()
+    except OSError:
+        return True

@@ -38,6 +38,7 @@ class Identity:
         board: which part the GPU is, as far as NVML gives it (:func:`~pytest_gpucluster.inventory.nvml.read_board`).
         fabric: what the GPUs of its NVLink fabric have in common, if that spans nodes.
         switch: the leaf switch of the node, if anything says it (:func:`read_switch`).
+        ports_gb_s: what all ports of the node's adapters carry one way, in 10^9 bytes/s; None where that is not known.
         boot_id: the kernel's id of this boot of the host; None where it cannot be read.
         stack: the versions below torch, by name: driver, CUDA, NCCL, as far as they could be read. They may differ.
     """
@@ -60,6 +61,7 @@ class Identity:
     fabric: str | None = None
     switch: str | None = None
     boot_id: str | None = None
+    ports_gb_s: float | None = None
 
 
 def identity(*, device: str) -> Identity:
@@ -93,8 +95,15 @@ def identity(*, device: str) -> Identity:
         fabric=read_fabric_of(gpu.get("uuid")),
         switch=read_switch(os.environ),
         boot_id=read_boot_id(),
+        ports_gb_s=_read_ports() if device == "cuda" else None,
         **gpu,
     )
+
+
+def _read_ports() -> float | None:
+    from pytest_gpucluster.inventory.nics import read_ports_gb_s
+
+    return read_ports_gb_s()
 
 
 def _by_nvml(local_rank: int, taken: list[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pytest_gpucluster.inventory.reading import (
     all_or_why,
     apply,
     judged,
+    or_none,
     read,
     row,
 )
@@ -43,6 +44,7 @@ COUNTERS = (
 RATE = "400 Gb/sec (4X NDR)"
 LOOPBACK = "lo"
 GBIT_PER_MBIT = 1e-3
+BITS_PER_BYTE = 8
 _LAYERS: dict[str, NicFabric] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _PKEY = re.compile(r"0x[0-9a-fA-F]{4}")
@@ -222,6 +224,23 @@ def read_nics(*, root: Path = SYS) -> list[Nic] | NotAvailable:
     """Every RDMA adapter that the kernel knows, by name; not available where it has no such class at all."""
     folder = root / "class" / "infiniband"
     return apply(lambda names: [read(Nic, folder / name, device=name) for name in _sorted(names)], list_names(folder))
+
+
+def read_ports_gb_s(*, root: Path = SYS) -> float | None:
+    """What all ports of this host that are up carry together, one way, in 10^9 bytes a second, by the rates of their links.
+
+    Virtual functions count where there is no physical port. None where no port is up, or the rate of one is not known.
+    """
+    names = or_none(list_names(root / "class" / "infiniband")) or []
+    rates: dict[bool, list[float | NotAvailable]] = {False: [], True: []}
+    for adapter in (root / "class" / "infiniband" / name for name in names):
+        is_virtual = (adapter / "device" / "physfn").exists()
+        for number in or_none(list_names(adapter / "ports")) or []:
+            port = adapter / "ports" / number
+            if str(read_text(port / "state")).endswith(" ACTIVE"):
+                rates[is_virtual].append(apply(_gbit_s, read_text(port / "rate")))
+    known = or_none(all_or_why(rates[False] or rates[True]))
+    return sum(known) / BITS_PER_BYTE if known else None
 
 
 def _sorted(names: list[str]) -> list[str]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, judged, read, row
-from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_text, target_of
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, read, row
+from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_if_there, list_names, read_number, read_text, target_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,16 +123,42 @@ def read_path(pci: str, *, root: Path = SYS) -> PciPath | NotAvailable:
     Raises:
         ValueError: ``pci`` is no PCI address.
     """
-    listed = root / "bus" / "pci" / "devices" / sysfs_address(pci)
-    listed = listed / "physfn" if (listed / "physfn").exists() else listed
-    try:
-        device = listed.resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        return NotAvailable(f"{getattr(error, 'strerror', error)} ({listed})")
-    folders = [folder for folder in (device, *device.parents) if _ADDRESS.match(folder.name)]
+    folders = _way_up(root / "bus" / "pci" / "devices" / sysfs_address(pci))
+    if isinstance(folders, NotAvailable):
+        return folders
     return PciPath(
-        numa_node=read_text(device / "numa_node"), nodes=[read(PciNode, folder, address=folder.name) for folder in folders]
+        numa_node=read_text(folders[0] / "numa_node") if folders else NotAvailable(f"{pci} is no PCI device"),
+        nodes=[read(PciNode, folder, address=folder.name) for folder in folders],
     )
+
+
+def _way_up(link: Path) -> list[Path] | NotAvailable:
+    """The folders of the PCI device that a link leads to and of all above it; of a virtual function, those of its device."""
+    try:
+        has_owner = (link / "physfn").exists()
+        device = (link / "physfn" if has_owner else link).resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        return NotAvailable(f"{getattr(error, 'strerror', error)} ({link})")
+    return [folder for folder in (device, *device.parents) if _ADDRESS.match(folder.name)]
+
+
+def read_addresses(*, root: Path = SYS) -> list[str] | NotAvailable:
+    """The PCI addresses on the ways of all NVIDIA GPUs and RDMA adapters, without a reading of what is there.
+
+    None where the kernel shows no such device. A device that cannot be looked at makes the whole not available: what lies on
+    its way is not known.
+    """
+    devices, adapters = root / "bus" / "pci" / "devices", root / "class" / "infiniband"
+    on_bus, of_class = list_if_there(devices), list_if_there(adapters)
+    if isinstance(on_bus, NotAvailable) or isinstance(of_class, NotAvailable):
+        return on_bus if isinstance(on_bus, NotAvailable) else of_class
+    try:
+        links = [devices / name for name in on_bus if _ADDRESS.match(name) and is_nvidia_gpu(devices / name)]
+        links += [link for name in of_class if (link := adapters / name / "device").exists()]
+    except OSError as error:
+        return NotAvailable(f"{error.strerror} ({error.filename})")
+    ways = all_or_why(map(_way_up, links))
+    return ways if isinstance(ways, NotAvailable) else sorted({folder.name for way in ways for folder in way})
 
 
 def read_gpu_paths(*, root: Path = SYS) -> dict[str, PciPath | NotAvailable] | NotAvailable:

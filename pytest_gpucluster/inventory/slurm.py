@@ -32,6 +32,7 @@ SAME = {
 NONE = ("", "(null)", "N/A")
 _STATE = re.compile(r" State=(\S+) ThreadsPerCore=(\d+) ")
 _PARTITION = re.compile(r"PartitionName=(\S+) .*\bState=([A-Z]+) ")
+_BLOCK = re.compile(r"(?:^|\s)BlockName=(\S+) (?:.*\s)?Nodes=(\S+)")
 _REASON = re.compile(r" Reason=(.*?)(?: (?:Comment|Extra)=.*)?$")
 _SHARE = re.compile(r" Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)(?=\s+[A-Z][\w/:]*=)")
 _GPUS = re.compile(r"gpu(?::[^:()]+)*?:(\d+)(?:\(.*\))?")
@@ -98,6 +99,17 @@ def parse_partitions(text: str) -> dict[str, str] | NotAvailable:
             return NotAvailable(f"scontrol's answer is no record of a partition: {_short(line)}")
         found[state[1]] = state[2]
     return found
+
+
+def read_block(name: str) -> str | NotAvailable | None:
+    """The block in which Slurm's topology/block plugin has the host with this name in Slurm; None in none."""
+    return apply(lambda text: parse_block(text, name), ask("-o", "show", "topology"))
+
+
+def parse_block(text: str, name: str) -> str | None:
+    """The block of a host, by the records of ``scontrol show topology``; of switches and groups of blocks there is none."""
+    blocks = (_BLOCK.search(line) for line in text.splitlines())
+    return next((found[1] for found in blocks if found is not None and is_in(name, found[2])), None)
 
 
 def parse_node(text: str) -> SlurmNode | NotAvailable:

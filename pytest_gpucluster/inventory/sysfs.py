@@ -49,6 +49,17 @@ def list_names(folder: Path) -> list[str] | NotAvailable:
         return NotAvailable(f"{error.strerror} ({folder})")
 
 
+def list_if_there(folder: Path) -> list[str] | NotAvailable:
+    """The names in a folder, sorted; none where the kernel has no such folder. One that cannot be listed says nothing."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return NotAvailable(f"{error.strerror} ({folder})")
+    return list_names(folder)
+
+
 def target_of(link: Path) -> str | NotAvailable:
     """The name of what a link leads to."""
     try:

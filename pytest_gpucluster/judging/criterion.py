@@ -268,6 +268,7 @@ class Criterion:
             failed,
             culprits=culprits,
             among=among,
+            behind={name: tuple(node.id for node in nodes) for name, nodes in finding.behind.items()},
             blames=finding.kind or _part_of(places),
             confirmed=reading.confirmed,
             advice=advice,

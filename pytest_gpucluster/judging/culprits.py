@@ -309,11 +309,12 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
     """Errors of several places of which none can be named, and failures of what several places share, beside bad places."""
     alike: dict[tuple[str | None, tuple[str, ...]], list[Record]] = defaultdict(list)
     for record in left:
-        names = tuple(name for name in record.among if name in places)
         is_measured = record.outcome == FAILED and (bool(record.culprits) or record.blames == "software")
         is_shared = record.blames == "switch" or is_measured
-        if names and (is_shared or not record.culprits):
-            alike[record.cause if is_shared else None, names].append(record)
+        parts = record.behind if is_shared and record.behind else {record.cause if is_shared else None: record.among}
+        for part, sharing in parts.items() if is_shared or not record.culprits else ():
+            if names := tuple(name for name in sharing if name in places):
+                alike[part, names].append(record)
     return [
         Culprit(
             kind="unknown" if shared is None else "software" if records[0].blames == "software" else "switch",

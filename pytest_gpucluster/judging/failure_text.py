@@ -165,13 +165,20 @@ def show_evidence(evidence: Mapping[str, Any]) -> str:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, float):
-        return format_number(value)
+    if isinstance(value, dict):
+        return "; ".join(_ends([f"{text_of(name)} {_show_one(one)}" for name, one in value.items()])) or "none"
     if isinstance(value, (list, tuple)):
         if value and all(isinstance(one, dict) for one in value):
             return f"{len(value)} in results.json"
-        if len(value) > 2 * SHOWN:
-            left_out = f"... ({len(value) - 2 * SHOWN} more in results.json) ..."
-            value = [*value[:SHOWN], left_out, *value[-SHOWN:]]
-        return " ".join(map(text_of, value)) or "none"
-    return text_of(value)
+        return " ".join(_ends([_show_one(one) for one in value])) or "none"
+    return _show_one(value)
+
+
+def _show_one(value: Any) -> str:
+    return format_number(value) if isinstance(value, float) else text_of(value)
+
+
+def _ends(texts: list[str]) -> list[str]:
+    """The texts; of many those at either end."""
+    left_out = f"... ({len(texts) - 2 * SHOWN} more in results.json) ..."
+    return [*texts[:SHOWN], left_out, *texts[-SHOWN:]] if len(texts) > 2 * SHOWN else texts

@@ -44,6 +44,7 @@ class Finding:
         unknown_advice: what to do about what is unknown; None: what is usual for the kind to blame.
         among: the nodes that share the bad part, if it is a part of none of them, such as a leaf switch. Places in ``bad`` are
             then bad by themselves as well, and both are culprits.
+        behind: by the name of such a bad part, the nodes of ``among`` that share it: each part is a culprit.
     """
 
     bad: Facts = field(default_factory=dict)
@@ -56,6 +57,7 @@ class Finding:
     advice: str | None = None
     unknown_advice: str | None = None
     among: tuple[Place, ...] = ()
+    behind: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Leave out subjects without a text."""
@@ -133,6 +135,7 @@ def merge(findings: Iterable[Finding]) -> Finding:
         advice=first("advice"),
         unknown_advice=first("unknown_advice"),
         among=first("among") or (),
+        behind={name: nodes for one in every for name, nodes in one.behind.items()},
     )
 
 

@@ -56,6 +56,7 @@ class Record:
         cause: what happened, in one line without a place; the same for all that one cause took along.
         among: the ids of places of which any may be to blame, where no culprit can be named; of a failure, those that share
             the part ``cause``, which is to blame, beside ``culprits``.
+        behind: by the name of such a part, those of ``among`` that share it; empty in older journals, and for one part.
         confirmed: the failure was measured repeatedly, and every repeat missed the limit.
         remark: what a passed outcome could not show.
         waivable: everything was measured, and a value is to blame. Decided where the outcome is made, never later.
@@ -79,6 +80,7 @@ class Record:
     blames: Part | None = None
     cause: str | None = None
     among: tuple[str, ...] = ()
+    behind: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     confirmed: bool = False
     remark: str | None = None
     waivable: bool = False

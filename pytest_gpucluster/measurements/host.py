@@ -15,7 +15,7 @@ from pytest_gpucluster.inventory.host_errors import MemoryController, PcieErrors
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
-from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_path, read_peer_memory
+from pytest_gpucluster.inventory.pci_tree import read_addresses, read_gpu_paths, read_path, read_peer_memory
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.protocol.functions import without_device
 
@@ -95,24 +95,22 @@ def nic_paths() -> NicPaths:
 class HostErrors:
     """Errors that the kernel of a host has counted; both are empty in a virtual machine."""
 
-    memory: list[MemoryController]
-    pcie: list[PcieErrors]
+    memory: list[MemoryController] | NotAvailable
+    pcie: list[PcieErrors] | NotAvailable
 
 
 @without_device
 def host_errors() -> HostErrors:
     """Read what the kernel has counted of memory, and of the PCIe ways of GPUs and adapters."""
-    found = nic_paths()
-    ways = [*found.paths.values(), *(or_none(found.gpu_paths) or {}).values()]
-    addresses = [node.address for way in ways if not isinstance(way, NotAvailable) for node in way.nodes]
-    return HostErrors(memory=read_memory_controllers(), pcie=read_pcie_errors(addresses))
+    return HostErrors(memory=read_memory_controllers(), pcie=apply(read_pcie_errors, read_addresses()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmState:
     """A host in a job of Slurm: the controller, the host, what the job has of it, and the GPUs that NVML shows to the job.
 
-    ``partitions`` are the states of the host's partitions by name. ``mig_gpus`` is how many GPUs are in MIG mode.
+    ``partitions`` are the states of the host's partitions by name. ``mig_gpus`` is how many GPUs are in MIG mode. ``block`` is
+    what Slurm's topology/block plugin has the host in; None in none.
     """
 
     controller: str | NotAvailable
@@ -121,6 +119,7 @@ class SlurmState:
     partitions: dict[str, str] | NotAvailable
     gpus_seen: int | NotAvailable
     mig_gpus: int
+    block: str | NotAvailable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +137,12 @@ def slurm_state(*, job: str) -> SlurmState:
     """Ask Slurm about this host. A value that cannot be read says why, and leaves the others."""
     hostname = platform.node()
     name = os.environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
-    with ThreadPoolExecutor(4) as questions:  # at once, so that a controller that is silent costs one deadline
+    with ThreadPoolExecutor(5) as questions:  # at once, so that a controller that is silent costs one deadline
         controller = questions.submit(slurm.read_controller)
         node = questions.submit(slurm.read_node, name, hostname=hostname)
         share = questions.submit(slurm.read_share, job, name)
         partitions = questions.submit(slurm.read_partitions)
+        block = questions.submit(slurm.read_block, name)
         seen, mig_gpus = _gpus()
     return SlurmState(
         controller=controller.result(),
@@ -151,6 +151,7 @@ def slurm_state(*, job: str) -> SlurmState:
         partitions=_of_host(partitions.result(), node.result()),
         gpus_seen=seen,
         mig_gpus=mig_gpus,
+        block=block.result(),
     )
 
 

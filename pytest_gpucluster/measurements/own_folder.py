@@ -59,12 +59,22 @@ class Folder:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def open_at(self, name: str, flags: int) -> int:
-        """A descriptor of a file in the folder.
+        """A descriptor of a file in the folder. What is written to is looked at before it is emptied.
 
         Raises:
             OSError: it cannot be opened, or is a link (ELOOP).
+            NotOwnFolderError: it is to be written to, and has a second name (a hard link), or is no file.
         """
-        return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=self.descriptor)
+        file = os.open(name, flags & ~os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=self.descriptor)
+        try:
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                _check_file(os.fstat(file), self.path / name)
+            if flags & os.O_TRUNC:
+                os.ftruncate(file, 0)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
 
     def file(self, name: str, mode: str) -> Any:
         """A file in the folder, as the builtin ``open`` gives it."""
@@ -97,6 +107,12 @@ class Folder:
     def __exit__(self, *_: object) -> None:
         """Close it."""
         os.close(self.descriptor)
+
+
+def _check_file(found: os.stat_result, path: Path) -> None:
+    """Refuse what is not a file of this folder alone: others may have put it there where a file system keeps no modes."""
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise NotOwnFolderError(f"{path} is not a file that this run made: it has another name elsewhere, or is no file")
 
 
 def _names(folder: Path | int) -> list[str]:
@@ -165,8 +181,36 @@ def _check_owner(own: Folder) -> None:
     folder, note = os.fstat(own.descriptor), os.stat(OWNER, dir_fd=own.descriptor, follow_symlinks=False)
     if folder.st_uid != note.st_uid:
         raise NotOwnFolderError(f"{own.path} belongs to user {folder.st_uid}, and its files to user {note.st_uid}")
-    if folder.st_mode & _OTHERS_WRITE:
+    if folder.st_mode & _OTHERS_WRITE and _keeps_modes(own, folder):
         raise NotOwnFolderError(f"{own.path} has mode {folder.st_mode & 0o777:o}: other users can write there")
+
+
+def _keeps_modes(own: Folder, found: os.stat_result) -> bool:
+    """Whether this file system keeps the mode that a folder is given.
+
+    SMB (CIFS) and many of FUSE do not: each folder has the mode that the mount's options say, often 0777. Whether the server
+    lets others write there, nothing here shows. Where it may not be changed either, such a mount gives each new file the owner
+    of its options, who is not this process (docs/decisions/0037).
+    """
+    try:
+        os.fchmod(own.descriptor, 0o700)
+        stays_open = bool(os.fstat(own.descriptor).st_mode & _OTHERS_WRITE)
+        os.fchmod(own.descriptor, stat.S_IMODE(found.st_mode))  # whoever looks next has to see the same
+    except OSError:
+        return found.st_uid != _owner_of_new_file(own)
+    return not stays_open
+
+
+def _owner_of_new_file(own: Folder) -> int | None:
+    """The user to whom a file belongs that this process makes there; None if it can make none."""
+    name = f"owner-{secrets.token_hex(8)}"
+    try:
+        with own.file(name, "x") as file:
+            return os.fstat(file.fileno()).st_uid
+    except OSError:
+        return None
+    finally:
+        own.unlink(name)
 
 
 def open_noted(folder: Path, run: str) -> Folder:

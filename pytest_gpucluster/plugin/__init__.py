@@ -22,6 +22,7 @@ from pytest_gpucluster.plugin.fixtures import (
 )
 from pytest_gpucluster.plugin.options import (
     pytest_addoption,
+    pytest_collection,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_load_initial_conftests,
@@ -40,6 +41,7 @@ __all__ = [
     "possible",
     "process_group",
     "pytest_addoption",
+    "pytest_collection",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_generate_tests",

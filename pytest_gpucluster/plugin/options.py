@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.protocol.messages import ReportTarget
 
 
+SUITE = "tests_acceptance"
 MARKS = {
     "distributed(per='cluster')": "the test's body runs on every rank, in a worker, with torch.distributed set up",
     "health": "GPU health, read through NVML",
@@ -85,6 +86,21 @@ def _report_target(early_config: pytest.Config) -> ReportTarget:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """``-n auto`` is one process for each GPU."""
     return run_of(config).session.setup.inventory.gpus_per_node if config.stash.get(ACTIVE, False) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Say how the packaged suite is given, where it is looked for as a folder and there is none.
+
+    Raises:
+        pytest.UsageError: pytest's own, with that hint.
+    """
+    try:
+        return (yield)
+    except pytest.UsageError as error:
+        if not any(str(text).endswith(f"not found: {SUITE}") for text in error.args):
+            raise
+        raise pytest.UsageError(*error.args, f"the packaged suite is given by: pytest --pyargs {SUITE}") from None
 
 
 def pytest_configure(config: pytest.Config) -> None:

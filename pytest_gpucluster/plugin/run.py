@@ -15,6 +15,7 @@ Who has which hook of pytest::
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +38,7 @@ from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
+from pytest_gpucluster.thresholds.resolve import BOUNDS_OF_FABRIC
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -110,13 +112,17 @@ class Run:
     def possible(self, key: str, *, gpus: int = 1) -> Possible:
         """What the values of an entry can be over so many GPUs; anything, where the file has no such entry or no bound."""
         threshold = self.session.setup.criteria.get(key)
-        facts = self.session.setup.inventory.facts
+        facts = self.session.state.cluster_facts
         bound = None if threshold is None else threshold.best_possible(gpus=gpus, cluster=facts)
         return Possible(key=key, bound=bound)
 
     def criterion_of(self, item: pytest.Item) -> Criterion:
-        """The criterion that this test judges, at its place as it is bound now."""
+        """The criterion that this test judges, at its place as it is bound now, with the bound of the ports that are there."""
         found = item.stash[CRITERION]
+        if found.threshold.bound in BOUNDS_OF_FABRIC:
+            facts = self.session.state.cluster_facts
+            most = found.threshold.best_possible(gpus=int(facts["world_size"]), cluster=facts)
+            found.limit = replace(found.limit, bound=most)
         if found.place is not None:
             found.place = self.session.state.places()[found.place.id]
         return found

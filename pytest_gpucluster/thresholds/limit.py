@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pytest_gpucluster.thresholds.layers import Kind  # noqa: TC001 -- whoever reads a journal asks for the fields' types
 
 SIGNS: dict[Kind, str] = {"above": ">", "below": "<", "min": ">=", "max": "<="}
+NO_CEILING = 1_000_000
+"""What ``below`` says of a value for which nobody knows a limit, as ``above: 0`` does of a rate."""
 _MISSED: dict[Kind, str] = {"above": "not above", "below": "not below", "min": "below", "max": "above"}
 
 
@@ -49,8 +51,8 @@ class Limit:
 
     @property
     def is_none(self) -> bool:
-        """Whether any value above zero holds: a value is measured and shown, and nobody knows a number to ask of it."""
-        return self.kind == "above" and self.value == 0
+        """Whether any value will do, above zero or below :data:`NO_CEILING`: it is shown, and nobody knows a number to ask."""
+        return (self.kind, self.value) in (("above", 0), ("below", NO_CEILING))
 
     @property
     def text(self) -> str:

@@ -196,7 +196,8 @@ def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[s
         return
     for what, reference in (("'of'", threshold.of), ("'bound'", threshold.bound)):
         if isinstance(reference, str) and _unit_of(reference) != threshold.unit:
-            yield f"{name} is in {threshold.unit}, but {what} {reference} is in {_unit_of(reference)}."
+            unit = _unit_of(reference)
+            yield f"{name} is in {threshold.unit}, but {what} {reference} is in {unit}. Write it in {unit}."
             return
     if isinstance(threshold.bound, str) and threshold.kind in {"below", "max"}:
         yield f"{name}: 'bound' belongs to a floor (above, min), not to a ceiling ({threshold.kind}), unless it is a number."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -48,6 +48,8 @@ MOST = "fabric.most_gb_s"
 OF_SUMS = ("gpu.nvlink_gb_s", "gpu.nvlink_sum_gb_s")
 """What ``bound`` names for the most that an all_reduce over NVLinks can reach, where their switches add up."""
 BOUNDS_OF_FABRIC = (MOST, ALL_TO_ALL)
+SEEN_PORTS = "nic_gb_s_per_gpu"
+"""Under this name the facts of a cluster have what the ports of a node carry for each GPU, in 10^9 bytes/s one way."""
 LIMIT = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit"})
 """Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows as one limit."""
 
@@ -189,15 +191,21 @@ class Threshold(EntryKeys):
         bound = self.best_possible(gpus=gpus, cluster=cluster)
         return Limit(kind=self.kind, value=number, unit=self.unit, basis=basis, bound=bound)
 
-    def best_possible(self, *, gpus: int, cluster: Mapping[str, int]) -> Bound | None:
-        """The best value that hardware can give a group; None where nobody knows. Arguments as :meth:`limit`."""
+    def best_possible(self, *, gpus: int, cluster: Mapping[str, float]) -> Bound | None:
+        """The best value that hardware can give a group; None where nobody knows. Arguments as :meth:`limit`.
+
+        Where ``cluster`` has :data:`SEEN_PORTS`, and they are faster than the profile promises, they count.
+        """
         value = self._most(gpus, cluster)
         if value is None:
             return None
         by = f"{self.file}: {self.key!r} has 'bound: {self.bound}'"
+        seen = cluster.get(SEEN_PORTS)
+        if seen is not None and self.bound in BOUNDS_OF_FABRIC:
+            by += f"; the ports that were seen carry {seen:g} GB/s for each GPU"
         return Bound(value=value, unit=self.unit, is_most=self.kind in {"above", "min"}, by=by)
 
-    def _most(self, gpus: int, cluster: Mapping[str, int]) -> float | None:
+    def _most(self, gpus: int, cluster: Mapping[str, float]) -> float | None:
         if self.bound in BOUNDS_OF_FABRIC:
             most = self._most_of_fabric(str(self.bound), cluster)
             return None if most is None else most * SHEETS_ROUND
@@ -205,10 +213,14 @@ class Threshold(EntryKeys):
             return most_by_nvlink_gb_s(gpus=gpus, nvlink_gb_s=self.bound_value)
         return self.bound_value
 
-    def _most_of_fabric(self, bound: str, cluster: Mapping[str, int]) -> float | None:
+    def _most_of_fabric(self, bound: str, cluster: Mapping[str, float]) -> float | None:
         if self.rates is None or not {"nodes", "gpus_per_node"} <= {*cluster}:
             return None
-        return self.rates.most_gb_s(bound, nodes=cluster["nodes"], gpus_per_node=cluster["gpus_per_node"])
+        rates, seen = self.rates, cluster.get(SEEN_PORTS)
+        if rates.nic_gb_s_per_gpu is not None and seen is not None:
+            rates = replace(rates, nic_gb_s_per_gpu=max(rates.nic_gb_s_per_gpu, seen))
+        nodes, gpus_per_node = int(cluster["nodes"]), int(cluster["gpus_per_node"])
+        return rates.most_gb_s(bound, nodes=nodes, gpus_per_node=gpus_per_node)
 
     def _number(self, *, gpus: int, cluster: Mapping[str, int]) -> tuple[float, str | None]:
         """The number to compare with, and which one of several it is, in words."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,6 +39,34 @@ def test_a_healthy_fleet_is_green(tmp_path: Path, fleet: str) -> None:
 def test_a_healthy_fleet_is_green_in_a_soak(tmp_path: Path, fleet: str) -> None:
     """The criteria of a soak have the same rules and sizes."""
     assert_green(tmp_path, fleet, "--gpucluster-level=soak:2s")
+
+
+AT_A_GPU = ("slow", "hbm", "ecc", "pattern", "corrupt", "pcie", "throttled", "reset", "xid", "dead", "hung", "nvlink")
+AT_A_NODE = ("cable", "odd", "clock", "nvls", "pair")
+
+
+def planted_pair(seed: int) -> tuple[str, tuple[str, str], set[str]]:
+    """A fleet, two faults on two of its nodes, and the places that are to be named."""
+    draw = random.Random(f"planted {seed}")
+    nodes, gpus = draw.choice([(3, 2), (3, 3), (4, 2)])
+    one, other = draw.choice(AT_A_GPU), draw.choice([*AT_A_GPU, *AT_A_NODE])
+    faults, guilty = [], set()
+    for kind, node in zip((one, other), draw.sample(range(nodes), 2), strict=True):
+        gpu = f"node{node}-gpu{draw.randrange(gpus)}"
+        faults.append(f"{gpu if kind in (*AT_A_GPU, 'pair') else f'node{node}'}:{kind}")
+        guilty.add(gpu if kind in AT_A_GPU else f"node{node}")
+    return f"{nodes}x{gpus}", (faults[0], faults[1]), guilty
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_of_two_planted_faults_both_are_named_and_nobody_else(tmp_path: Path, seed: int) -> None:
+    """On two nodes, a GPU and another GPU or a whole node: exactly the guilty, whatever else they spoil."""
+    fleet, faults, guilty = planted_pair(seed)
+    run = simulate(tmp_path, fleet, bad=faults)
+    named = {one["place"] and one["place"]["id"] for one in run.results["culprits"]}
+    assert named == guilty, (fleet, faults)
+    assert run.returncode == 1
 
 
 def test_what_is_in_each_node_is_skipped_with_its_rule(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.reports import RESULTS
 from tests.support.runs import run_pytest, start_pytest
+from tests.unit.reporting.test_earlier_hosts import journal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,13 +76,17 @@ OWN = socket.gethostname()
         ({"SLURM_JOB_NODELIST": f"gone-[7],{OWN}"}, 1, "gone-7"),
         ({"GPUCLUSTER_HOSTS": "gone-7,gone-8"}, 0, "gone-8"),
         ({}, 0, None),
+        ({"EARLIER": f"gone-7,{OWN}"}, 1, "gone-7"),
+        ({"EARLIER": "gone-7,gone-8"}, 0, None),
     ],
-    ids=["launcher", "Slurm", "names of another kind", "no list"],
+    ids=["launcher", "Slurm", "names of another kind", "no list", "earlier run", "earlier run of another cluster"],
 )
 def test_an_absent_node_of_a_real_run(tmp_path: Path, variables: dict[str, str], number: int, absent: str | None) -> None:
     """By the list it keeps its number and its name; without one nothing says which host it is."""
     options = ("--gpucluster-profile=rehearsal", "--gpucluster-expect=nodes=2,gpus_per_node=2", "-k", "test_bf16_tflops")
     clean = {"GPUCLUSTER_HOSTS": "", "SLURM_JOB_NODELIST": "", "SLURM_STEP_NODELIST": ""}
+    if "EARLIER" in variables:
+        journal(tmp_path / RESULTS, variables["EARLIER"].split(","))
     run = run_pytest(tmp_path, *ACCEPTANCE, *options, variables={**clean, **variables})
     assert run.returncode == 1, run.stdout
     here, gone = f"node{number}", f"node{1 - number}"

@@ -16,6 +16,7 @@ from pytest_gpucluster.fleet.controller import FleetController
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.session import Session
 from tests.support import REPOSITORY
+from tests.unit.reporting.test_earlier_hosts import journal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,3 +147,20 @@ def test_the_expected_hosts_are_read(
     two = settings(tmp_path, profile="rehearsal", expect="nodes=2,gpus_per_node=2")
     assert run_setup.prepare(two, None, start=tmp_path).inventory.hosts == hosts
     assert simulated(tmp_path).inventory.hosts[0] == "gpu-node-0"
+
+
+def test_the_hosts_of_an_earlier_run_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no list is given: those of the results that this run will replace. A given list comes first."""
+    for name in ("GPUCLUSTER_HOSTS", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "n2")
+    journal(tmp_path / "gpucluster-results", ["n1", "n2"])
+    two = settings(tmp_path, profile="rehearsal", expect="nodes=2,gpus_per_node=2")
+    remembered = run_setup.prepare(two, None, start=tmp_path).inventory
+    assert (remembered.hosts, remembered.hosts_are_remembered) == (("n1", "n2"), True)
+    monkeypatch.setenv("GPUCLUSTER_HOSTS", "n2,n3")
+    given = run_setup.prepare(two, None, start=tmp_path).inventory
+    assert (given.hosts, given.hosts_are_remembered) == (("n2", "n3"), False)
+    one = settings(tmp_path, profile="rehearsal", expect="nodes=1,gpus_per_node=2")
+    monkeypatch.delenv("GPUCLUSTER_HOSTS")
+    assert run_setup.prepare(one, None, start=tmp_path).inventory.hosts == ()

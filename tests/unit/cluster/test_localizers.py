@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -132,3 +133,32 @@ def test_a_known_choice_is_named_with_its_source(version: str | None, nodes: int
 def test_rings_by_any_spelling() -> None:
     """As NCCL's log and its variable spell them."""
     assert [is_another(name) for name in ("RING", "Ring", "ring", None, "TREE")] == [False, False, False, False, True]
+
+
+class Switched(SlowCluster):
+    """Five leaf switches of four nodes each. What goes through a bad one is slow; one of ``edges`` is bad at its way out."""
+
+    def __init__(self, bad: tuple[str, ...], edges: tuple[str, ...]) -> None:
+        super().__init__(20, rings=190.0)
+        self.bad, self.edges = bad, edges
+        leaves = {node: f"leaf{node // 4}" for node in range(20)}
+        self.places = [replace(place, rank=at, switch=leaves[place.node]) for at, place in enumerate(self.promised.places)]
+
+    def run_groups(self, _function: Any, groups: Any, **_arguments: Any) -> list[Any]:
+        """A group is slow that has nodes behind a bad switch, or leaves one whose way out is bad."""
+        leaves = [{f"leaf{place.node // 4}" for place in group} for group in groups]
+        slow = [bool(one & {*self.bad}) or (len(one) > 1 and bool(one & {*self.edges})) for one in leaves]
+        return [SimpleNamespace(busbw_gb_s=190.0 if one else 380.0) for one in slow]
+
+
+@pytest.mark.parametrize(
+    ("bad", "edges"), [(("leaf0", "leaf2"), ()), (("leaf1",), ("leaf2",)), ((), ("leaf0", "leaf1")), (("leaf1",), ())]
+)
+def test_each_bad_switch_has_its_nodes(bad: tuple[str, ...], edges: tuple[str, ...]) -> None:
+    """Two switches are two parts: nobody looks at the cables of one for the fault of the other."""
+    found = searched(Switched(bad, edges), "RING")
+    names = {**{leaf: f"switch {leaf}" for leaf in bad}, **{leaf: f"the way out of switch {leaf}" for leaf in edges}}
+    numbers = {name: [4 * int(leaf[-1]) + at for at in range(4)] for leaf, name in names.items()}
+    assert {name: [node.node for node in nodes] for name, nodes in found.behind.items()} == numbers
+    assert {*found.bad} == {*numbers}
+    assert [node.node for node in found.among] == sorted(node for some in numbers.values() for node in some)

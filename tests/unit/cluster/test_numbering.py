@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from pytest_gpucluster.cluster.numbering import AnsweringNode, number_nodes
+from pytest_gpucluster.cluster.numbering import AnsweringNode, number_nodes, only_own
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.host_list import expand, expected_hosts, is_same_host
 from pytest_gpucluster.places import Inventory
@@ -62,6 +62,19 @@ def test_several_nodes_on_one_host() -> None:
     nodes = [AnsweringNode(hostname="h", group_rank=rank) for rank in (2, 0)]
     found = number_nodes(nodes, Inventory(num_nodes=3, gpus_per_node=1, device="cpu", hosts=("h", "h", "x")))
     assert {node.group_rank: number for node, number in found.items()} == {0: 0, 2: 1}
+
+
+@pytest.mark.parametrize(
+    ("answering", "counts"), [(["b", "A.site"], True), (["a"], True), (["a", "spare"], False), (["x", "y"], False)]
+)
+def test_what_an_earlier_run_met_counts_for_its_own_hosts_alone(answering: list[str], *, counts: bool) -> None:
+    """Nobody expects these hosts: with another one among those that answer, it may be another cluster, or a repaired one."""
+    remembered = Inventory(num_nodes=2, gpus_per_node=1, device="cpu", hosts=("a", "b"), hosts_are_remembered=True)
+    found = only_own(remembered, answering)
+    assert found.hosts == (("a", "b") if counts else ())
+    assert [node.hostname for node in found.nodes] == (["a", "b"] if counts else [None, None])
+    given = Inventory(num_nodes=2, gpus_per_node=1, device="cpu", hosts=("a", "b"))
+    assert only_own(given, answering) is given
 
 
 @pytest.mark.parametrize(

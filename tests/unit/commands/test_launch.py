@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -88,6 +89,19 @@ def test_lines_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:
         "OMP_NUM_THREADS=1 torchrun --nnodes=2 --nproc-per-node=8 --node-rank=1 --master-addr=gpu-node-0 --master-port=1234 "
         "-m pytest -q"
     )
+
+
+def test_without_arguments_the_suite_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain pytest would run other tests on each node."""
+    assert main.main(["launch", *NODES]) == 0
+    assert all(line.endswith(" -m pytest --pyargs tests_acceptance") for line in capsys.readouterr().out.splitlines())
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """That of the package."""
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"pytest-gpucluster {version('pytest-gpucluster')}\n")
 
 
 def test_torchrun_has_nothing_to_warn_of(

@@ -194,6 +194,7 @@ def test_file_that_another_one_shadows() -> None:
     [
         ("probes", "names no function; say MODULE:FUNCTION"),
         ("probes:", "names no function"),
+        ("bf16_tflops", r"A criterion is measured and judged by: pytest --pyargs tests_acceptance -k 'bf16_tflops'"),
         ("nowhere:look", "there is no module 'nowhere'"),
         ("probes.deep:look", "there is no module 'probes.deep'"),
         ("nowhere/probes.py:look", "there is no file nowhere/probes.py"),

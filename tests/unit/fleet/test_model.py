@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Success, read_reply
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,3 +177,20 @@ def test_labels_are_those_of_no_real_part() -> None:
     """Whoever reads one row of a report sees that the part is simulated."""
     label = ask("inventory.identity:identity", rank=5)["fields"]
     assert (label["uuid"], label["serial"]) == ("GPU-SIMULATED-00001-01", "SIM-00001-01")
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "b200-sxm"])
+def test_no_collective_is_faster_than_its_ports(gpu: str) -> None:
+    """At every shape of 2 to 8 nodes and 1 to 8 GPUs: a tree over two single GPUs sends as much as a ring."""
+    entries = packaged().criteria(packaged().profiles[gpu])
+    for nodes, gpus in itertools.product(range(2, 9), range(1, 9)):
+        simulation = dataclasses.replace(parse_simulation(f"{nodes}x{gpus}", faults=[]), gpu=gpu)
+        group = SimulatedGroup(hardware=Hardware(simulation), ranks=tuple(range(nodes * gpus)))
+        facts = {"nodes": nodes, "gpus_per_node": gpus, "world_size": nodes * gpus}
+        for operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+            bound = entries[f"inter_node_busbw[{operation}]"].best_possible(gpus=nodes * gpus, cluster=facts)
+            arguments = {**ASKED["measurements.collectives:all_reduce"], "operation": operation}
+            reply = model.answer(group, function("measurements.collectives:collective"), rank=0, kwargs=arguments)
+            assert isinstance(reply, Success)
+            assert bound is not None
+            assert bound.allows(plain_data.from_plain(reply.value).busbw_gb_s), (nodes, gpus, operation)

@@ -12,6 +12,7 @@ from pytest_gpucluster.health.growth import (
     compare_counters,
     growth_of,
     judge_counters,
+    judge_earlier_recoveries,
     judge_gpu_counters,
     judge_memory_errors,
     judge_nvlink_counters,
@@ -177,6 +178,52 @@ def test_links_that_refuse_old_and_new_counters_are_unknown() -> None:
     links = [healthy(LinkCounters, link=0, **OLD_REFUSED, nvlink5=REFUSED)]
     found = judge_nvlink_counters({HERE: (counters(nvlinks=links),) * 2}, seconds=1.0, limits=LINKS)
     assert len(found.doubts) == 4
+
+
+def counted(usual: int, odd: dict[tuple[int, int], int], *, generation: int = 4, gpus: int = 8) -> dict[str, GpuCounters]:
+    """GPUs of 18 links, each of which was trained again so often; ``odd`` by GPU and link."""
+
+    def link(gpu: int, number: int) -> LinkCounters:
+        count = odd.get((gpu, number), usual)
+        if generation == 4:
+            return healthy(LinkCounters, link=number, recoveries=count)
+        new = {**dict.fromkeys(GENERATION_5, 0), "recoveries": count}
+        return healthy(LinkCounters, link=number, recoveries=REFUSED, nvlink5=new)
+
+    return {f"gpu{gpu}": healthy(GpuCounters, nvlinks=[link(gpu, number) for number in range(18)]) for gpu in range(gpus)}
+
+
+@pytest.mark.parametrize("generation", [4, 5])
+@pytest.mark.parametrize(
+    ("usual", "odd", "named"),
+    [
+        (0, {(2, 7): 505}, {"gpu2"}),
+        (0, {(2, 7): 10, (5, 1): 12}, {"gpu2", "gpu5"}),
+        (0, {(2, link): 30 for link in range(18)}, {"gpu2"}),
+        (40, {(0, 0): 505}, {"gpu0"}),
+        (0, {(2, 7): 9}, set()),
+        (60, {(2, 7): 505}, set()),
+        (505, {}, set()),
+        (0, {(gpu, link): 30 for gpu in range(4) for link in range(18)}, set()),
+    ],
+)
+def test_recoveries_before_the_run(usual: int, odd: dict[tuple[int, int], int], named: set[str], generation: int) -> None:
+    """The link that stands out from most links of its node; what all have, or half, is nobody's."""
+    found = judge_earlier_recoveries(counted(usual, odd, generation=generation))
+    assert {*found.bad} == named
+    for (gpu, link), count in odd.items() if named else ():
+        texts = found.bad[f"gpu{gpu}"]
+        assert any(f"link {link} had been trained again {count} times before the run" in text for text in texts)
+    assert (found.advice is not None) is bool(named)
+
+
+def test_recoveries_that_are_not_known() -> None:
+    """They accuse nobody, and hide nobody: what is refused is unknown by its growth."""
+    known = counted(0, {(2, 7): 505})
+    refused = healthy(GpuCounters, nvlinks=REFUSED)
+    assert {*judge_earlier_recoveries({**known, "gpu0": refused}).bad} == {"gpu2"}
+    assert judge_earlier_recoveries({"gpu0": refused}).bad == {}
+    assert judge_earlier_recoveries({"gpu0": counters(nvlinks=[healthy(LinkCounters, link=0, recoveries=505)])}).bad == {}
 
 
 def test_links_that_come_go_or_are_refused_are_unknown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from pytest_gpucluster.health.growth import read_limits
 from pytest_gpucluster.health.hosts import judge_host_errors
 from pytest_gpucluster.inventory.host_errors import read_memory_controllers, read_pcie_errors
+from pytest_gpucluster.inventory.pci_tree import read_addresses
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import HERE
+from pytest_gpucluster.measurements.host import HostErrors
 from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
@@ -32,7 +36,10 @@ def sys(tmp_path: Path) -> Path:
         (folder / "ce_count").write_text("0\n")
     (tmp_path / "devices" / "system" / "edac" / "mc" / "power").mkdir()
     for address in (GPU, NIC):
-        (tmp_path / "bus" / "pci" / "devices" / address).mkdir(parents=True)
+        folder = tmp_path / "bus" / "pci" / "devices" / address
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text("0x10de\n")
+        (folder / "class").write_text("0x030200\n")
         for file in ENDS:
             count(tmp_path, address, file, 0)
     return tmp_path
@@ -48,13 +55,13 @@ def count(sys: Path, part: str, file: str, number: int | None) -> None:
 def judged(sys: Path, *changes: tuple[str, str, int | None], seconds: float = 60.0) -> Finding | None:
     """What is found if counters change between two readings of the host."""
 
-    def both() -> list[object]:
-        return [*read_memory_controllers(root=sys), *read_pcie_errors([GPU, NIC, GPU], root=sys)]
+    def errors() -> HostErrors:
+        return HostErrors(memory=read_memory_controllers(root=sys), pcie=read_pcie_errors([GPU, NIC, GPU], root=sys))
 
-    first = both()
+    first = errors()
     for change in changes:
         count(sys, *change)
-    return judge_host_errors(first, both(), seconds=seconds, limits=LIMITS)  # type: ignore[arg-type]
+    return judge_host_errors(first, errors(), seconds=seconds, limits=LIMITS)
 
 
 def test_a_host_that_counts_nothing(sys: Path) -> None:
@@ -106,9 +113,10 @@ def test_parts_that_come_and_go(sys: Path) -> None:
     found = judged(sys, ("mc0", "ue_count", 0))
     assert found is not None
     assert list(found.unknown) == ["mc0"]
-    first = [*read_memory_controllers(root=sys)]
-    for seen in ((first, first[:1]), (first[:1], first)):
-        part = judge_host_errors(*seen, seconds=60.0, limits=LIMITS)
+    every = read_memory_controllers(root=sys)
+    assert not isinstance(every, NotAvailable)
+    for seen in ((every, every[:1]), (every[:1], every)):
+        part = judge_host_errors(*(HostErrors(memory=one, pcie=[]) for one in seen), seconds=60.0, limits=LIMITS)
         assert part is not None
         assert list(part.unknown) == ["mc1"]
 
@@ -116,7 +124,51 @@ def test_parts_that_come_and_go(sys: Path) -> None:
 def test_a_host_that_shows_nothing(tmp_path: Path) -> None:
     """A virtual machine: the criterion does not apply."""
     assert read_memory_controllers(root=tmp_path) == read_pcie_errors([GPU], root=tmp_path) == []
-    assert judge_host_errors([], [], seconds=60.0, limits=LIMITS) is None
+    assert read_addresses(root=tmp_path) == []
+    nothing = HostErrors(memory=[], pcie=[])
+    assert judge_host_errors(nothing, nothing, seconds=60.0, limits=LIMITS) is None
+
+
+@pytest.mark.parametrize("path", ["devices/system/edac/mc", "bus/pci/devices", "class/infiniband"])
+def test_a_folder_that_cannot_be_listed(sys: Path, path: str) -> None:
+    """It is not empty: what it counts is unknown, at whichever end, and no error that is known is lost."""
+    (sys / "class").mkdir()
+    good = HostErrors(memory=read_memory_controllers(root=sys), pcie=read_pcie_errors([GPU], root=sys))
+    count(sys, "mc1", "ue_count", 1)
+    count(sys, GPU, "aer_dev_fatal", 1)
+    shutil.rmtree(sys / path, ignore_errors=True)
+    (sys / path).write_text("no folder")
+    addresses = read_addresses(root=sys)
+    counts = addresses if isinstance(addresses, NotAvailable) else read_pcie_errors([GPU], root=sys)
+    unread = HostErrors(memory=read_memory_controllers(root=sys), pcie=counts)
+    assert isinstance(unread.memory, NotAvailable) is ("edac" in path)
+    assert isinstance(unread.pcie, NotAvailable) is ("edac" not in path)
+    for both in ((good, unread), (unread, good), (unread, unread)):
+        found = judge_host_errors(*both, seconds=60.0, limits=LIMITS)
+        assert found is not None
+        assert any("cannot be" in text or "Not a directory" in text for text in found.unknown[HERE])
+    grown = judge_host_errors(good, unread, seconds=60.0, limits=LIMITS)
+    assert grown is not None
+    assert grown.count == 1, "what can still be read counts"
+
+
+def test_the_ways_are_listed_without_a_reading_of_them(tmp_path: Path) -> None:
+    """Of GPUs and adapters, with all bridges above; a soft adapter has no way, and other devices do not count."""
+    tree = tmp_path / "devices" / "pci0000:10" / "0000:10:01.0"
+    for address, vendor in ((GPU, "0x10de"), (NIC, "0x15b3"), ("0000:33:00.0", "0x8086")):
+        folder = tree / address
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "class").write_text("0x030200\n")
+        listed = tmp_path / "bus" / "pci" / "devices" / address
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        listed.symlink_to(folder)
+    for name in ("mlx5_0", "rxe0"):
+        (tmp_path / "class" / "infiniband" / name).mkdir(parents=True)
+    (tmp_path / "class" / "infiniband" / "mlx5_0" / "device").symlink_to(tree / NIC)
+    assert read_addresses(root=tmp_path) == ["0000:10:01.0", GPU, NIC]
+    (tmp_path / "bus" / "pci" / "devices" / GPU / "vendor").unlink()
+    assert isinstance(read_addresses(root=tmp_path), NotAvailable)
 
 
 def test_a_file_of_another_form(sys: Path) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.health.slurm import IN_SERVICE, OUT_OF_SERVICE, at_start_and_end, judge_job, judge_node
+from pytest_gpucluster.health.slurm import (
+    IN_SERVICE,
+    OUT_OF_SERVICE,
+    at_start_and_end,
+    judge_job,
+    judge_node,
+    remark_on_blocks,
+    with_remark,
+)
 from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare, parse_states
@@ -206,3 +214,28 @@ def test_both_ends_of_a_run() -> None:
     assert at_start_and_end(WHOLE, drained).facts == ("DRAIN: it gets no new jobs",)
     assert at_start_and_end(drained, drained).facts == ("DRAIN: it gets no new jobs",)
     assert at_start_and_end(hidden, WHOLE).doubts[0].endswith("at the start")
+
+
+RACK = {f"node{at}": f"rack{at // 2}" for at in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (["b0", "b0", "b1", "b1"], [None] * 4),
+        (["b0", "b0", "b0", "b1"], ["block b0 has hosts of 2 NVLink domains"] * 3 + ["is in 2 blocks of Slurm: b0, b1"]),
+        (["b0", "b1", "b2", "b2"], ["is in 2 blocks of Slurm: b0, b1"] * 2 + [None] * 2),
+        (["b0", None, HIDDEN, "b1"], [None] * 4),
+        ([None] * 4, [None] * 4),
+    ],
+)
+def test_blocks_beside_nvlink_domains(blocks: list[Any], said: list[str | None]) -> None:
+    """A block that crosses racks, and a rack that is cut, are remarks of each host that has part in it."""
+    by_node = dict(zip(RACK, blocks, strict=True))
+    for node, words in zip(RACK, said, strict=True):
+        found = remark_on_blocks(node, by_node, RACK)
+        assert (found is None) if words is None else (found is not None and words in found)
+        assert remark_on_blocks(node, by_node, {}) is None, "NVLink ends at the node"
+    remarked = with_remark(judge_node(WHOLE), "odd")
+    assert remarked.remark == "odd"
+    assert with_remark(remarked, None).remark == "odd"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory.nics import read_nics
+from pytest_gpucluster.inventory.nics import read_nics, read_ports_gb_s
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.protocol.plain_data import from_plain, to_plain
 from tests.support.sysfs import MadeSys, efa, infiniband, roce, write
@@ -208,3 +208,26 @@ def test_the_gid_that_routed_roce_needs(tmp_path: Path, table: list[tuple[str, s
     assert ports_of(made)["mlx5_0"].roce_gid == found
     made.refuse("mlx5_0", "gids/0")
     assert isinstance(ports_of(made)["mlx5_0"].roce_gid, NotAvailable)
+
+
+def test_what_the_ports_of_a_host_carry(tmp_path: Path) -> None:
+    """All that are up together; a rate that nobody can read makes the sum unknown, and no port is no rate."""
+    made = MadeSys(tmp_path, infiniband(0, rate="800 Gb/sec (4X XDR)"), roce(1), infiniband(2), infiniband(3, ports=2))
+    assert read_ports_gb_s(root=made.root) == (800 + 400 + 400 + 2 * 400) / 8
+    made.pull_down("mlx5_0")
+    assert read_ports_gb_s(root=made.root) == 4 * 400 / 8
+    made.refuse("mlx5_1", "rate")
+    assert read_ports_gb_s(root=made.root) is None
+    for name in ("mlx5_1", "mlx5_2", "mlx5_3"):
+        made.remove(name)
+    assert read_ports_gb_s(root=made.root) is None
+    assert read_ports_gb_s(root=tmp_path / "nowhere") is None
+
+
+def test_virtual_functions_carry_what_their_port_carries(tmp_path: Path) -> None:
+    """Beside the port they add nothing; a container that has nothing else has their rate."""
+    made = MadeSys(tmp_path, infiniband(0), infiniband(1))
+    (made.root / "class" / "infiniband" / "mlx5_1" / "device" / "physfn").mkdir()
+    assert read_ports_gb_s(root=made.root) == 50.0
+    made.remove("mlx5_0")
+    assert read_ports_gb_s(root=made.root) == 50.0

@@ -10,7 +10,16 @@ import pytest
 
 from pytest_gpucluster.inventory import slurm
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare, gpus_of, is_in, parse_node, parse_share, parse_states
+from pytest_gpucluster.inventory.slurm import (
+    SlurmNode,
+    SlurmShare,
+    gpus_of,
+    is_in,
+    parse_block,
+    parse_node,
+    parse_share,
+    parse_states,
+)
 from tests.support import fake_slurm
 from tests.support.fake_slurm import HOST, IDLE, JOB, REASON
 
@@ -243,3 +252,25 @@ def test_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is told."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert slurm.read_controller() == NotAvailable("scontrol is not on the PATH")
+
+
+TOPOLOGY = """\
+BlockName=rack1 BlockIndex=0 Nodes=gpu[01-18] BlockSize=18
+BlockName=rack2 BlockIndex=1 Nodes=gpu[19-36],spare1 BlockSize=18
+AggregatedBlock=rack[1-2] BlockIndex=2 Nodes=gpu[01-36] BlockSize=36
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "block"),
+    [
+        (TOPOLOGY, "gpu18", "rack1"),
+        (TOPOLOGY, "spare1", "rack2"),
+        (TOPOLOGY, "gpu37", None),
+        ("SwitchName=leaf0 Level=0 LinkSpeed=1 Nodes=gpu[01-18]", "gpu01", None),
+        ("No topology information available", "gpu01", None),
+    ],
+)
+def test_the_block_of_a_host(text: str, name: str, block: str | None) -> None:
+    """By name, also in Slurm's short form; a switch is no block, and a group of blocks none either."""
+    assert parse_block(text, name) == block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -9,11 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.judging.culprits import Culprit, find_culprits, is_most
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record
 from pytest_gpucluster.places import Device, Inventory, Place
+from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 from tests.support.entries import limit
 
 LIMIT = limit()
@@ -388,3 +391,17 @@ def test_gpus_that_all_fail_by_themselves() -> None:
     known = places(nodes=16, gpus=4)
     rows = [failed("xid_during_run", name) for name, place in known.items() if place.gpu is not None]
     assert one(rows, known).is_systemic
+
+
+def test_two_bad_switches_are_two_culprits() -> None:
+    """Each with the nodes behind it, and each once, whatever number of criteria it spoilt."""
+    behind = {"switch leaf0": ("node0",), "the way out of switch leaf1": ("node1",)}
+    facts = {"blames": "switch", "cause": ", ".join(behind), "among": ("node0", "node1"), "behind": behind}
+    facts |= {"outcome": "failed", "limit": LIMIT, "value": 193.0}
+    records = [Record(criterion=name, place=None, confirmed=True, **facts) for name in ("inter", "scaling")]  # type: ignore[arg-type]
+    found = {one.headline: one for one in find_culprits(records, places(2))}
+    assert [head.partition(" is to blame")[0] for head in map(str, found)] == list(behind)
+    assert [one.places for one in found.values()] == list(behind.values())
+    assert all((one.kind, one.criteria, one.is_confirmed) == ("switch", ["inter", "scaling"], True) for one in found.values())
+    kept = record_from_facts(json.loads(json.dumps(strict_json(record_facts(records[0])))))
+    assert kept.behind == behind

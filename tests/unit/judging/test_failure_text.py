@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.judging import failure_text
-from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.failure_text import format_number, show_evidence
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.live import describe
@@ -110,3 +110,21 @@ def test_a_live_line_says_of_a_value_only_what_is_true(outcome: str, kind: Any, 
         assert line == f"too close to call: c at the cluster: {format_number(value)} %, {one.text} asked"
     elif outcome == "error" or one.holds(value):
         assert line.endswith("at the cluster: the siblings differ")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "shown"),
+    [
+        ({"single GPU": {"node1-gpu0": 18843.418520772528, "node1-gpu1": 13210.0000001}}, "node1-gpu0 18840; node1-gpu1 13210"),
+        (
+            {"single GPU": {f"gpu{number}": float(number) for number in range(9)}},
+            "gpu3 3; ... (1 more in results.json) ...;",
+        ),
+        ({"found": [1.000000000001, "a", 2]}, "found 1.000 a 2"),
+        ({"none": {}}, "none none"),
+    ],
+)
+def test_numbers_of_evidence_have_four_digits(evidence: dict[str, Any], shown: str) -> None:
+    """In a table of values by place too; a long one shows its ends."""
+    assert shown in show_evidence(evidence)
+    assert "{" not in show_evidence(evidence)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.cluster.binding import Binding
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.possible import TOO_LITTLE, TOO_MUCH, Possible
-from pytest_gpucluster.places import Place
+from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.resolve import SEEN_PORTS
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
@@ -220,3 +223,50 @@ def test_kept_values_are_possible(path: Path) -> None:
         for place, value in row["values"].items():
             if value is not None and key in entries and entries[key].unit == row["unit"]:
                 assert allowed(entries[key], expected["nodes"], expected["gpus_per_node"], value), (key, place, value)
+
+
+FASTER = 100.0
+"""GB/s of ports for each GPU where the profile promises 50."""
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2), (4, 4), (2, 8)])
+@pytest.mark.parametrize(
+    "key", ["inter_node_busbw[all_reduce]", "inter_node_busbw[all_gather]", "inter_node_busbw[all_to_all]"]
+)
+def test_ports_that_are_faster_than_promised_are_no_error(key: str, shape: tuple[int, int]) -> None:
+    """What the ports carry that are really there is possible; more than that is not, nor is a slower port a tighter bound."""
+    entry = FILE.criteria(PROFILES["h100-sxm"])[key]
+    facts = {"nodes": shape[0], "gpus_per_node": shape[1], "world_size": shape[0] * shape[1]}
+
+    def most(**ports: float) -> float:
+        bound = entry.best_possible(gpus=facts["world_size"], cluster={**facts, **ports})
+        assert bound is not None
+        return bound.value
+
+    rate = min(shape[1] * FASTER, 450.0)
+    if key == "inter_node_busbw[all_to_all]":  # of what a GPU has, only the shares of other nodes leave by its ports
+        rate = 0.95 * FASTER * (facts["world_size"] - 1) / (facts["world_size"] - shape[1])
+    assert most(nic_gb_s_per_gpu=FASTER) > rate
+    assert most(nic_gb_s_per_gpu=FASTER) >= most() == most(nic_gb_s_per_gpu=25.0)
+    if shape[1] <= 2:
+        assert most() < rate, "the bound of the promise alone was an error here"
+    seen = entry.best_possible(gpus=2, cluster={**facts, SEEN_PORTS: FASTER})
+    assert Possible(key=key, bound=seen).error(rate, where="x") is None
+
+
+def test_the_ports_of_the_fastest_node_count() -> None:
+    """For each of its GPUs; where no node shows them, the promise stands alone."""
+    places = Inventory(num_nodes=2, gpus_per_node=4, device="cuda")
+
+    def bound_with(*ports: float | None) -> float | None:
+        known = {
+            f"node{node}-gpu0": Identity(
+                hostname="h", group_rank=node, local_rank=0, versions={}, torch_gpus=4, ports_gb_s=gb_s
+            )
+            for node, gb_s in enumerate(ports)
+        }
+        return Binding(inventory=places, places=places.places, identities=known).nic_gb_s_per_gpu
+
+    assert bound_with(400.0, 200.0) == 100.0
+    assert bound_with(None, 200.0) == 50.0
+    assert bound_with(None, None) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -34,6 +35,8 @@ from tests.support.strangers import AS_ROOT, STRANGER, stranger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Chmod = Callable[[int, int], None]
 
 RUN = "0123456789abcdef"
 OTHER = "fedcba9876543210"
@@ -307,6 +310,70 @@ def test_another_mode(tmp_path: Path, mode: int) -> None:
         own.path.chmod(mode)
         with pytest.raises(NotOwnFolderError, match=f"{own.path} has mode {mode:o}: other users can write there"):
             open_noted(own.path, RUN)
+
+
+def without_effect(_descriptor: int, _mode: int) -> None:
+    """As SMB mounts with ``dir_mode=0777`` take a mode, and many of FUSE."""
+
+
+def refused(_descriptor: int, _mode: int) -> None:
+    """As the same mounts do for a user who is not that of ``uid=``."""
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("chmod", [without_effect, refused])
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_file_system_that_keeps_no_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, chmod: Chmod) -> None:
+    """Every folder has the mode of the mount: a healthy user's run works there, and is found again."""
+    really, of_mount = Path.mkdir, mode
+
+    def mkdir(path: Path, mode: int) -> None:
+        really(path, mode)
+        path.chmod(of_mount)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(os, "fchmod", chmod)
+    with make_own_folder(tmp_path, RUN) as own:
+        with own.file("mark", "xb") as mark:
+            mark.write(b"ours")
+        with own.file("mark", "wb") as mark:
+            mark.write(b"new")
+        found = find_own_folder(tmp_path, RUN)
+        assert found is not None
+        with found:
+            assert found.read("mark", 10) == b"new"
+            assert sorted(found.names()) == ["mark", "owner.json"], "nothing is left of the question who owns a file"
+            remove_own_folder(found)
+    assert list(tmp_path.iterdir()) == []
+
+
+@AS_ROOT
+@pytest.mark.parametrize("chmod", [without_effect, refused])
+def test_somebody_else_s_folder_stays_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chmod: Chmod) -> None:
+    """His note beside it does not help him: what this process makes there belongs to another user than the folder."""
+    with make_own_folder(tmp_path, RUN) as own:
+        for path in (own.path / "owner.json", own.path):
+            os.chown(path, STRANGER, -1)
+            path.chmod(0o777)
+        if chmod is refused:
+            monkeypatch.setattr(os, "fchmod", refused)
+            with pytest.raises(NotOwnFolderError, match=f"{own.path} has mode 777"):
+                open_noted(own.path, RUN)
+        os.chown(own.path / "owner.json", 0, -1)
+        monkeypatch.setattr(os, "fchmod", chmod)
+        with pytest.raises(NotOwnFolderError, match=f"belongs to user {STRANGER}"):
+            open_noted(own.path, RUN)
+
+
+@pytest.mark.parametrize("mode", ["wb", "r+b", "ab"])
+def test_a_second_name_of_a_user_s_file(tmp_path: Path, mode: str) -> None:
+    """A hard link is neither emptied nor written to: where others can write, they can put one there."""
+    file = user_s_file(tmp_path)
+    with make_own_folder(tmp_path, RUN) as own:
+        (own.path / "mark").hardlink_to(file)
+        with pytest.raises(NotOwnFolderError, match="is not a file that this run made"):
+            own.file("mark", mode)
+    assert file.read_text() == "x"
 
 
 def test_a_server_that_shows_other_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ APART = {
     "fleet.py": "a plugin of its own, loaded by `gpucluster demo` alone",
 }
 TWICE = {
+    "pytest_collection": "options.py has a hint for every command line; collection.py belongs to a run",
     "pytest_collection_modifyitems": "options.py starts a run that nothing asked for; collection.py belongs to a run",
     "pytest_sessionstart": "all_tests.py is there in every project; run.py belongs to a run",
 }

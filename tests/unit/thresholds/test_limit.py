@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpucluster.judging.verdict import Record, is_only_measured
 from pytest_gpucluster.thresholds.limit import Limit
 
 HUGE = 10**400
@@ -41,3 +42,15 @@ def test_no_margin_to_zero() -> None:
     """A percentage of nothing means nothing, and a value without an end has none."""
     assert Limit(kind="max", value=0, unit="errors").margin_percent(3) is None
     assert [Limit(kind="max", value=1, unit="errors").margin_percent(value) for value in (math.inf, HUGE)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "is_none"),
+    [("above", 0, True), ("below", 1_000_000, True), ("below", 30, False), ("above", 1_000_000, False), ("below", 0, False)],
+)
+def test_a_limit_that_asks_for_nothing(kind: Any, value: float, *, is_none: bool) -> None:
+    """A rate above zero, and a time below what no hardware takes: such a value is only measured, and never `ok`."""
+    limit = Limit(kind=kind, value=value, unit="us")
+    record = Record(criterion="latency[all_reduce]", place="node0", outcome="passed", value=14.2, limit=limit)
+    assert limit.is_none is is_none
+    assert is_only_measured(record) is is_none
