@@ -114,6 +114,11 @@ class Results(Mapping[Any, Any]):
         self._raise_if_any(list(self))
         return self._values[next(iter(self))]
 
+    @property
+    def took_s(self) -> float:
+        """How long the measurement took, in seconds; 0 where nobody knows."""
+        return self._took_s
+
     def repeated(self, place: Any, value: str, repeats: str) -> Repeats:
         """A value with its repeats, by which ``criterion.require`` tells noise from a fault.
 

@@ -18,6 +18,8 @@ SUBJECTS = ("health", "compute", "memory", "links", "fabric", "training", "platf
 SOAK, OTHERS = "soak", "others"
 STARTUP_S = 4.0
 """Starting the ranks, up to their first CUDA context (1.1 to 3.8 s on 4 H200, docs/results)."""
+BUDGET = 3.0
+"""A measurement that can be made shorter takes at most so many times its entry's ``takes_s``."""
 UNFINISHED = 0.99
 """The largest fraction shown before the last test is done."""
 STEADY = 0.9

@@ -145,6 +145,15 @@ def time_span(call: Callable[[], object], *, launches: int, meanwhile: Callable[
     return time_each(span, iterations=1, meanwhile=meanwhile).samples_s[0] / launches
 
 
+def host_seconds(call: Callable[[], object]) -> float:
+    """Seconds of one call by the host's clock, until the GPU has finished it."""
+    synchronize()
+    start_s = time.perf_counter()
+    call()
+    synchronize()
+    return time.perf_counter() - start_s
+
+
 def _recorded_event(*, timing: bool = False) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
     event.record()
