@@ -45,7 +45,7 @@ def pair_matrix(call: SimulatedCall) -> Any:
         size_bytes=call.kwargs["size_bytes"],
         small_bytes=call.kwargs.get("small_bytes", 8),
         world_size=len(ranks),
-        iterations=call.kwargs.get("iterations", 5),
+        shortened=0,
         backend="nccl",
         device=call.device,
     )
@@ -102,7 +102,7 @@ def rail(call: SimulatedCall) -> Any:
         size_bytes=size,
         small_bytes=8,
         world_size=len(group.ranks),
-        iterations=call.kwargs.get("iterations", 5),
+        shortened=0,
         backend="nccl",
         device=call.device,
     )

@@ -37,8 +37,8 @@ class PairMatrix:
 
     ``gb_s`` is 10^9 bytes a second, one way. ``latency_us`` is half a round trip of ``small_bytes``. ``paths`` is what NCCL
     logged (``P2P/CUMEM``, ``SHM/direct/direct``), None where it logged nothing. ``peer_access`` is CUDA's word whether the
-    source may reach the target's memory, None where this process does not see the other GPU. ``iterations`` are the timed
-    transfers of a pair: the fewest of all.
+    source may reach the target's memory, None where this process does not see the other GPU. ``shortened`` is how
+    many pairs had one timed transfer only, to keep the budget.
     """
 
     gb_s: list[list[float | None]]
@@ -50,7 +50,7 @@ class PairMatrix:
     world_size: int
     backend: str
     device: str
-    iterations: int | None = None
+    shortened: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +102,9 @@ def time_rounds(case: Transfers, group: Any, rounds: Sequence[Sequence[tuple[int
 
     Returns:
         Of each pair that this rank is an end of: source, target, seconds of a transfer, seconds of a round trip, wrong bytes,
-        timed transfers.
+        and 1.0 where the budget left one timed transfer, else 0.0.
     """
-    budget, round_s = Budget(case.budget_s), 0.0
+    asked, budget, round_s = case, Budget(case.budget_s), 0.0
     own, device = dist.get_rank(), timing.current_device()
     line = torch.ones(1, device=device)
     sent = _pattern(own, case.size_bytes, device)
@@ -113,14 +113,14 @@ def time_rounds(case: Transfers, group: Any, rounds: Sequence[Sequence[tuple[int
     for number, pairs in enumerate(rounds):
         progress.report(f"round {number + 1} of {len(rounds)}", number / len(rounds))
         left_s, slowest_s = budget.left_s(round_s)
-        if slowest_s * (len(rounds) - number) > left_s:
+        if case is asked and slowest_s * (len(rounds) - number) > left_s:
             case = replace(case, iterations=1, warmup=1)
         pair = next((pair for pair in pairs if own in pair), None)
         received.zero_()
         began_s = time.perf_counter()
         dist.all_reduce(line, group=group)  # lines the ranks up
         if pair is not None:
-            rows.append([*pair, *_time_pair(pair, case, group, (sent, received)), case.iterations])
+            rows.append([*pair, *_time_pair(pair, case, group, (sent, received)), float(case is not asked)])
         round_s = time.perf_counter() - began_s
     timing.synchronize()
     return rows
@@ -208,7 +208,7 @@ def _merged(told: list[dict[str, Any]], case: Transfers) -> PairMatrix:
         size_bytes=case.size_bytes,
         small_bytes=case.small_bytes,
         world_size=len(told),
-        iterations=int(min(end[3] for ends in times.values() for end in ends)),
+        shortened=sum(any(end[3] for end in ends) for ends in times.values()),
         backend=dist.get_backend(),
         device=timing.device_name(),
     )

@@ -45,7 +45,7 @@ class RailRates:
     """What one rank measured through the adapter ``name``: an end of each of its pairs.
 
     ``used`` is what NCCL's log says that it used (``mlx5_0:1``, ``eth0``), ``kinds`` its channels to other ranks; both are
-    empty with gloo. ``iterations`` are the timed transfers of a pair: the fewest of this rank's.
+    empty with gloo. ``shortened`` is how many pairs of this rank had one timed transfer only.
     """
 
     name: str
@@ -57,7 +57,7 @@ class RailRates:
     world_size: int
     backend: str
     device: str
-    iterations: int | None = None
+    shortened: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def rail(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         size_bytes=size_bytes,
         small_bytes=SMALL_BYTES,
         world_size=ranks,
-        iterations=min((int(row[5]) for row in rows), default=iterations),
+        shortened=sum(map(bool, (row[5] for row in rows))),
         backend=dist.get_backend(),
         device=timing.device_name(),
     )

@@ -191,9 +191,9 @@ def test_slow_pairs_are_all_measured(ranks: list[dict[str, Any]]) -> None:
     """Every pair has its rate; the later ones by one transfer."""
     for one in ranks:
         found = one["pairs"]
-        assert found["iterations"] == 1
+        assert 0 < found["shortened"] < RANKS * (RANKS - 1)
         assert all(value is not None for at, row in enumerate(found["gb_s"]) for to, value in enumerate(row) if at != to)
-        assert one["pairs in time"]["iterations"] == 5
+        assert one["pairs in time"]["shortened"] == 0
 
 
 def slow_on_one_rank(rank: int, measure: Callable[[], Any], *, by_bytes: bool = False) -> Any:
