@@ -23,7 +23,7 @@ from pytest_gpucluster.cluster.parts import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
-from pytest_gpucluster.judging.forecast import BUDGET
+from pytest_gpucluster.judging.forecast import BUDGET, SELFTEST
 from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 RUNS_NO_TEST = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow", "setupplan")
 """Options of pytest under which no test runs."""
-SELFTEST = "self-test"
 
 
 class Run:
