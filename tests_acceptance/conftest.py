@@ -131,7 +131,7 @@ def measure_collective(cluster, operation, recipe, *, per, budget_s):
     judged_s = None if budget_s is None else JUDGED_SHARE * budget_s
     judged = cluster.run(call, per=per, budget_s=judged_s, **named, **recipe)
     shown = {key: value for key, value in recipe.items() if key == "deadline_s"}
-    shown["budget_s"] = None if budget_s is None else max(0.0, budget_s - judged.took_s)
+    shown["budget_s"] = None if judged_s is None else budget_s - min(judged.took_s, judged_s)
     return judged, cluster.run(by_size, per=per, operation=operation, sizes_bytes=shown_bytes, **shown)
 
 
@@ -150,7 +150,7 @@ def sizes_or_error(read):
     found = {"sizes": sizes.rows, **({"without": sizes.left_out} if sizes.left_out else {})}
     if sizes.left_out_bytes:
         told = ", ".join(map(str, sizes.left_out_bytes))
-        found[LEFT_OUT] = f"{told} bytes, to keep the table within {sizes.budget_s:.3g} s"
+        found[LEFT_OUT] = f"{told} bytes, as the table had {sizes.budget_s:.3g} s"
     return found
 
 

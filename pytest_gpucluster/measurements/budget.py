@@ -44,17 +44,27 @@ class Launches:
         """What became of ``asked`` within so many seconds; None if nothing fell."""
         if self == asked:
             return None
-        now, before = (f"{one.spans} spans of {one.each} launches" for one in (self, asked))
+        now, before = (f"{_counted(one.spans, 'span')} of {_counted(one.each, 'launch', 'es')}" for one in (self, asked))
         return f"timed {now} instead of {before}, within {budget_s:.3g} s"
 
 
+def _counted(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{'' if number == 1 else plural}"
+
+
 class Budget:
-    """Seconds from now on; None: as many as it takes."""
+    """Seconds from now on; None: as many as it takes.
+
+    Every rank of the default group makes it, as it calls :meth:`left_s`: the ranks first wait for each other, so that what
+    it takes to connect them is not counted.
+    """
 
     def __init__(self, seconds: float | None, *, clock: Callable[[], float] = time.perf_counter) -> None:
         """``clock`` gives seconds."""
         self.seconds = seconds
         self._clock = clock
+        if seconds is not None:
+            slowest(0.0)
         self._start_s = clock()
 
     def left_s(self, *measured_s: float) -> list[float]:

@@ -128,11 +128,11 @@ def all_reduce(
         ValueError: an unknown dtype, fewer than two ranks, too many for an exact sum, nothing to send, no iteration.
         ArithmeticError: a wrong sum, naming the ranks that saw it; raised on every rank.
     """
-    asked, budget, ranks = launches_of(size_bytes, iterations=iterations, warmup=warmup), Budget(budget_s), dist.get_world_size()
+    asked, ranks = launches_of(size_bytes, iterations=iterations, warmup=warmup), dist.get_world_size()
     buffer = exact_sums.buffer(size_bytes, dtype, ranks)
     content = 0 if size_bytes < SMALL_BYTES else 1
-    wrong = exact_sums.wrong_elements(buffer, ranks)
-    times = _timed_launches(lambda: dist.all_reduce(buffer), asked, budget, reset=lambda: buffer.fill_(content))
+    wrong = exact_sums.wrong_elements(buffer, ranks)  # connects the ranks, too
+    times = _timed_launches(lambda: dist.all_reduce(buffer), asked, Budget(budget_s), reset=lambda: buffer.fill_(content))
     wrong += exact_sums.wrong_elements(buffer, ranks)
     times_s = _of_each_rank(times.own_s, wrong, "all_reduce gave a wrong sum")
     return _with_choice(_timed("all_reduce", buffer, times_s, times), lambda: dist.all_reduce(buffer))
@@ -161,10 +161,10 @@ def collective(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         ValueError: as of :func:`collective_cases.case`, or no iteration.
         ArithmeticError: wrong elements arrived, naming the ranks that saw them; raised on every rank.
     """
-    asked, budget = launches_of(size_bytes, iterations=iterations, warmup=warmup), Budget(budget_s)
+    asked = launches_of(size_bytes, iterations=iterations, warmup=warmup)
     case = collective_cases.case(operation, size_bytes=size_bytes, dtype=dtype)
     wrong = case.wrong_elements()
-    times = _timed_launches(case.call, asked, budget)
+    times = _timed_launches(case.call, asked, Budget(budget_s))
     wrong += case.wrong_elements()
     times_s = _of_each_rank(times.own_s, wrong, f"{operation} gave wrong elements")
     whole = max(case.sent, case.received, key=lambda tensor: tensor.numel())

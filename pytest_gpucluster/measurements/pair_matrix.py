@@ -7,6 +7,7 @@ events, all ranks lined up before. **The time of a pair is that of its slower en
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ def time_rounds(case: Transfers, group: Any, rounds: Sequence[Sequence[tuple[int
         Of each pair that this rank is an end of: source, target, seconds of a transfer, seconds of a round trip, wrong bytes,
         and 1.0 where the budget left one timed transfer, else 0.0.
     """
-    asked, budget, round_s = case, Budget(case.budget_s), 0.0
+    asked, budget, round_s, quickest_s = case, Budget(case.budget_s), 0.0, math.inf
     own, device = dist.get_rank(), timing.current_device()
     line = torch.ones(1, device=device)
     sent = _pattern(own, case.size_bytes, device)
@@ -113,7 +114,8 @@ def time_rounds(case: Transfers, group: Any, rounds: Sequence[Sequence[tuple[int
     for number, pairs in enumerate(rounds):
         progress.report(f"round {number + 1} of {len(rounds)}", number / len(rounds))
         left_s, slowest_s = budget.left_s(round_s)
-        if case is asked and slowest_s * (len(rounds) - number) > left_s:
+        quickest_s = min(quickest_s, slowest_s) if number else math.inf
+        if number and case is asked and quickest_s * (len(rounds) - number) > left_s:
             case = replace(case, iterations=1, warmup=1)
         pair = next((pair for pair in pairs if own in pair), None)
         received.zero_()

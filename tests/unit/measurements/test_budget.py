@@ -55,8 +55,13 @@ def test_repeats_fall_by_rule(room: int, expected: Launches) -> None:
     found = affordable(FULL, left_s=(room + AT_THE_END) * 0.5, one_s=0.5)
     assert found == expected
     assert found.total <= max(room, 3)
-    told = found.words_beside(FULL, 9)
-    assert told == f"timed {found.spans} spans of {found.each} launches instead of 4 spans of 5 launches, within 9 s"
+    assert (found.words_beside(FULL, 9) or "").endswith(" instead of 4 spans of 5 launches, within 9 s")
+
+
+def test_one_span_of_one_launch_in_words() -> None:
+    """As people count."""
+    found = Launches(warmup=1, spans=1, each=1, singles=0).words_beside(FULL, 0.75)
+    assert found == "timed 1 span of 1 launch instead of 4 spans of 5 launches, within 0.75 s"
 
 
 @pytest.mark.parametrize("one_s", [1e-6, 0.003, 0.1, 0.5, 4.0, 1e3])
@@ -120,9 +125,9 @@ def test_what_the_report_says() -> None:
         operation="all_reduce", rows=[{"bytes": 8}], left_out=[], world_size=2, left_out_bytes=[1048576000], budget_s=12.0
     )
     found = sizes_or_error(lambda: table)
-    assert found["sizes left out"] == "1048576000 bytes, to keep the table within 12 s"
-    said = remark_on({**found, "fewer repeats": "timed 1 spans"})
-    assert said == "fewer repeats: timed 1 spans; sizes left out: 1048576000 bytes, to keep the table within 12 s"
+    assert found["sizes left out"] == "1048576000 bytes, as the table had 12 s"
+    said = remark_on({**found, "fewer repeats": "timed 1 span"})
+    assert said == "fewer repeats: timed 1 span; sizes left out: 1048576000 bytes, as the table had 12 s"
     assert remark_on({"sizes": []}) is None
 
 
