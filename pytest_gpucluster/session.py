@@ -318,9 +318,9 @@ class Session:
             gpus_per_node=inventory.gpus_per_node,
             soak_s=soak_s - cut.elapsed_s if soak_s is not None and cut is not None and cut.why_not is None else soak_s,
         )
-        left_out, settings = sum(rule is not None for rule in rules.values()), self.setup.settings
-        lasts_s = selftest_s(places=len(inventory.places), is_rehearsal=self.setup.profile.rehearsal) if settings.selftest else 0.0
-        return replace(planned, left_out=left_out, selftest_s=lasts_s)
+        left_out, is_rehearsal = sum(rule is not None for rule in rules.values()), self.setup.profile.rehearsal
+        whole_s = selftest_s(places=len(inventory.places), is_rehearsal=is_rehearsal)
+        return replace(planned, left_out=left_out, selftest_s=whole_s if self.setup.settings.selftest else 0.0)
 
     def record_unplanned(self, *, why: str) -> list[Record]:
         """Record all that the profile expects as missing, if the run ended before collection; returns those records."""

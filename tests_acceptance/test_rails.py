@@ -64,13 +64,18 @@ def rails_measured(rails_as_measured, possible):
 
 
 @pytest.fixture(scope="session")
-def rails_as_measured(rails, nic_ways, gpu_states, cluster, recipe, budget):
+def rail_recipe(rails, recipe, budget):
+    """How one adapter is measured: all share the budget, and half of it is for those that are measured twice."""
+    return {**recipe("rail_bandwidth"), "budget_s": budget("rail_bandwidth", share=0.5 / max(1, len(rails)))}
+
+
+@pytest.fixture(scope="session")
+def rails_as_measured(rails, nic_ways, gpu_states, cluster, rail_recipe):
     """Rate and latency of every adapter of every node: one name at a time, in new workers that use it alone.
 
     An adapter that seems far worse than the others is measured a second time, and the better value counts.
     """
-    arguments = recipe("rail_bandwidth")
-    arguments["budget_s"] = budget("rail_bandwidth", share=0.5 / max(1, len(rails)))
+    arguments = {**rail_recipe}
     again_percent: dict[Any, float] = {
         "bandwidth": arguments.pop("again_bandwidth_percent"),
         "latency": arguments.pop("again_latency_percent"),
@@ -140,7 +145,8 @@ def test_rail_bandwidth(rails_measured, node, criterion):
     """Each adapter of the node carries its part of its port's rate."""
     found = localization.judge_shares(rails_measured.of(node), is_healthy=criterion.limit.holds)
     names = ", ".join(sorted(rails_measured.shortened))
-    criterion.judge(replace(found, remark=f"some pairs had one timed transfer only through {names}, to keep the budget" if names else None))
+    remark = f"some pairs had one timed transfer only through {names}, to keep the budget" if names else None
+    criterion.judge(replace(found, remark=remark))
     raise_errors(rails_measured, node)
 
 

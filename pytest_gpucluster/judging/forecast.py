@@ -271,7 +271,7 @@ def _takes_s(threshold: Threshold, *, places: int) -> float | None:
 
 def _trains(threshold: Threshold) -> bool:
     """Whether a measurement is a training of a size that is compiled; the one of a rehearsal is not."""
-    return threshold.recipe.get("preset", REHEARSED) != REHEARSED
+    return bool(threshold.recipe.get("preset", REHEARSED) != REHEARSED)
 
 
 def selftest_s(*, places: int, is_rehearsal: bool) -> float:

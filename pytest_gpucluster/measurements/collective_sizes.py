@@ -98,7 +98,8 @@ def by_size(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
 def _launch_s(rows: Mapping[tuple[str, int], Mapping[str, Any]], size_bytes: int) -> float:
     """Seconds of one launch at a size, by those of the largest one before: the same on every rank, as the rows are."""
     largest = max(rows.values(), key=lambda row: row["bytes"])
-    return float(largest["p50_us"]) / 1e6 * max(1.0, size_bytes / max(largest["bytes"], FLAT_BYTES))
+    growth: float = max(1.0, size_bytes / max(largest["bytes"], FLAT_BYTES))
+    return float(largest["p50_us"]) / 1e6 * growth
 
 
 def _verified(operation: str, *, size_bytes: int, dtype: str, **named: Any) -> dict[str, Any]:

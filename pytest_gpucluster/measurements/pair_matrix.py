@@ -84,9 +84,7 @@ def pair_matrix(
     ranks, own = dist.get_world_size(), dist.get_rank()
     if ranks < 2 or min(size_bytes, small_bytes, iterations, warmup) < 1:
         raise ValueError(f"two ranks, and sizes and counts of at least 1 are needed; there are {ranks} ranks")
-    case = Transfers(
-        size_bytes=size_bytes, small_bytes=small_bytes, iterations=iterations, warmup=warmup, budget_s=budget_s
-    )
+    case = Transfers(size_bytes=size_bytes, small_bytes=small_bytes, iterations=iterations, warmup=warmup, budget_s=budget_s)
     before = read_log()
     group = dist.new_group(list(range(ranks)))
     try:

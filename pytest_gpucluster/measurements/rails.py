@@ -100,9 +100,7 @@ def rail(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     ranks = dist.get_world_size()
     if ranks < 2:
         raise ValueError(f"a rail needs two nodes; there are {ranks} ranks")
-    case = Transfers(
-        size_bytes=size_bytes, small_bytes=SMALL_BYTES, iterations=iterations, warmup=warmup, budget_s=budget_s
-    )
+    case = Transfers(size_bytes=size_bytes, small_bytes=SMALL_BYTES, iterations=iterations, warmup=warmup, budget_s=budget_s)
     rows = time_rounds(case, dist.group.WORLD, ordered_rounds(ranks, most=partners))
     bad = [int(row[0]) for row in rows if row[4]]
     if bad:

@@ -1,4 +1,4 @@
-"""The fixtures: ``cluster``, ``criterion``, ``place``, ``node``, ``recipe``, ``budget``, ``soak``, readings; those of distributed tests."""
+"""The fixtures: ``cluster``, ``criterion``, ``place``, ``node``, ``recipe``, ``budget``, ``soak``, readings; those of ranks."""
 
 from __future__ import annotations
 

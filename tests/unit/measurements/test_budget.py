@@ -88,9 +88,7 @@ def test_without_a_group_the_own_clock_counts() -> None:
 def test_small_messages_are_timed_in_long_spans() -> None:
     """As nccl-tests does, 20 back to back; what is judged from 64 MiB on stays at five."""
     for size_bytes in (8, 1 << 20, 16 << 20, (64 << 20) - 1):
-        assert collectives.launches_of(size_bytes, iterations=20, warmup=5) == Launches(
-            warmup=5, spans=4, each=20, singles=5
-        )
+        assert collectives.launches_of(size_bytes, iterations=20, warmup=5) == Launches(warmup=5, spans=4, each=20, singles=5)
     for size_bytes in (64 << 20, 1 << 30, 8 << 30):
         assert collectives.launches_of(size_bytes, iterations=20, warmup=5) == FULL
     assert collectives.launches_of(8, iterations=3, warmup=1) == Launches(warmup=1, spans=1, each=3, singles=3)
