@@ -160,7 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
         for call in [*calls, *(functools.partial(compare, operation, mib) for mib in options.mib)]:
             rows.append(call())
             if dist.get_rank() == 0:
-                print(f"{time.perf_counter() - start_s:5.0f} s  {table(rows[-1:]).splitlines()[1]}", file=sys.stderr, flush=True)
+                line = table(rows[-1:]).splitlines()[1]
+                print(f"{time.perf_counter() - start_s:5.0f} s  {line}", file=sys.stderr, flush=True)
     is_first, ranks = dist.get_rank() == 0, dist.get_world_size()
     dist.destroy_process_group()
     if is_first:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.measurements import collective_cases, collectives, exact_sums, timing
-from pytest_gpucluster.measurements.budget import Budget
+from pytest_gpucluster.measurements.timing import Budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from pytest_gpucluster.inventory.nccl_log import choice_of
 from pytest_gpucluster.inventory.telemetry import Snapshots, evidence, from_rows, to_row
 from pytest_gpucluster.measurements import collective_cases, exact_sums, progress, timing
-from pytest_gpucluster.measurements.budget import Budget, Launches, warm_up
+from pytest_gpucluster.measurements.timing import Budget, Launches, warm_up
 from pytest_gpucluster.protocol.functions import beside_others
 from pytest_gpucluster.text import one_line
 

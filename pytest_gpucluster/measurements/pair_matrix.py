@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.measurements import progress, timing
-from pytest_gpucluster.measurements.budget import Budget
 from pytest_gpucluster.measurements.collectives import gather_texts
+from pytest_gpucluster.measurements.timing import Budget
 from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
 from pytest_gpucluster.protocol.rank import ordered_rounds
 

@@ -15,9 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pytest_gpucluster.judging.forecast import BUDGET
 from pytest_gpucluster.measurements import collective_cases, collective_sizes, collectives, host_rates, pair_matrix, timing
-from pytest_gpucluster.measurements.budget import AT_THE_END, Budget, Launches, affordable
+from pytest_gpucluster.measurements.timing import AT_THE_END, Budget, Launches, affordable
 from tests.support import REPOSITORY
+from tests.support.thresholds_files import packaged
 from tests_acceptance.conftest import remark_on, sizes_or_error
 
 if TYPE_CHECKING:
@@ -105,9 +107,18 @@ def test_the_first_launch_of_a_small_span_weighs_little(monkeypatch: pytest.Monk
     launches = collectives.launches_of(8, iterations=20, warmup=5)
     spans_s, _ = collectives._time_launches(lambda: None, launches, lambda: None, reset=lambda: None)
     assert all(0.95 <= reference_s / one_s <= 1.05 for one_s in spans_s)
-    by_five = dataclasses.replace(launches, each=5)
+    by_five = launches._replace(each=5)
     spans_s, _ = collectives._time_launches(lambda: None, by_five, lambda: None, reset=lambda: None)
     assert all(reference_s / one_s < 0.9 for one_s in spans_s)
+
+
+def test_files_stop_within_the_budget_of_their_entry() -> None:
+    """Writing and reading end by the clock, each after ``within_s``; both together within what the entry may take."""
+    file = packaged()
+    entries = [one for one in file.criteria(file.profiles["h200-sxm"]).values() if "files" in one.recipe]
+    timed = {one.key: (2 * one.recipe["within_s"], BUDGET * one.takes_s) for one in entries if one.takes_s is not None}
+    assert {*timed} == {"shared_write", "shared_write_all", "scratch_write"}
+    assert all(most_s <= budget_s for most_s, budget_s in timed.values()), timed
 
 
 def test_the_host_s_memory_keeps_its_budget() -> None:
