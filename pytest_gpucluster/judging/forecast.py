@@ -31,6 +31,8 @@ BUDGET = 3.0
 """A measurement that can be made shorter takes at most so many times its entry's ``takes_s``."""
 REHEARSED = "tiny"
 """The preset of a training on a CPU."""
+REHEARSED_BUDGET_S = 6.0
+"""At least, in a rehearsal: its entries take a part of a second, and less than the other processes of the host may delay."""
 UNFINISHED = 0.99
 """The largest fraction shown before the last test is done."""
 STEADY = 0.9
