@@ -69,16 +69,22 @@ class Forecast:
     """What will run, in order, with estimated durations. ``left_out``: criteria that a rule of the profile excludes here.
 
     ``selftest_s`` is how long the self-test takes, which comes before the first of them; 0 without one.
+    ``first_training`` is the criterion whose measurement trains first, and takes :data:`FIRST_TRAINING_S` more.
     """
 
     steps: tuple[Step, ...]
     left_out: int = 0
     selftest_s: float = 0.0
+    first_training: str | None = None
 
     @property
     def total_s(self) -> float:
         """Start-up, self-test and every measurement that has an estimate."""
-        return STARTUP_S + self.selftest_s + sum(step.takes_s or 0.0 for step in self.steps)
+        return STARTUP_S + self.selftest_s + sum(self.lasts_s(step) or 0.0 for step in self.steps)
+
+    def lasts_s(self, step: Step) -> float | None:
+        """The seconds of a step, with what it takes more where it trains first; None if not known."""
+        return step.takes_s and step.takes_s + (FIRST_TRAINING_S if step.criterion == self.first_training else 0.0)
 
     @property
     def tests(self) -> int:
@@ -106,8 +112,8 @@ class Forecast:
         """The estimated time of each subject that has one."""
         times: dict[str, list[float]] = {}
         for step in self.steps:
-            if step.takes_s is not None:
-                times.setdefault(step.subject, []).append(step.takes_s)
+            if (lasts_s := self.lasts_s(step)) is not None:
+                times.setdefault(step.subject, []).append(lasts_s)
         return [(name, sum(times[name])) for name in (*SUBJECTS, SOAK, OTHERS) if name in times]
 
 
@@ -141,7 +147,7 @@ class Meter:
     def __init__(self, plan: Forecast) -> None:
         """Nothing has begun."""
         self._plan = plan
-        self._unmeasured = {step.criterion: step.takes_s or 0.0 for step in plan.steps}
+        self._unmeasured = {step.criterion: plan.lasts_s(step) or 0.0 for step in plan.steps}
         self._planned = frozenset(self._unmeasured)
         self._unmeasured[SELFTEST] = plan.selftest_s
         self._tests_left = plan.tests
@@ -211,7 +217,7 @@ def forecast(
         soak_s: how long the criteria of level soak run in turn; None without a soak.
     """
     counted: set[str] = set()
-    has_trained = False
+    first_training: str | None = None
     soaking = [criteria[key] for key in selected if key in criteria and criteria[key].level == "soak"]
     steps = []
     for key, tests in selected.items():
@@ -227,11 +233,11 @@ def forecast(
             if threshold.key in suite.absent:
                 due = [0.0]
             takes_s = None if not owners or None in due else sum(one for one in due if one is not None)
-            if takes_s and not has_trained and any(_trains(one) for one in owners):
-                takes_s, has_trained = takes_s + FIRST_TRAINING_S, True
+            if takes_s and first_training is None and any(_trains(one) for one in owners):
+                first_training = key
             counted.update(one.key for one in owners)
         steps.append(Step(criterion=key, subject=subject, tests=tests, takes_s=takes_s))
-    return Forecast(steps=tuple(steps))
+    return Forecast(steps=tuple(steps), first_training=first_training)
 
 
 def _owners(threshold: Threshold, criteria: Mapping[str, Threshold], fixtures: Mapping[str, frozenset[str]]) -> list[Threshold]:

@@ -141,7 +141,14 @@ def test_the_first_training_pays_for_all() -> None:
     training = {name: threshold(name, takes_s=10.0, recipe={"preset": "small"}) for name in ("loss", "rate")}
     rehearsed = threshold("loss", takes_s=10.0, recipe={"preset": "tiny"})
     found = forecast_of({"tflops": 1, "loss": 1, "rate": 1}, **training)
-    assert [step.takes_s for step in found.steps] == [20, 10 + forecast.FIRST_TRAINING_S, 10]
+    assert [step.takes_s for step in found.steps] == [20, 10, 10]
+    assert [found.lasts_s(step) for step in found.steps] == [20, 10 + forecast.FIRST_TRAINING_S, 10]
+    assert found.total_s == forecast.STARTUP_S + 40 + forecast.FIRST_TRAINING_S
+    assert "others 0:35" in " ".join(found.plan)
+    meter = forecast.Meter(found)
+    meter.finish("tflops")
+    meter.finish("loss")
+    assert meter.progress(30).fraction == pytest.approx(1 - 10 / found.total_s)
     assert forecast_of({"loss": 1}, loss=rehearsed).total_s == forecast.STARTUP_S + 10
 
 
