@@ -2,10 +2,12 @@
 
     torchrun --standalone --nproc-per-node=8 benchmarks/reference_collectives.py --json collectives.json
     torchrun ... benchmarks/reference_collectives.py --only all_reduce --mib 256 1024 4096 8192
+    torchrun ... benchmarks/reference_collectives.py --small --mib 256 1024 4096 --json small.json  # 8 B to 4 GiB, 3 minutes
 
 The reference (reference_loops.py) shares no code with ours. It launches 20 collectives of float32 one after the other, as
 nccl-tests does by default, and takes the slowest rank's time. Of 256 MiB and more ours has to be 0.98 to 1.03 of it; smaller
-ones are shown. Without GPUs it is a rehearsal over gloo with small sizes, and judges nothing.
+ones are shown. With --small each collective is compared from 8 B to 16 MiB too, in turns, by the medians of nine; there ours
+has to be 0.95 to 1.05. Without GPUs it is a rehearsal over gloo with small sizes, and judges nothing.
 
 The exit code is 1 if, on GPUs, a ratio lies outside. A collective that fails ends the run: the other ranks wait for it.
 """
@@ -13,8 +15,10 @@ The exit code is 1 if, on GPUs, a ratio lies outside. A collective that fails en
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -36,6 +40,11 @@ LAUNCHES = 20
 """As ``-n`` of nccl-tests."""
 JUDGED_FROM_MIB = 256
 LEAST, MOST = 0.98, 1.03
+SMALL_BYTES = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
+SMALL_TURNS = 9
+SMALL_LEAST, SMALL_MOST = 0.95, 1.05
+REHEARSED_BYTES = 64 << 10
+"""The largest of the small sizes where there is no GPU."""
 REHEARSED_KIB = 64
 """Kibibytes in place of each MiB where there is no GPU, and 1 MiB at most."""
 
@@ -45,7 +54,7 @@ class Row:
     """One collective at one size, bus bandwidth in GB/s; ``inside`` is None where the ratio is shown and not judged."""
 
     operation: str
-    mib: int
+    mib: float
     ours_before_gb_s: float
     reference_gb_s: float
     ours_after_gb_s: float
@@ -68,6 +77,31 @@ def row(operation: str, mib: int, values_gb_s: tuple[float, float, float], *, ju
     )
 
 
+def small_row(operation: str, size_bytes: int, ours_gb_s: list[float], reference_gb_s: list[float], *, judged: bool) -> Row:
+    """What rates taken in turns say: of ours those before the reference, and one more at the end."""
+    median = statistics.median
+    ratio = median(ours_gb_s) / median(reference_gb_s)
+    return Row(
+        operation=operation,
+        mib=size_bytes / 2**20,
+        ours_before_gb_s=median(ours_gb_s),
+        reference_gb_s=median(reference_gb_s),
+        ours_after_gb_s=ours_gb_s[-1],
+        ratio=ratio,
+        inside=SMALL_LEAST <= ratio <= SMALL_MOST if judged else None,
+    )
+
+
+def compare_small(operation: str, size_bytes: int) -> Row:
+    """A small message on this rank, ours and the reference in turns; all ranks call it together."""
+    size_bytes = max(size_bytes, 4 * dist.get_world_size())
+    ours, reference = [_ours(operation, size_bytes)], []
+    for _ in range(SMALL_TURNS):
+        reference.append(loops.collective(operation, size_bytes, LAUNCHES))
+        ours.append(_ours(operation, size_bytes))
+    return small_row(operation, size_bytes, ours, reference, judged=torch.cuda.is_available())
+
+
 def compare(operation: str, mib: int) -> Row:
     """A/B/A on this rank; all ranks call it together."""
     on_gpu = torch.cuda.is_available()
@@ -84,12 +118,20 @@ def _ours(operation: str, size_bytes: int) -> float:
     return collectives.collective(operation, size_bytes=size_bytes, iterations=LAUNCHES, warmup=5).busbw_gb_s
 
 
+def size_text(mib: float) -> str:
+    """``8 B``, ``64 KiB``, ``1024 MiB``."""
+    size_bytes = round(mib * 2**20)
+    if size_bytes % 2**10:
+        return f"{size_bytes} B"
+    return f"{size_bytes >> 10} KiB" if size_bytes % 2**20 else f"{size_bytes >> 20} MiB"
+
+
 def table(rows: list[Row]) -> str:
     """The rows as text."""
-    lines = [f"{'collective':15}{'MiB':>6}{'ours':>10}{'reference':>11}{'ours again':>12}{'ratio':>9}"]
+    lines = [f"{'collective':15}{'size':>10}{'ours':>10}{'reference':>11}{'ours again':>12}{'ratio':>9}"]
     words = {None: "", True: "  inside", False: "  OUTSIDE"}
     lines += [
-        f"{one.operation:15}{one.mib:6}{one.ours_before_gb_s:10.4g}{one.reference_gb_s:11.4g}{one.ours_after_gb_s:12.4g}"
+        f"{one.operation:15}{size_text(one.mib):>10}{one.ours_before_gb_s:10.4g}{one.reference_gb_s:11.4g}{one.ours_after_gb_s:12.4g}"
         f"{one.ratio:9.4f}{words[one.inside]}"
         for one in rows
     ]
@@ -102,6 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write everything here")
     parser.add_argument("--only", nargs="+", choices=OPERATIONS, default=OPERATIONS, help="some of the collectives")
     parser.add_argument("--mib", nargs="+", type=int, default=SIZES_MIB, help="sizes in MiB")
+    parser.add_argument("--small", action="store_true", help="from 8 B to 16 MiB too, in turns")
     options = parser.parse_args(arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         parser.error("needs several ranks: start it with torchrun")
@@ -111,11 +154,14 @@ def main(arguments: list[str] | None = None) -> int:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     start_s = time.perf_counter()
     rows: list[Row] = []
+    small = [size for size in SMALL_BYTES if on_gpu or size <= REHEARSED_BYTES] if options.small else []
     for operation in options.only:
-        for mib in options.mib:
-            rows.append(compare(operation, mib))
+        calls = [functools.partial(compare_small, operation, size) for size in small]
+        for call in [*calls, *(functools.partial(compare, operation, mib) for mib in options.mib)]:
+            rows.append(call())
             if dist.get_rank() == 0:
-                print(f"{time.perf_counter() - start_s:5.0f} s  {operation} {mib} MiB", file=sys.stderr, flush=True)
+                line = table(rows[-1:]).splitlines()[1]
+                print(f"{time.perf_counter() - start_s:5.0f} s  {line}", file=sys.stderr, flush=True)
     is_first, ranks = dist.get_rank() == 0, dist.get_world_size()
     dist.destroy_process_group()
     if is_first:

@@ -24,7 +24,7 @@ from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.fleet.controller import FleetController
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.judging import plan as planning
-from pytest_gpucluster.judging.forecast import Forecast, Suite, forecast
+from pytest_gpucluster.judging.forecast import Forecast, Suite, forecast, selftest_s
 from pytest_gpucluster.judging.promises import (
     doubled_gpus,
     doubled_serials,
@@ -316,14 +316,18 @@ class Session:
         cut = self.recorder.cut_soak
         due = [one.criterion for one in self.plan if one.outcome == PENDING]
         rules = {key: planning.rule_against(criteria[key], inventory) for key in {*due} & {*criteria}}
+        programs = {key: one.needs.program for key, one in criteria.items() if one.needs.program is not None}
+        absent = frozenset(key for key, program in programs.items() if shutil.which(program) is None)
         planned = forecast(
             Counter(key for key in due if rules.get(key) is None),
             criteria,
-            suite,
+            replace(suite, absent=absent),
             gpus_per_node=inventory.gpus_per_node,
             soak_s=soak_s - cut.elapsed_s if soak_s is not None and cut is not None and cut.why_not is None else soak_s,
         )
-        return replace(planned, left_out=sum(rule is not None for rule in rules.values()))
+        left_out, is_rehearsal = sum(rule is not None for rule in rules.values()), self.setup.profile.rehearsal
+        whole_s = selftest_s(places=len(inventory.places), is_rehearsal=is_rehearsal)
+        return replace(planned, left_out=left_out, selftest_s=whole_s if self.setup.settings.selftest else 0.0)
 
     def record_unplanned(self, *, why: str) -> list[Record]:
         """Record all that the profile expects as missing, if the run ended before collection; returns those records."""

@@ -96,6 +96,12 @@ def node_localizer(cluster, recipe):
     return NodeLocalizer(cluster, all_reduce, recipe("inter_node_busbw[all_reduce]"))
 
 
+JUDGED_SHARE = 0.5
+"""Of a collective's budget: what its judged rate may take. The table beside it has the rest."""
+SHORTENED, LEFT_OUT = "fewer repeats", "sizes left out"
+"""Names in the evidence for what the budget made shorter."""
+
+
 def sized(recipe, cluster):
     """The recipe of a collective with the size for so many nodes: the large one from ``large_from_nodes`` on.
 
@@ -118,13 +124,15 @@ def require_possible(trained, possible):
             can_be.require(one.product_tflops, where=f"{where}, {one.tokens_per_s_per_gpu:.0f} tokens/s")
 
 
-def measure_collective(cluster, operation, recipe, *, per):
+def measure_collective(cluster, operation, recipe, *, per, budget_s):
     """One collective over the GPUs of each node, or of all nodes: what is judged, and by size what is shown beside it."""
     shown_bytes = recipe.pop("shown_bytes", [])
     call, named = (all_reduce, {}) if operation == "all_reduce" else (collective, {"operation": operation})
-    judged = cluster.run(call, per=per, **named, **recipe)
-    deadline = {key: value for key, value in recipe.items() if key == "deadline_s"}
-    return judged, cluster.run(by_size, per=per, operation=operation, sizes_bytes=shown_bytes, **deadline)
+    judged_s = None if budget_s is None else JUDGED_SHARE * budget_s
+    judged = cluster.run(call, per=per, budget_s=judged_s, **named, **recipe)
+    shown = {key: value for key, value in recipe.items() if key == "deadline_s"}
+    shown["budget_s"] = None if judged_s is None else budget_s - min(judged.took_s, judged_s)
+    return judged, cluster.run(by_size, per=per, operation=operation, sizes_bytes=shown_bytes, **shown)
 
 
 def sizes_or_error(read):
@@ -139,7 +147,11 @@ def sizes_or_error(read):
         if error.blames != "software":
             raise
         return {"sizes": f"not measured: {str(error).splitlines()[0]}"}
-    return {"sizes": sizes.rows, **({"without": sizes.left_out} if sizes.left_out else {})}
+    found = {"sizes": sizes.rows, **({"without": sizes.left_out} if sizes.left_out else {})}
+    if sizes.left_out_bytes:
+        told = ", ".join(map(str, sizes.left_out_bytes))
+        found[LEFT_OUT] = f"{told} bytes, as the table had {sizes.budget_s:.3g} s"
+    return found
 
 
 def evidence_of(timing, read_sizes):
@@ -155,9 +167,16 @@ def evidence_of(timing, read_sizes):
         "ranks": timing.world_size,
         "slowest rank": timing.slowest_rank,
         "bytes": timing.size_bytes,
+        **({SHORTENED: timing.shortened} if timing.shortened else {}),
         **sizes_or_error(read_sizes),
         **timing.evidence,
     }
+
+
+def remark_on(evidence):
+    """What the budget made shorter, for the report; None if nothing."""
+    said = [f"{name}: {evidence[name]}" for name in (SHORTENED, LEFT_OUT) if name in evidence]
+    return "; ".join(said) or None
 
 
 def judge_collective(criterion, measured, place, read_sizes, culprit):
@@ -165,4 +184,5 @@ def judge_collective(criterion, measured, place, read_sizes, culprit):
     timing = measured.value if place is None else measured[place]
     repeats = measured.repeated(place, "busbw_gb_s", "spans_busbw_gb_s")
     evidence = {**culprit.evidence, **evidence_of(timing, read_sizes)}
-    criterion.judge(replace(culprit, value=repeats, evidence=evidence))
+    remark = "; ".join(filter(None, (culprit.remark, remark_on(evidence)))) or None
+    criterion.judge(replace(culprit, value=repeats, evidence=evidence, remark=remark))

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpucluster import Finding, GpuLocalizer
 from pytest_gpucluster.measurements.pair_matrix import pair_matrix
-from tests_acceptance.conftest import evidence_of, judge_collective, measure_collective
+from tests_acceptance.conftest import evidence_of, judge_collective, measure_collective, remark_on
 
 pytestmark = pytest.mark.links
 
@@ -25,8 +25,9 @@ def in_node(operation):
     """A fixture: a collective over the GPUs of each node, all nodes at once."""
 
     @pytest.fixture(scope="session")
-    def measured(cluster, recipe):  # noqa: ANN202 - a fixture, known by the name that it is given below
-        return measure_collective(cluster, operation, recipe(f"busbw[{operation}]"), per="node")
+    def measured(cluster, recipe, budget):  # noqa: ANN202 - a fixture, known by the name that it is given below
+        key = f"busbw[{operation}]"
+        return measure_collective(cluster, operation, recipe(key), per="node", budget_s=budget(key))
 
     return measured
 
@@ -40,9 +41,10 @@ send_recv_in_node = in_node("send_recv")
 
 
 @pytest.fixture(scope="session")
-def smallest_all_reduce(cluster, recipe):
+def smallest_all_reduce(cluster, recipe, budget):
     """All-reduce of so few bytes that only its latency counts; beside it the sizes above those of busbw."""
-    return measure_collective(cluster, "all_reduce", recipe("latency[all_reduce]"), per="node")
+    key = "latency[all_reduce]"
+    return measure_collective(cluster, "all_reduce", recipe(key), per="node", budget_s=budget(key))
 
 
 @pytest.mark.parametrize("collective", OPERATIONS)
@@ -58,4 +60,5 @@ def test_busbw(collective, node, request, gpu_localizer, criterion):
 def test_latency(collective, smallest_all_reduce, node, criterion):
     """Time of the smallest all-reduce, the slowest rank's."""
     measured, sizes = {"all_reduce": smallest_all_reduce}[collective]
-    criterion.require(measured[node].time_us, evidence=evidence_of(measured[node], lambda: sizes[node]))
+    evidence = evidence_of(measured[node], lambda: sizes[node])
+    criterion.require(measured[node].time_us, evidence=evidence, remark=remark_on(evidence))

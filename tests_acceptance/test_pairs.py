@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -13,9 +13,9 @@ pytestmark = pytest.mark.links
 
 
 @pytest.fixture(scope="session")
-def matrix_in_node(cluster, recipe):
+def matrix_in_node(cluster, recipe, budget):
     """Bandwidth, latency and way of every ordered pair of GPUs, in all nodes at once."""
-    return cluster.run(pair_matrix, per="node", **recipe("gpu_pairs"))
+    return cluster.run(pair_matrix, per="node", budget_s=budget("gpu_pairs"), **recipe("gpu_pairs"))
 
 
 @pytest.fixture
@@ -35,9 +35,11 @@ def pairs(matrix_in_node, gpu_states, nic_ways, gpus, node):
     )
 
 
-def test_gpu_pairs(pairs, criterion):
+def test_gpu_pairs(pairs, matrix_in_node, node, criterion):
     """The GPUs of a node reach each other without the host."""
-    criterion.judge(localization.judge_pair_paths(pairs))
+    count = matrix_in_node[node].shortened
+    remark = f"{count} of {len(pairs)} pairs had one timed transfer only, to keep the budget" if count else None
+    criterion.judge(replace(localization.judge_pair_paths(pairs), remark=remark))
 
 
 @pytest.fixture

@@ -55,9 +55,10 @@ def test_training_scaling_cluster(trained_in_node, trained_in_cluster, cluster, 
 
 
 @pytest.fixture(scope="session")
-def all_reduced(cluster, recipe):
+def all_reduced(cluster, recipe, budget):
     """All-reduce over the GPUs of each node, and right after it over all, at one size."""
-    return tuple(cluster.run(all_reduce, per=per, **sized(recipe("busbw_scaling"), cluster)) for per in ("node", "cluster"))
+    named = {**sized(recipe("busbw_scaling"), cluster), "budget_s": budget("busbw_scaling", share=0.5)}
+    return tuple(cluster.run(all_reduce, per=per, **named) for per in ("node", "cluster"))
 
 
 @pytest.mark.fabric
@@ -79,7 +80,8 @@ def test_busbw_scaling(all_reduced, node_localizer, cluster, possible, criterion
         evidence |= {"plain ratio %": value, "rings GB/s": ring}
         value = scaling.kept_percent(whole.busbw_gb_s, of=[*by_node.values()], most=ring)
     found = Finding() if criterion.limit.holds(value) else culprit
-    criterion.judge(replace(found, value=value, evidence={**evidence, **whole.evidence}))
+    remark = found.remark or whole.shortened
+    criterion.judge(replace(found, value=value, evidence={**evidence, **whole.evidence}, remark=remark))
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ class Results(Mapping[Any, Any]):
         self._values = dict(values)
         self._errors = dict(errors)
         self._again = again
-        self._took_s = took_s
+        self.took_s = took_s
         self._second: Results | None = None
         self._unread = set(errors)
         self._is_read = False
@@ -124,7 +124,7 @@ class Results(Mapping[Any, Any]):
         """
         measured = self.value if place is None else self[place]
         again = None if self._again is None else lambda: self._remeasured().repeated(place, value, repeats)
-        return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again, took_s=self._took_s)
+        return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again, took_s=self.took_s)
 
     def by_node(self, nodes: Sequence[Place]) -> Results:
         """The same by node, for values of which each node has one.
@@ -136,7 +136,7 @@ class Results(Mapping[Any, Any]):
         values = {node_of[place.node]: value for place, value in self._values.items()}
         errors = {node_of[place.node]: _of_host(error, node_of[place.node]) for place, error in self._errors.items()}
         again = None if self._again is None else lambda: self._remeasured().by_node(nodes)
-        return Results(values, errors, again=again, took_s=self._took_s)
+        return Results(values, errors, again=again, took_s=self.took_s)
 
     def _remeasured(self) -> Results:
         """The next round, of all places under the same conditions. Made once, however many places were noisy."""

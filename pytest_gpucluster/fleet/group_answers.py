@@ -156,6 +156,7 @@ def _timing(call: SimulatedCall, operation: str) -> Any:
         **_chosen(call, operation, time_us),
         device=call.device,
         telemetry=_telemetry(call),
+        shortened=None,
     )
 
 
@@ -178,6 +179,8 @@ def by_size(call: SimulatedCall) -> Any:
         rows=[_row(call, operation, dtype, size) for dtype in SHOWN_DTYPES for size in call.kwargs["sizes_bytes"]],
         left_out=[],
         world_size=ranks,
+        left_out_bytes=[],
+        budget_s=call.kwargs.get("budget_s"),
     )
 
 

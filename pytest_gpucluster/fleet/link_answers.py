@@ -45,6 +45,7 @@ def pair_matrix(call: SimulatedCall) -> Any:
         size_bytes=call.kwargs["size_bytes"],
         small_bytes=call.kwargs.get("small_bytes", 8),
         world_size=len(ranks),
+        shortened=0,
         backend="nccl",
         device=call.device,
     )
@@ -101,6 +102,7 @@ def rail(call: SimulatedCall) -> Any:
         size_bytes=size,
         small_bytes=8,
         world_size=len(group.ranks),
+        shortened=0,
         backend="nccl",
         device=call.device,
     )

@@ -18,6 +18,21 @@ SUBJECTS = ("health", "compute", "memory", "links", "fabric", "training", "platf
 SOAK, OTHERS = "soak", "others"
 STARTUP_S = 4.0
 """Starting the ranks, up to their first CUDA context (1.1 to 3.8 s on 4 H200, docs/results)."""
+SELFTEST = "self-test"
+SELFTEST_S = {1: 5.0, 2: 18.0}
+"""A self-test by the number of places, the last for all larger ones: 3.2 and 5.0 s on one GPU, 13 to 18 s on two, 20 s on
+four (docs/results). A single place plants nothing."""
+REHEARSED_SELFTEST_S = 12.0
+"""On a CPU nothing is heated and sizes are small."""
+FIRST_TRAINING_S = 15.0
+"""What the first training of a run takes more than a later one: it loads, compiles and captures. Cold caches and warm ones
+hardly differ: 18 to 34 s where finetune_loss comes first, 13 to 15 s where it does not (docs/results)."""
+BUDGET = 3.0
+"""A measurement that can be made shorter takes at most so many times its entry's ``takes_s``."""
+REHEARSED = "tiny"
+"""The preset of a training on a CPU."""
+REHEARSED_BUDGET_S = 6.0
+"""At least, in a rehearsal: its entries take a part of a second, and less than the other processes of the host may delay."""
 UNFINISHED = 0.99
 """The largest fraction shown before the last test is done."""
 STEADY = 0.9
@@ -40,24 +55,36 @@ class Step:
 class Suite:
     """What is known of the tests of each criterion: their mark, one of :data:`SUBJECTS`, and the fixtures that measure.
 
-    ``fixtures`` has the tests that are not selected too.
+    ``fixtures`` has the tests that are not selected too. ``absent`` are the criteria whose program this host does not have:
+    they are skipped at once.
     """
 
     subjects: Mapping[str, str]
     fixtures: Mapping[str, frozenset[str]]
+    absent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What will run, in order, with estimated durations. ``left_out``: criteria that a rule of the profile excludes here."""
+    """What will run, in order, with estimated durations. ``left_out``: criteria that a rule of the profile excludes here.
+
+    ``selftest_s`` is how long the self-test takes, which comes before the first of them; 0 without one.
+    ``first_training`` is the criterion whose measurement trains first, and takes :data:`FIRST_TRAINING_S` more.
+    """
 
     steps: tuple[Step, ...]
     left_out: int = 0
+    selftest_s: float = 0.0
+    first_training: str | None = None
 
     @property
     def total_s(self) -> float:
-        """Start-up and every measurement that has an estimate."""
-        return STARTUP_S + sum(step.takes_s or 0.0 for step in self.steps)
+        """Start-up, self-test and every measurement that has an estimate."""
+        return STARTUP_S + self.selftest_s + sum(self.lasts_s(step) or 0.0 for step in self.steps)
+
+    def lasts_s(self, step: Step) -> float | None:
+        """The seconds of a step, with what it takes more where it trains first; None if not known."""
+        return step.takes_s and step.takes_s + (FIRST_TRAINING_S if step.criterion == self.first_training else 0.0)
 
     @property
     def tests(self) -> int:
@@ -72,6 +99,7 @@ class Forecast:
         rules = f", {self.left_out} not applicable" if self.left_out else ""
         counts = f"{counted(len(self.steps), 'criterion', 'criteria')}, {counted(self.tests, 'check')}{rules}{without},"
         times = [f"{name} {clock(math.ceil(seconds))}" for name, seconds in self._by_subject()]
+        times += [f"{SELFTEST} {clock(math.ceil(self.selftest_s))}"] if self.selftest_s else []
         parts = [*times, f"start-up {clock(STARTUP_S)})"]
         return [
             counts,
@@ -84,8 +112,8 @@ class Forecast:
         """The estimated time of each subject that has one."""
         times: dict[str, list[float]] = {}
         for step in self.steps:
-            if step.takes_s is not None:
-                times.setdefault(step.subject, []).append(step.takes_s)
+            if (lasts_s := self.lasts_s(step)) is not None:
+                times.setdefault(step.subject, []).append(lasts_s)
         return [(name, sum(times[name])) for name in (*SUBJECTS, SOAK, OTHERS) if name in times]
 
 
@@ -119,8 +147,9 @@ class Meter:
     def __init__(self, plan: Forecast) -> None:
         """Nothing has begun."""
         self._plan = plan
-        self._unmeasured = {step.criterion: step.takes_s or 0.0 for step in plan.steps}
+        self._unmeasured = {step.criterion: plan.lasts_s(step) or 0.0 for step in plan.steps}
         self._planned = frozenset(self._unmeasured)
+        self._unmeasured[SELFTEST] = plan.selftest_s
         self._tests_left = plan.tests
         self._has_started = False
         self._past_s = 0.0
@@ -134,7 +163,9 @@ class Meter:
         return self._plan.total_s
 
     def begin(self, criterion: str, now_s: float) -> None:
-        """A test of this criterion begins, and the one before was of another."""
+        """A test of this criterion begins, and the one before was of another; or the self-test, before all of them."""
+        if self._current == SELFTEST:
+            self._past_s += self._unmeasured.pop(SELFTEST, 0.0)
         self._current, self._current_s = criterion, now_s
 
     def joined(self, now_s: float) -> None:
@@ -186,6 +217,7 @@ def forecast(
         soak_s: how long the criteria of level soak run in turn; None without a soak.
     """
     counted: set[str] = set()
+    first_training: str | None = None
     soaking = [criteria[key] for key in selected if key in criteria and criteria[key].level == "soak"]
     steps = []
     for key, tests in selected.items():
@@ -198,10 +230,14 @@ def forecast(
         elif threshold is not None:
             owners = _owners(threshold, criteria, suite.fixtures)
             due = [_takes_s(one, places=min(tests, gpus_per_node)) for one in owners if one.key not in counted]
+            if threshold.key in suite.absent:
+                due = [0.0]
             takes_s = None if not owners or None in due else sum(one for one in due if one is not None)
+            if takes_s and first_training is None and any(_trains(one) for one in owners):
+                first_training = key
             counted.update(one.key for one in owners)
         steps.append(Step(criterion=key, subject=subject, tests=tests, takes_s=takes_s))
-    return Forecast(steps=tuple(steps))
+    return Forecast(steps=tuple(steps), first_training=first_training)
 
 
 def _owners(threshold: Threshold, criteria: Mapping[str, Threshold], fixtures: Mapping[str, frozenset[str]]) -> list[Threshold]:
@@ -239,6 +275,16 @@ def _takes_s(threshold: Threshold, *, places: int) -> float | None:
     at_once = threshold.recipe.get("at_once")
     waves = math.ceil(places / at_once) if isinstance(at_once, int) else 1
     return None if threshold.takes_s is None else waves * threshold.takes_s
+
+
+def _trains(threshold: Threshold) -> bool:
+    """Whether a measurement is a training of a size that is compiled; the one of a rehearsal is not."""
+    return bool(threshold.recipe.get("preset", REHEARSED) != REHEARSED)
+
+
+def selftest_s(*, places: int, is_rehearsal: bool) -> float:
+    """About how long a self-test takes, in seconds."""
+    return REHEARSED_SELFTEST_S if is_rehearsal else SELFTEST_S[min(places, max(SELFTEST_S))]
 
 
 def _half_a_round_s(soaking: list[Threshold]) -> float:

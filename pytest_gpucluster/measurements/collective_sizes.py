@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.measurements import collective_cases, collectives, exact_sums, timing
+from pytest_gpucluster.measurements.timing import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pytest_gpucluster.measurements.collectives import CollectiveTiming
 
 DTYPES = ("float32", "bfloat16")
+SHARE = 0.5
+"""Of the seconds left, what one size may take in all dtypes: what is slow is launched less often before a size is left out."""
+FEWEST_LAUNCHES = 7
+"""Of one size in one dtype: two verify it, one warms up, one tells NCCL's choice, and three make the shortest span."""
+FLAT_BYTES = 1 << 20
+"""Smaller messages take about as long as this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +31,26 @@ class CollectiveSizes:
 
     Each of ``rows`` has ``dtype``, ``bytes``, ``us``, ``p50_us``, ``p99_us``, ``algbw_gb_s``, ``busbw_gb_s``,
     ``slowest_rank``, ``algorithm`` and ``protocol``, as in
-    :class:`~pytest_gpucluster.measurements.collectives.CollectiveTiming`. ``left_out`` are the dtypes that cannot count so
-    many ranks exactly.
+    :class:`~pytest_gpucluster.measurements.collectives.CollectiveTiming`, and ``shortened`` where repeats fell. ``left_out``
+    are the dtypes that cannot count so many ranks exactly, ``left_out_bytes`` the sizes that ``budget_s`` had no time for.
     """
 
     operation: str
     rows: list[dict[str, Any]]
     left_out: list[str]
     world_size: int
+    left_out_bytes: list[int] = field(default_factory=list)
+    budget_s: float | None = None
 
 
-def by_size(
-    operation: str, *, sizes_bytes: Sequence[int], dtypes: Sequence[str] = DTYPES, iterations: int = 10, warmup: int = 2
+def by_size(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
+    operation: str,
+    *,
+    sizes_bytes: Sequence[int],
+    dtypes: Sequence[str] = DTYPES,
+    iterations: int = 10,
+    warmup: int = 2,
+    budget_s: float | None = None,
 ) -> CollectiveSizes:
     """Time a collective at each size in each dtype, over all ranks of the default group.
 
@@ -43,26 +58,55 @@ def by_size(
         operation: ``all_reduce``, or one of :data:`collective_cases.CASES`.
         sizes_bytes: bytes of the larger of what a rank sends and receives, at least one element for each rank it counts for.
         dtypes: those to time, where so many ranks are counted exactly.
-        iterations: timed launches of each.
+        iterations: timed launches of each; small messages have twice as many, so that their spans are long.
         warmup: untimed launches before.
+        budget_s: seconds for all of it. Where they do not suffice, all ranks launch less often, and leave out the largest
+            sizes. The smallest size is measured in any case.
 
     Raises:
         ValueError: an unknown operation or dtype, fewer than two ranks.
         ArithmeticError: wrong elements arrived, with their size and dtype, naming the ranks; raised on every rank.
     """
-    ranks = dist.get_world_size()
+    ranks, budget = dist.get_world_size(), Budget(budget_s)
     exact = exact_sums.EXACT if operation == "all_reduce" else collective_cases.EXACT
     counted = [dtype for dtype in dtypes if ranks <= exact.get(dtype, ranks)]
-    rows = []
-    for dtype in counted:
-        for size_bytes in _possible(sizes_bytes, least=_least_bytes(operation, dtype, ranks)):
-            try:
-                timed = _timed(operation, size_bytes=size_bytes, iterations=iterations, warmup=warmup, dtype=dtype)
-            except ArithmeticError as error:
-                raise ArithmeticError(f"{error}, at {size_bytes} bytes of {dtype}") from error
-            rows.append(_row(timed))
+    least = {dtype: _least_bytes(operation, dtype, ranks) for dtype in counted}
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    sizes = sorted({*sizes_bytes})
+    while sizes and counted:
+        left_s = budget.left_s()[0]
+        if budget_s is not None and rows and len(counted) * FEWEST_LAUNCHES * _launch_s(rows, sizes[0]) > left_s:
+            break
+        size_bytes, share_s = sizes.pop(0), None if budget_s is None else SHARE * max(0.0, left_s) / len(counted)
+        for dtype in counted:
+            possible = max(size_bytes, least[dtype])
+            if (dtype, possible) not in rows:
+                times = iterations if possible >= collectives.SMALL_BYTES else 2 * iterations
+                named = {"iterations": times, "warmup": warmup, "budget_s": share_s}
+                rows[dtype, possible] = _verified(operation, size_bytes=possible, dtype=dtype, **named)
     left_out = [dtype for dtype in dtypes if dtype not in counted]
-    return CollectiveSizes(operation=operation, rows=rows, left_out=left_out, world_size=ranks)
+    return CollectiveSizes(
+        operation=operation,
+        rows=[row for dtype in counted for (of, _), row in rows.items() if of == dtype],
+        left_out=left_out,
+        world_size=ranks,
+        left_out_bytes=sizes if counted else [],
+        budget_s=budget_s,
+    )
+
+
+def _launch_s(rows: Mapping[tuple[str, int], Mapping[str, Any]], size_bytes: int) -> float:
+    """Seconds of one launch at a size, by those of the largest one before: the same on every rank, as the rows are."""
+    largest = max(rows.values(), key=lambda row: row["bytes"])
+    growth: float = max(1.0, size_bytes / max(largest["bytes"], FLAT_BYTES))
+    return float(largest["p50_us"]) / 1e6 * growth
+
+
+def _verified(operation: str, *, size_bytes: int, dtype: str, **named: Any) -> dict[str, Any]:
+    try:
+        return _row(_timed(operation, size_bytes=size_bytes, dtype=dtype, **named))
+    except ArithmeticError as error:
+        raise ArithmeticError(f"{error}, at {size_bytes} bytes of {dtype}") from error
 
 
 def _timed(operation: str, **named: Any) -> CollectiveTiming:
@@ -78,11 +122,6 @@ def _least_bytes(operation: str, dtype: str, ranks: int) -> int:
     return parts * (kind.itemsize if kind is not None else 1)
 
 
-def _possible(sizes_bytes: Sequence[int], *, least: int) -> list[int]:
-    """The sizes, none below ``least`` and none twice."""
-    return list(dict.fromkeys(max(size_bytes, least) for size_bytes in sizes_bytes))
-
-
 def _row(timed: CollectiveTiming) -> dict[str, Any]:
     return {
         "dtype": timed.dtype,
@@ -95,4 +134,5 @@ def _row(timed: CollectiveTiming) -> dict[str, Any]:
         "slowest_rank": timed.slowest_rank,
         "algorithm": timed.algorithm,
         "protocol": timed.protocol,
+        **({"shortened": timed.shortened} if timed.shortened else {}),
     }

@@ -2,7 +2,7 @@
 
 Method: back-to-back launches between two events, several such spans, no barrier inside. **The time is that of the
 slowest rank**: the ranks exchange their times, so every rank returns the same values. What arrives is checked exactly,
-outside the timing.
+outside the timing. Small messages have longer spans: there the host's first launch takes as long as what is measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import os
 import socket
 import statistics
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from pytest_gpucluster.inventory.nccl_log import choice_of
 from pytest_gpucluster.inventory.telemetry import Snapshots, evidence, from_rows, to_row
 from pytest_gpucluster.measurements import collective_cases, exact_sums, progress, timing
+from pytest_gpucluster.measurements.timing import Budget, Launches, warm_up
 from pytest_gpucluster.protocol.functions import beside_others
 from pytest_gpucluster.text import one_line
 
@@ -42,6 +42,11 @@ BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
 
 LAUNCHES_PER_SPAN = 5
 """All-reduce multiplies the buffer by the number of ranks; after so few launches even 1024 ranks do not overflow."""
+SMALL_BYTES = 64 << 20
+"""Below this the first launch of a span, some 30 us, is several per cent of five. nccl-tests and
+benchmarks/reference_loops.py divide by 20 (measured at 1 MiB: 0.63 to 0.95 of theirs by spans of five)."""
+LAUNCHES_PER_SMALL_SPAN = 20
+"""As ``-n`` of nccl-tests. The buffer of an all-reduce is then zero, which no number of sums makes overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,7 @@ class CollectiveTiming:
     ``nvls`` is ``"off"`` where ``NCCL_NVLS_ENABLE=0`` forbids NVLink SHARP, else ``"default"``; it and
     ``nccl_version`` are None without NCCL. ``algorithm`` and ``protocol`` are those that NCCL chose (``NVLS``, ``SIMPLE``);
     None where it does not tell them, as for what is made of sends and receives. ``telemetry`` is of all ranks' GPUs, once
-    in each span; None without NVML.
+    in each span; None without NVML. ``shortened`` says which repeats fell to keep the budget; None if none did.
     """
 
     operation: str
@@ -78,6 +83,7 @@ class CollectiveTiming:
     telemetry: GroupTelemetry | None = None
     algorithm: str | None = None
     protocol: str | None = None
+    shortened: str | None = None
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -105,71 +111,108 @@ def busbw_gb_s(operation: str, *, size_bytes: int, time_s: float, ranks: int) ->
     return size_bytes / time_s / 1e9 * BUSBW_FACTOR[operation](ranks)
 
 
-def all_reduce(*, size_bytes: int, iterations: int, warmup: int, dtype: str = "float32") -> CollectiveTiming:
+def all_reduce(
+    *, size_bytes: int, iterations: int, warmup: int, dtype: str = "float32", budget_s: float | None = None
+) -> CollectiveTiming:
     """In-place sum of a buffer of ``size_bytes`` over all ranks of the default group.
 
     Args:
         size_bytes: bytes of the buffer, rounded down to whole elements.
-        iterations: timed launches, in whole spans of :data:`LAUNCHES_PER_SPAN`; after each span as many one by one.
+        iterations: timed launches; a span for each :data:`LAUNCHES_PER_SPAN` of them, and after each as many one by one.
+            Each span of small messages has up to :data:`LAUNCHES_PER_SMALL_SPAN`.
         warmup: untimed launches before.
         dtype: one of :data:`exact_sums.EXACT`.
+        budget_s: where all this takes more seconds, all ranks launch less often; the size stays. None: as long as it takes.
 
     Raises:
         ValueError: an unknown dtype, fewer than two ranks, too many for an exact sum, nothing to send, no iteration.
         ArithmeticError: a wrong sum, naming the ranks that saw it; raised on every rank.
     """
-    if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, not {iterations}")
-    ranks = dist.get_world_size()
+    asked, ranks = launches_of(size_bytes, iterations=iterations, warmup=warmup), dist.get_world_size()
     buffer = exact_sums.buffer(size_bytes, dtype, ranks)
-    wrong = exact_sums.wrong_elements(buffer, ranks)
-    for _ in range(warmup):
-        dist.all_reduce(buffer)
-    with Snapshots(timing.gpu_uuid()) as snapshots:
-        spans_s, single_s = _time_launches(
-            lambda: dist.all_reduce(buffer), iterations, snapshots.of("spans"), reset=lambda: buffer.fill_(1)
-        )
+    content = 0 if size_bytes < SMALL_BYTES else 1
+    wrong = exact_sums.wrong_elements(buffer, ranks)  # connects the ranks, too
+    times = _timed_launches(lambda: dist.all_reduce(buffer), asked, Budget(budget_s), reset=lambda: buffer.fill_(content))
     wrong += exact_sums.wrong_elements(buffer, ranks)
-    times_s = _of_each_rank([*spans_s, *single_s], wrong, "all_reduce gave a wrong sum")
-    telemetry = gather_telemetry(snapshots.summary("spans"))
-    timed = _timed("all_reduce", buffer, times_s, len(spans_s), telemetry)
-    return _with_choice(timed, lambda: dist.all_reduce(buffer))
+    times_s = _of_each_rank(times.own_s, wrong, "all_reduce gave a wrong sum")
+    return _with_choice(_timed("all_reduce", buffer, times_s, times), lambda: dist.all_reduce(buffer))
 
 
-def collective(operation: str, *, size_bytes: int, iterations: int, warmup: int, dtype: str = "float32") -> CollectiveTiming:
+def collective(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
+    operation: str,
+    *,
+    size_bytes: int,
+    iterations: int,
+    warmup: int,
+    dtype: str = "float32",
+    budget_s: float | None = None,
+) -> CollectiveTiming:
     """One of :data:`collective_cases.CASES` over all ranks of the default group.
 
     Args:
         operation: its name.
         size_bytes: bytes of the larger of what a rank sends and receives, rounded down to whole elements for each rank.
-        iterations: timed launches, in whole spans of :data:`LAUNCHES_PER_SPAN`; after each span as many one by one.
+        iterations: as of :func:`all_reduce`.
         warmup: untimed launches before.
         dtype: one of :data:`collective_cases.EXACT`.
+        budget_s: as of :func:`all_reduce`.
 
     Raises:
         ValueError: as of :func:`collective_cases.case`, or no iteration.
         ArithmeticError: wrong elements arrived, naming the ranks that saw them; raised on every rank.
     """
-    if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, not {iterations}")
+    asked = launches_of(size_bytes, iterations=iterations, warmup=warmup)
     case = collective_cases.case(operation, size_bytes=size_bytes, dtype=dtype)
     wrong = case.wrong_elements()
-    for _ in range(warmup):
-        case.call()
-    with Snapshots(timing.gpu_uuid()) as snapshots:
-        spans_s, single_s = _time_launches(case.call, iterations, snapshots.of("spans"))
+    times = _timed_launches(case.call, asked, Budget(budget_s))
     wrong += case.wrong_elements()
-    times_s = _of_each_rank([*spans_s, *single_s], wrong, f"{operation} gave wrong elements")
-    telemetry = gather_telemetry(snapshots.summary("spans"))
+    times_s = _of_each_rank(times.own_s, wrong, f"{operation} gave wrong elements")
     whole = max(case.sent, case.received, key=lambda tensor: tensor.numel())
-    return _with_choice(_timed(operation, whole, times_s, len(spans_s), telemetry), case.call)
+    return _with_choice(_timed(operation, whole, times_s, times), case.call)
 
 
-def _timed(
-    operation: str, buffer: torch.Tensor, of_each_rank_s: list[list[float]], spans: int, telemetry: GroupTelemetry | None
-) -> CollectiveTiming:
-    """From each rank's seconds of so many spans, then of the single launches; ``buffer`` is the whole one."""
-    ranks = dist.get_world_size()
+def launches_of(size_bytes: int, *, iterations: int, warmup: int) -> Launches:
+    """How often a collective of this size is launched, if there is time.
+
+    Raises:
+        ValueError: no iteration.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, not {iterations}")
+    most = LAUNCHES_PER_SMALL_SPAN if size_bytes < SMALL_BYTES else LAUNCHES_PER_SPAN
+    spans, singles = max(1, iterations // LAUNCHES_PER_SPAN), min(LAUNCHES_PER_SPAN, iterations)
+    return Launches(warmup=warmup, spans=spans, each=min(most, iterations), singles=singles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """This rank's seconds per launch of each span, then of each single launch; ``telemetry`` is of all ranks."""
+
+    own_s: list[float]
+    spans: int
+    telemetry: GroupTelemetry | None
+    shortened: str | None
+
+
+def _timed_launches(
+    call: Callable[[], object], asked: Launches, budget: Budget, *, reset: Callable[[], object] = lambda: None
+) -> _Times:
+    """Warm up, and time what the budget allows; ``reset`` keeps sums from overflowing."""
+    reset()
+    launches = warm_up(call, asked, budget)
+    with Snapshots(timing.gpu_uuid()) as snapshots:
+        spans_s, single_s = _time_launches(call, launches, snapshots.of("spans"), reset=reset)
+    return _Times(
+        own_s=[*spans_s, *(single_s or spans_s)],
+        spans=len(spans_s),
+        telemetry=gather_telemetry(snapshots.summary("spans")),
+        shortened=launches.words_beside(asked, budget.seconds or 0.0),
+    )
+
+
+def _timed(operation: str, buffer: torch.Tensor, of_each_rank_s: list[list[float]], own: _Times) -> CollectiveTiming:
+    """From each rank's seconds of the spans, then of the single launches; ``buffer`` is the whole one."""
+    ranks, spans = dist.get_world_size(), own.spans
     times_s = _slowest(of_each_rank_s)
     time_s = statistics.median(times_s[:spans])
     rates = [busbw_gb_s(operation, size_bytes=buffer.nbytes, time_s=one_s, ranks=ranks) for one_s in times_s]
@@ -192,7 +235,8 @@ def _timed(
         backend=dist.get_backend(),
         nccl_version=_nccl_version(),
         nvls=_nvls_setting(),
-        telemetry=telemetry,
+        telemetry=own.telemetry,
+        shortened=own.shortened,
     )
 
 
@@ -215,7 +259,7 @@ def nodes_reached(*, node: int | None = None, iterations: int = 10) -> Reachabil
             seen.append(hostname)
     for _ in range(2):
         gather_texts("warm")
-    trips_s = [_host_seconds(lambda: gather_texts("ping")) for _ in range(iterations)]
+    trips_s = [timing.host_seconds(lambda: gather_texts("ping")) for _ in range(iterations)]
     return Reachability(
         nodes=sorted(int(number) for number in hostnames),
         num_nodes=len(hostnames),
@@ -262,25 +306,24 @@ def _gather(row: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _time_launches(
-    call: Callable[[], object], iterations: int, snapshot: Callable[[], None], *, reset: Callable[[], object] = lambda: None
+    call: Callable[[], object], timed: Launches, snapshot: Callable[[], None], *, reset: Callable[[], object]
 ) -> tuple[list[float], list[float]]:
     """This rank's seconds per launch of each span, then of each single launch; ``reset`` keeps sums from overflowing.
 
     The snapshot is taken when a span is queued and runs. A rank that is late by it delays the others only before the
     next span's first event, where all ranks line up. So the snapshot is harmless for the smallest sizes, too.
     """
-    launches = min(LAUNCHES_PER_SPAN, iterations)
-    spans = max(1, iterations // LAUNCHES_PER_SPAN)
     spans_s: list[float] = []
     single_s: list[float] = []
-    for index in range(spans):
-        progress.report(f"span {index + 1} of {spans}", index / spans)
+    for index in range(timed.spans):
+        progress.report(f"span {index + 1} of {timed.spans}", index / timed.spans)
         reset()
         call()  # lines the ranks up: the span begins when the last of them has arrived
-        spans_s.append(timing.time_span(call, launches=launches, meanwhile=snapshot))
-        reset()
-        call()
-        single_s += timing.time_each(call, iterations=launches).samples_s
+        spans_s.append(timing.time_span(call, launches=timed.each, meanwhile=snapshot))
+        if timed.singles:
+            reset()
+            call()
+            single_s += timing.time_each(call, iterations=timed.singles).samples_s
     return spans_s, single_s
 
 
@@ -304,14 +347,6 @@ def _of_each_rank(times_s: list[float], wrong: int = 0, fault: str = "") -> list
 def _slowest(of_each_rank_s: list[list[float]]) -> list[float]:
     """Each time's maximum over the ranks."""
     return [max(column) for column in zip(*of_each_rank_s, strict=True)]
-
-
-def _host_seconds(call: Callable[[], object]) -> float:
-    timing.synchronize()
-    start_s = time.perf_counter()
-    call()
-    timing.synchronize()
-    return time.perf_counter() - start_s
 
 
 def _nccl_version() -> str | None:

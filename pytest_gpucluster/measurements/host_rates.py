@@ -11,6 +11,7 @@ The loop is torch's, in one thread for each core: docs/readings-platform.md comp
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import threading
@@ -67,12 +68,13 @@ class HostMemory:
 
 
 @without_device
-def host_memory(*, size_bytes: int, repeats: int) -> HostMemory:
+def host_memory(*, size_bytes: int, repeats: int, budget_s: float | None = None) -> HostMemory:
     """Time the triad on every NUMA node of this host on which this process may run.
 
     Args:
         size_bytes: of the three arrays of one node together; several times its caches, or these are measured.
         repeats: timed spans of :data:`PASSES` triads.
+        budget_s: no further span begins on a NUMA node once its part of these seconds is used; one is timed in any case.
 
     Raises:
         ValueError: no repeat, or less than an element for each core.
@@ -87,7 +89,8 @@ def host_memory(*, size_bytes: int, repeats: int) -> HostMemory:
             continue
         progress.report("triad" if node is None else f"triad on NUMA node {node}", number / len(cores))
         _require_memory(node, size_bytes)
-        rates = _triad(cpus, size_bytes, repeats)
+        limit = {} if budget_s is None else {"budget_s": budget_s / sum(map(bool, cores.values()))}
+        rates = _triad(cpus, size_bytes, repeats, **limit)
         measured.append(
             NumaRate(node=node, triad_gb_s=statistics.median(rates), repeats_gb_s=rates, cpus=numa.format_cpulist(cpus))
         )
@@ -127,13 +130,13 @@ def _require_memory(node: int | None, size_bytes: int) -> None:
         raise MemoryError(f"{where} has {available / 2**30:.4g} GiB free, and {size_bytes / 2**30:.4g} GiB are needed")
 
 
-def _triad(cpus: Sequence[int], size_bytes: int, repeats: int) -> list[float]:
+def _triad(cpus: Sequence[int], size_bytes: int, repeats: int, *, budget_s: float = math.inf) -> list[float]:
     """GB/s of each span, over all of these CPUs at once."""
     elements = size_bytes // (ARRAYS * ELEMENT_BYTES * len(cpus))
     if elements < 1 or repeats < 1:
         raise ValueError(f"{size_bytes} bytes, {repeats} times, on {len(cpus)} CPUs are nothing to measure")
-    parts = [_Part(cpu, elements, repeats, threading.Barrier(len(cpus))) for cpu in cpus[:1]]
-    parts += [_Part(cpu, elements, repeats, parts[0].together) for cpu in cpus[1:]]
+    together = _Together(len(cpus), repeats, time.perf_counter() + budget_s)
+    parts = [_Part(cpu, elements, together) for cpu in cpus]
     before = torch.get_num_threads()
     try:
         for part in parts:
@@ -145,21 +148,39 @@ def _triad(cpus: Sequence[int], size_bytes: int, repeats: int) -> list[float]:
     for part in parts:
         part.check()
     moved_bytes = PASSES * ARRAYS * ELEMENT_BYTES * elements * len(cpus)
-    spans = [max(part.ends_s[turn] for part in parts) - min(part.starts_s[turn] for part in parts) for turn in range(repeats)]
+    turns = range(len(parts[0].ends_s))
+    spans = [max(part.ends_s[turn] for part in parts) - min(part.starts_s[turn] for part in parts) for turn in turns]
     return [round(moved_bytes / span_s / 1e9, 6) for span_s in spans]
+
+
+class _Together:
+    """Where all threads meet before each span. One decides for all whether it begins: else some would wait for the others."""
+
+    def __init__(self, threads: int, repeats: int, end_s: float) -> None:
+        self.barrier = threading.Barrier(threads, action=self._decide)
+        self._left, self._end_s, self._is_first = repeats, end_s, True
+        self._begins = True
+
+    def next_begins(self) -> bool:
+        """Wait for all threads; whether all of them begin one more span."""
+        self.barrier.wait()
+        return self._begins
+
+    def _decide(self) -> None:
+        self._begins = self._left > 0 and (self._is_first or time.perf_counter() < self._end_s)
+        self._left, self._is_first = self._left - 1, False
 
 
 class _Part(threading.Thread):
     """One CPU's part of the arrays, and when each of its spans began and ended."""
 
-    def __init__(self, cpu: int, elements: int, repeats: int, together: threading.Barrier) -> None:
+    def __init__(self, cpu: int, elements: int, together: _Together) -> None:
         super().__init__(daemon=True)
         self.together = together
         self.starts_s: list[float] = []
         self.ends_s: list[float] = []
         self._cpu = cpu
         self._elements = elements
-        self._repeats = repeats
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -170,12 +191,11 @@ class _Part(threading.Thread):
             self._work()
         except BaseException as error:  # noqa: BLE001 -- raised again by whoever waits
             self._error = error
-            self.together.abort()
+            self.together.barrier.abort()
 
     def _work(self) -> None:
         a, b, c = (torch.full((self._elements,), float(value), dtype=torch.float64) for value in (0, 1, 2))
-        for _ in range(self._repeats):
-            self.together.wait()
+        while self.together.next_begins():
             self.starts_s.append(time.perf_counter())
             for _ in range(PASSES):
                 torch.add(b, c, alpha=SCALAR, out=a)

@@ -7,7 +7,9 @@ events, all ranks lined up before. **The time of a pair is that of its slower en
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.collectives import gather_texts
+from pytest_gpucluster.measurements.timing import Budget
 from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
 from pytest_gpucluster.protocol.rank import ordered_rounds
 
@@ -35,7 +38,8 @@ class PairMatrix:
 
     ``gb_s`` is 10^9 bytes a second, one way. ``latency_us`` is half a round trip of ``small_bytes``. ``paths`` is what NCCL
     logged (``P2P/CUMEM``, ``SHM/direct/direct``), None where it logged nothing. ``peer_access`` is CUDA's word whether the
-    source may reach the target's memory, None where this process does not see the other GPU.
+    source may reach the target's memory, None where this process does not see the other GPU. ``shortened`` is how
+    many pairs had one timed transfer only, to keep the budget.
     """
 
     gb_s: list[list[float | None]]
@@ -47,19 +51,23 @@ class PairMatrix:
     world_size: int
     backend: str
     device: str
+    shortened: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """What is sent, and how often."""
+    """What is sent, how often, and within how many seconds; None: as long as it takes."""
 
     size_bytes: int
     small_bytes: int
     iterations: int
     warmup: int
+    budget_s: float | None = None
 
 
-def pair_matrix(*, size_bytes: int, small_bytes: int = 8, iterations: int = 5, warmup: int = 2) -> PairMatrix:
+def pair_matrix(
+    *, size_bytes: int, small_bytes: int = 8, iterations: int = 5, warmup: int = 2, budget_s: float | None = None
+) -> PairMatrix:
     """Send between all ranks of the default group, one ordered pair after the other, disjoint pairs at once.
 
     Args:
@@ -67,6 +75,7 @@ def pair_matrix(*, size_bytes: int, small_bytes: int = 8, iterations: int = 5, w
         small_bytes: bytes of one whose latency counts.
         iterations: timed transfers of each pair, back to back.
         warmup: untimed ones before. The first of a pair connects it.
+        budget_s: where a round takes more than its part of these seconds, all later pairs have one timed transfer.
 
     Raises:
         ValueError: fewer than two ranks, nothing to send, no iteration.
@@ -75,7 +84,7 @@ def pair_matrix(*, size_bytes: int, small_bytes: int = 8, iterations: int = 5, w
     ranks, own = dist.get_world_size(), dist.get_rank()
     if ranks < 2 or min(size_bytes, small_bytes, iterations, warmup) < 1:
         raise ValueError(f"two ranks, and sizes and counts of at least 1 are needed; there are {ranks} ranks")
-    case = Transfers(size_bytes=size_bytes, small_bytes=small_bytes, iterations=iterations, warmup=warmup)
+    case = Transfers(size_bytes=size_bytes, small_bytes=small_bytes, iterations=iterations, warmup=warmup, budget_s=budget_s)
     before = read_log()
     group = dist.new_group(list(range(ranks)))
     try:
@@ -91,8 +100,10 @@ def time_rounds(case: Transfers, group: Any, rounds: Sequence[Sequence[tuple[int
     """Let the ordered pairs of each round send to each other, round after round.
 
     Returns:
-        Of each pair that this rank is an end of: source, target, seconds of a transfer, seconds of a round trip, wrong bytes.
+        Of each pair that this rank is an end of: source, target, seconds of a transfer, seconds of a round trip, wrong bytes,
+        and 1.0 where the budget left one timed transfer, else 0.0.
     """
+    asked, budget, round_s, quickest_s = case, Budget(case.budget_s), 0.0, math.inf
     own, device = dist.get_rank(), timing.current_device()
     line = torch.ones(1, device=device)
     sent = _pattern(own, case.size_bytes, device)
@@ -100,11 +111,17 @@ def time_rounds(case: Transfers, group: Any, rounds: Sequence[Sequence[tuple[int
     rows = []
     for number, pairs in enumerate(rounds):
         progress.report(f"round {number + 1} of {len(rounds)}", number / len(rounds))
+        left_s, slowest_s = budget.left_s(round_s)
+        quickest_s = min(quickest_s, slowest_s) if number else math.inf
+        if number and case is asked and quickest_s * (len(rounds) - number) > left_s:
+            case = replace(case, iterations=1, warmup=1)
         pair = next((pair for pair in pairs if own in pair), None)
         received.zero_()
+        began_s = time.perf_counter()
         dist.all_reduce(line, group=group)  # lines the ranks up
         if pair is not None:
-            rows.append([*pair, *_time_pair(pair, case, group, (sent, received))])
+            rows.append([*pair, *_time_pair(pair, case, group, (sent, received)), float(case is not asked)])
+        round_s = time.perf_counter() - began_s
     timing.synchronize()
     return rows
 
@@ -191,6 +208,7 @@ def _merged(told: list[dict[str, Any]], case: Transfers) -> PairMatrix:
         size_bytes=case.size_bytes,
         small_bytes=case.small_bytes,
         world_size=len(told),
+        shortened=sum(any(end[3] for end in ends) for ends in times.values()),
         backend=dist.get_backend(),
         device=timing.device_name(),
     )

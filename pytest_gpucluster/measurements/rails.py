@@ -45,7 +45,7 @@ class RailRates:
     """What one rank measured through the adapter ``name``: an end of each of its pairs.
 
     ``used`` is what NCCL's log says that it used (``mlx5_0:1``, ``eth0``), ``kinds`` its channels to other ranks; both are
-    empty with gloo.
+    empty with gloo. ``shortened`` is how many pairs of this rank had one timed transfer only.
     """
 
     name: str
@@ -57,6 +57,7 @@ class RailRates:
     world_size: int
     backend: str
     device: str
+    shortened: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,15 @@ def net_interfaces() -> NetInterfaces:
     return NetInterfaces(interfaces=read_net_interfaces())
 
 
-def rail(*, name: str, size_bytes: int, iterations: int = 5, warmup: int = 2, partners: int = 3) -> RailRates:
+def rail(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
+    *,
+    name: str,
+    size_bytes: int,
+    iterations: int = 5,
+    warmup: int = 2,
+    partners: int = 3,
+    budget_s: float | None = None,
+) -> RailRates:
     """Send between the ranks of the default group, one of each node; each has up to ``partners`` partners, in both directions.
 
     Args:
@@ -81,6 +90,7 @@ def rail(*, name: str, size_bytes: int, iterations: int = 5, warmup: int = 2, pa
         iterations: timed transfers of each pair, back to back.
         warmup: untimed ones before. The first of a pair connects it.
         partners: how many other nodes each node sends to.
+        budget_s: as of :func:`pair_matrix.pair_matrix`.
 
     Raises:
         ValueError: fewer than two ranks.
@@ -90,7 +100,7 @@ def rail(*, name: str, size_bytes: int, iterations: int = 5, warmup: int = 2, pa
     ranks = dist.get_world_size()
     if ranks < 2:
         raise ValueError(f"a rail needs two nodes; there are {ranks} ranks")
-    case = Transfers(size_bytes=size_bytes, small_bytes=SMALL_BYTES, iterations=iterations, warmup=warmup)
+    case = Transfers(size_bytes=size_bytes, small_bytes=SMALL_BYTES, iterations=iterations, warmup=warmup, budget_s=budget_s)
     rows = time_rounds(case, dist.group.WORLD, ordered_rounds(ranks, most=partners))
     bad = [int(row[0]) for row in rows if row[4]]
     if bad:
@@ -107,6 +117,7 @@ def rail(*, name: str, size_bytes: int, iterations: int = 5, warmup: int = 2, pa
         size_bytes=size_bytes,
         small_bytes=SMALL_BYTES,
         world_size=ranks,
+        shortened=sum(map(bool, (row[5] for row in rows))),
         backend=dist.get_backend(),
         device=timing.device_name(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_gpucluster.plugin.fixtures import (
+    budget,
     cluster,
     compared_places,
     criterion,
@@ -30,6 +31,7 @@ from pytest_gpucluster.plugin.options import (
 )
 
 __all__ = [
+    "budget",
     "cluster",
     "compared_places",
     "criterion",

@@ -1,4 +1,4 @@
-"""The fixtures: ``cluster``, ``criterion``, ``place``, ``node``, ``recipe``, ``soak``, readings; those of distributed tests."""
+"""The fixtures: ``cluster``, ``criterion``, ``place``, ``node``, ``recipe``, ``budget``, ``soak``, readings; those of ranks."""
 
 from __future__ import annotations
 
@@ -75,6 +75,15 @@ def criterion(request: pytest.FixtureRequest) -> Criterion:
 def recipe(pytestconfig: pytest.Config) -> Any:
     """``recipe(key)``: how the entry ``key`` wants its value measured, as keyword arguments for ``cluster.run``."""
     return run_of(pytestconfig).recipe
+
+
+@pytest.fixture(scope="session")
+def budget(pytestconfig: pytest.Config) -> Any:
+    """``budget(key, share=1.0)``: the seconds that the entry ``key`` may take, three times its ``takes_s``; None without one.
+
+    For measurements that take ``budget_s``: they repeat less often, or leave out what is only shown, and say so.
+    """
+    return run_of(pytestconfig).budget
 
 
 @pytest.fixture(scope="session")

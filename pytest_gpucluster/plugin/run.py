@@ -24,6 +24,7 @@ from pytest_gpucluster.cluster.parts import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
+from pytest_gpucluster.judging.forecast import BUDGET, REHEARSED_BUDGET_S, SELFTEST
 from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 RUNS_NO_TEST = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow", "setupplan")
 """Options of pytest under which no test runs."""
-SELFTEST = "self-test"
 
 
 class Run:
@@ -108,6 +108,14 @@ class Run:
         threshold = self.session.setup.criteria[key]
         deadline = {} if threshold.deadline_s is None else {"deadline_s": threshold.deadline_s}
         return {**threshold.recipe, **deadline}
+
+    def budget(self, key: str, *, share: float = 1.0) -> float | None:
+        """The seconds that a measurement of an entry may take, or a share of them: by ``takes_s``; None without one."""
+        setup = self.session.setup
+        threshold = setup.criteria.get(key)
+        if threshold is None or threshold.takes_s is None:
+            return None
+        return share * max(BUDGET * threshold.takes_s, REHEARSED_BUDGET_S if setup.profile.rehearsal else 0.0)
 
     def possible(self, key: str, *, gpus: int = 1) -> Possible:
         """What the values of an entry can be over so many GPUs; anything, where the file has no such entry or no bound."""

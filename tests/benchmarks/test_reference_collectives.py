@@ -38,6 +38,16 @@ def test_what_is_inside(script: Any, ours: float, mib: int, *, inside: bool | No
     assert script.row("all_gather", mib, (ours, 4.0, ours), judged=False).inside is None
 
 
+@pytest.mark.parametrize(("ours", "inside"), [(4.0, True), (3.85, True), (4.15, True), (3.7, False), (4.3, False)])
+def test_what_is_inside_of_a_small_message(script: Any, ours: float, *, inside: bool) -> None:
+    """From 0.95 to 1.05, by the medians: one turn that was disturbed says nothing."""
+    found = script.small_row("all_gather", 8, [ours, 0.1, ours, ours], [4.0, 4.0, 1.0], judged=True)
+    assert found.inside is inside
+    assert script.small_row("all_gather", 8, [ours], [4.0], judged=False).inside is None
+    assert " 8 B " in script.table([found])
+    assert [script.size_text(size / 2**20) for size in (12, 65536, 1 << 30)] == ["12 B", "64 KiB", "1024 MiB"]
+
+
 def test_one_rank_is_refused(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """There is nothing to reduce."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -136,6 +136,54 @@ def test_the_plan_in_words() -> None:
     )
 
 
+def test_the_first_training_pays_for_all() -> None:
+    """It loads and compiles; the next one, one on a CPU, and what trains nothing do not."""
+    training = {name: threshold(name, takes_s=10.0, recipe={"preset": "small"}) for name in ("loss", "rate")}
+    rehearsed = threshold("loss", takes_s=10.0, recipe={"preset": "tiny"})
+    found = forecast_of({"tflops": 1, "loss": 1, "rate": 1}, **training)
+    assert [step.takes_s for step in found.steps] == [20, 10, 10]
+    assert [found.lasts_s(step) for step in found.steps] == [20, 10 + forecast.FIRST_TRAINING_S, 10]
+    assert found.total_s == forecast.STARTUP_S + 40 + forecast.FIRST_TRAINING_S
+    assert "others 0:35" in " ".join(found.plan)
+    meter = forecast.Meter(found)
+    meter.finish("tflops")
+    meter.finish("loss")
+    assert meter.progress(30).fraction == pytest.approx(1 - 10 / found.total_s)
+    assert forecast_of({"loss": 1}, loss=rehearsed).total_s == forecast.STARTUP_S + 10
+
+
+def test_the_self_test_is_planned() -> None:
+    """Its time stands in the plan and in the sum; a single place plants nothing, and is done sooner."""
+    plan = replace(forecast_of({"tflops": 2}), selftest_s=18.0)
+    assert plan.total_s == forecast.STARTUP_S + 18 + 20
+    assert " ".join(plan.plan).endswith("about 0:42 (compute 0:20, self-test 0:18, start-up 0:04)")
+    one, two, many = (forecast.selftest_s(places=places, is_rehearsal=False) for places in (1, 2, 512))
+    assert 0 < one < two <= many
+    assert forecast.selftest_s(places=2, is_rehearsal=True) < two
+
+
+def test_progress_through_the_self_test() -> None:
+    """Its time passes before the first test, and counts wholly once that begins."""
+    meter = forecast.Meter(replace(PLAN, selftest_s=18.0))
+    meter.begin(forecast.SELFTEST, 1)
+    meter.joined(4)
+    during = meter.progress(14)
+    assert during.fraction == pytest.approx((forecast.STARTUP_S + 10) / (TOTAL_S + 18))
+    meter.begin("tflops", 22)
+    after_it = meter.progress(22)
+    assert after_it.fraction == pytest.approx((forecast.STARTUP_S + 18) / (TOTAL_S + 18))
+    assert after_it.remaining_s == pytest.approx(TOTAL_S - forecast.STARTUP_S)
+
+
+def test_a_program_that_is_not_there_takes_no_time() -> None:
+    """Its criterion is skipped at once."""
+    diagnosed = threshold("diagnosed", takes_s=10.0)
+    suite = replace(SUITE, absent=frozenset({"diagnosed"}))
+    criteria = {**CRITERIA, "diagnosed": diagnosed}
+    found = forecast.forecast({"diagnosed": 4, "tflops": 4}, criteria, suite, gpus_per_node=4, soak_s=None)
+    assert [step.takes_s for step in found.steps] == [0, 20]
+
+
 def test_subjects_are_our_marks() -> None:
     """All of them but those that are no subject."""
     others = ("distributed", "at_end", "over_run", "compares", "each_entry")
