@@ -21,7 +21,8 @@ FAR_SIGMAS = 5.0
 MAD_TO_SIGMA = 1.4826
 EDGE = 14.0
 CHART_WIDTH, CHART_HEIGHT = 560.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 10.0, 30.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 24.0, 10.0, 30.0
+TICK_WIDTH = 46.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,3 +234,12 @@ def axes_over(xs: Sequence[float], ys: Sequence[float], *, is_log: bool = False,
     """Axes on which all these numbers have room."""
     low, high = _range(ys)
     return Axes((min(xs), max(xs)), (0.0 if from_zero else low, high), is_log)
+
+
+def apart(ticks: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:
+    """The ticks whose words do not run into those before them."""
+    kept: list[tuple[float, str]] = []
+    for x, text in ticks:
+        if not kept or x - kept[-1][0] >= TICK_WIDTH:
+            kept.append((x, text))
+    return tuple(kept)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, counted_as
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SKIPPED, counted_as
 from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_of, plain, some
-from pytest_gpucluster.page.drawing import Chart, Curve, Mark, axes_over
+from pytest_gpucluster.page.drawing import Chart, Curve, Mark, apart, axes_over
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.table_rows import COUNTS
 
@@ -161,7 +161,7 @@ def _headroom(records: Sequence[Record]) -> tuple[str, str]:
     if failed:
         worst = min(failed, key=lambda one: one.margin_percent if one.margin_percent is not None else 0.0)
         return "bad", f"{len(failed)} failed: {_told(worst)}"
-    if outcomes == {MISSING}:
+    if MISSING in outcomes and outcomes <= {MISSING, SKIPPED}:
         return "gone", "nothing answered"
     unknown = [one for one in records if counted_as(one) in (ERROR, MISSING, NOISY)]
     if unknown:
@@ -186,7 +186,7 @@ def _told(record: Record) -> str:
 
 
 def _matrices(run: RunDocument) -> tuple[Matrix, ...]:
-    """Matrices of pairs; those with a bad pair first."""
+    """Matrices of pairs: those with a bad pair, and of each kind one that is good."""
     found: list[tuple[bool, Matrix]] = []
     seen: set[tuple[str, str | None]] = set()
     for record in run.records:
@@ -197,8 +197,9 @@ def _matrices(run: RunDocument) -> tuple[Matrix, ...]:
             if not (kind.startswith("slow_") and any(name == "gpu_pairs" and place == record.place for name, place in seen)):
                 matrix = _matrix(record, pairs, run.places)
                 found += [(record.outcome == PASSED, matrix)] if matrix is not None else []
-    found.sort(key=lambda one: one[0])
-    return tuple(matrix for _, matrix in found[:MOST_MATRICES])
+    bad = [matrix for is_good, matrix in found if not is_good][:MOST_MATRICES]
+    good = {matrix.title.partition(" at ")[0]: matrix for is_good, matrix in reversed(found) if is_good}
+    return (*bad, *good.values())
 
 
 def _matrix(record: Record, pairs: Sequence[Any], places: Mapping[str, Place]) -> Matrix | None:
@@ -261,7 +262,7 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
         marks=(Mark(x=axes.x(reference[0]), y=axes.y(reference[1]), text=f"hand-over report: {reference[1]}"),) if reference else (),
         limit_y=axes.y(limit.value) if limit else None,
         limit_text=limit.text if limit else "",
-        x_ticks=tuple((axes.x(size), _bytes(size)) for size in sizes if size in sizes[:: max(1, len(sizes) // 6)]),
+        x_ticks=apart([(axes.x(size), _bytes(size)) for size in sizes]),
         y_ticks=axes.y_ticks,
     )
 

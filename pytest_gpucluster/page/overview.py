@@ -29,6 +29,7 @@ from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, 
 from pytest_gpucluster.page.drawing import Value, strip_of
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.ending import duration
+from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.table_rows import PlaceNames, row_of
 from pytest_gpucluster.text import first_line
 
@@ -149,7 +150,7 @@ def _facts(run: RunDocument) -> tuple[tuple[str, str], ...]:
         "Hardware": ", ".join(map(str, environment.get("gpus") or ())) or None,
         "Expected": f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')} each" if nodes and gpus else None,
         "Found": f"{counted(len(found_nodes), 'node')}, {counted(len(found_gpus), 'GPU')}" + _short_of(nodes, gpus, len(found_gpus)),
-        "Hosts": some(hosts, most=4) or None,
+        "Hosts": hostlist(hosts) or None,
         "Started": ran.get("started"),
         "Ended": ran.get("ended") if ran.get("ended") or not ran else "did not end",
         "Duration": duration(float(seconds)) if isinstance(seconds, (int, float)) else None,

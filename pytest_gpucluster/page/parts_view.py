@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
-from pytest_gpucluster.judging.verdict import FAILED, MISSING, NOISY, PASSED, WAIVED, counted_as
+from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, WAIVED, counted_as
 from pytest_gpucluster.page.criteria_view import Number, exact, host_of, some
 from pytest_gpucluster.text import first_line, one_line
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 MOST_PARTS = 40
 """Parts that are shown in full; the others have a line."""
 SHOWN_CRITERIA = 24
+NEGLIGIBLE = 5e-3
 NAMES = {"pci": "PCI address", "serial": "Serial number", "uuid": "UUID"}
 BOARD = {"slot": "Slot", "tray": "Tray", "module": "Module", "part_number": "Part number", "chassis_serial": "Chassis"}
 KINDS = {
@@ -80,7 +80,8 @@ def name_of(place: Place) -> str:
 def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion: Mapping[str, Sequence[Record]]) -> PartView:
     place = run.places.get(culprit["place"]["id"]) if culprit.get("place") is not None else None
     names = [str(name) for name in culprit.get("places") or ()]
-    misses, more = _misses(culprit["criteria"], set(names), by_criterion)
+    node = next((one.id for one in run.places.values() if place is not None and one.gpu is None and one.node == place.node), None)
+    misses, more = _misses(culprit["criteria"], {*names, node, None}, by_criterion)
     title = name_of(place) if place is not None else f"{len(names)} places" if names else "the cluster"
     where = _where(place) if place is not None else (("Places", some(names, most=16)),)
     concerned = [record for name in culprit["criteria"] for record in by_criterion.get(name, ()) if record.place in names]
@@ -136,7 +137,7 @@ def _misses(
     for criterion in criteria:
         records = by_criterion.get(criterion, ())
         bad = [one for one in records if one.outcome in (FAILED, NOISY) and one.value is not None and one.limit is not None]
-        own = [one for one in bad if one.place in names] or bad
+        own = [one for one in bad if one.place in names]
         if own:
             shown[criterion] = _miss(own[0], records)
     kept = dict(list(shown.items())[:SHOWN_CRITERIA])
@@ -165,7 +166,9 @@ def _range(good: Sequence[float]) -> str:
     count = f"{len(good):,} place{'' if len(good) == 1 else 's'}"
     if low == high:
         return f"{low} ({count})"
-    return f"{low} to {high}, median {format_number(statistics.median(good))} ({count})"
+    middle, widest = statistics.median(good), max(map(abs, good))
+    median = "0" if abs(middle) < NEGLIGIBLE * widest else format_number(middle)  # a deviation of many that cancels out
+    return f"{low} to {high}, median {median} ({count})"
 
 
 def _with_ticket(part: PartView, run: RunDocument) -> PartView:
@@ -192,13 +195,3 @@ def cell(text: str) -> str:
     for sign, instead in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("`", "\\`"), ("[", "\\["), ("@", "@&#8203;")):
         shown = shown.replace(sign, instead)
     return shown
-
-
-def absent_hosts(run: RunDocument) -> list[str]:
-    """Nodes of which nothing answered: every outcome of their places is missing."""
-    seen: dict[int, set[str]] = defaultdict(set)
-    for record in run.records:
-        if record.place is not None:
-            seen[run.places[record.place].node].add(record.outcome)
-    hosts = {place.node: host_of(place) for place in run.places.values()}
-    return [hosts[node] for node, outcomes in sorted(seen.items()) if outcomes == {MISSING}]

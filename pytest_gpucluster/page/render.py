@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
-from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.page.criteria_view import CriterionView, views_of
-from pytest_gpucluster.page.document import read_document
 from pytest_gpucluster.page.figures import Figures, figures_of
 from pytest_gpucluster.page.overview import Banner, Gap, Headline, banner_of, gaps_of, headlines_of
 from pytest_gpucluster.page.parts_view import MOST_PARTS, PartView, host_of, parts_of
-from pytest_gpucluster.reporting.files import write_atomically, write_report
 from pytest_gpucluster.text import shortened, visible
 
 if TYPE_CHECKING:
     from pytest_gpucluster.page.document import RunDocument
     from pytest_gpucluster.places import Place
 
-REPORT = "report.html"
 TEMPLATES = Path(__file__).with_name("templates")
 MOST_EMBEDDED = 2_000_000
 """Characters of compressed results in the page, so that a page of 1,024 GPUs stays below 3 MB."""
@@ -87,9 +83,9 @@ def _versions(run: RunDocument) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def page_of(run: RunDocument) -> str:
+def page_from(model: PageModel) -> str:
     """The page: HTML with all that it needs inside."""
-    return _template().render(model=model_of(run), css=_asset("style.css"), js=_asset("page.js"), csp=_policy())
+    return _template().render(model=model, css=_asset("style.css"), js=_asset("page.js"), csp=_policy())
 
 
 @lru_cache(maxsize=1)
@@ -130,30 +126,3 @@ def embedded_results(page: str) -> bytes | None:
     """
     found = EMBEDDED.search(page)
     return gzip.decompress(base64.b64decode(found[1], validate=True)) if found is not None and found[1] else None
-
-
-def write_page(results: Path, file: Path | None = None) -> Path:
-    """Write the page about ``results``, a results.json, to ``file``, or beside it; the path of the page.
-
-    Raises:
-        ConfigurationError: results.json cannot be read or is damaged.
-        OSError: the page cannot be written.
-    """
-    page = page_of(read_document(results))
-    if file is None:
-        file = results.with_name(REPORT)
-        write_atomically(file, page)
-    else:
-        write_report(file, page)
-    return file
-
-
-def try_to_write_page(results: Path) -> str | None:
-    """Write the page beside results.json at the end of a run. A page that fails never ends a run: the sentence about it."""
-    try:
-        write_page(results)
-    except (OSError, GpuclusterError, ConfigurationError) as error:
-        return f"{REPORT} could not be written: {getattr(error, 'strerror', None) or error}"
-    except Exception as error:  # noqa: BLE001 -- a fault of the page must not take the verdict along
-        return f"{REPORT} could not be made: {type(error).__name__}: {error}"
-    return None
