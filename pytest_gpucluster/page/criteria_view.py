@@ -153,7 +153,9 @@ def exact(text: str, value: float | None) -> Number:
 
 
 def _facts(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What the limits say of a criterion."""
+    """What the limits say of a criterion; nothing for results of version 1, which do not tell it."""
+    if not entry:
+        return ()
     recipe = entry.get("recipe")
     found = {
         "Why": entry.get("why"),

@@ -165,6 +165,8 @@ def _record(
 ) -> Record:
     if outcome not in OUTCOMES:
         raise ValueError(f"outcome {outcome!r}")
+    if not isinstance(evidence, dict) or not isinstance(place, str | None):
+        raise TypeError(f"a row of {criterion} is none")
     waiver = note.get("waiver")
     return Record(
         criterion=str(criterion),

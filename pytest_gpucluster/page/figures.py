@@ -122,13 +122,13 @@ def _map(run: RunDocument) -> ClusterMap:
     columns = max((place.gpu + 1 for place in run.places.values() if place.gpu is not None), default=0)
     block = LABEL_WIDTH + (columns + 1) * (CELL + GAP) + 3 * GAP
     cells, labels, at = [], [], {}
+    hosts = {place.node: host_of(place) for place in run.places.values()}
     for index, node in enumerate(nodes):
         at[node] = ((index // BLOCK) * (block + 4 * GAP), CELL + (index % BLOCK) * (CELL + GAP))
+        labels.append((at[node][0] + LABEL_WIDTH - 2 * GAP, at[node][1] + CELL - 5, _short_host(hosts[node])))
     for place in run.places.values():
         left, y = at[place.node]
         column = 0 if place.gpu is None else place.gpu + 1
-        if place.gpu is None:
-            labels.append((left + LABEL_WIDTH - 2 * GAP, y + CELL - 5, _short_host(host_of(place))))
         kind, title = _headroom(by_place.get(place.id, ()))
         x = left + LABEL_WIDTH + column * (CELL + GAP) + (GAP if column else 0)
         cells.append(MapCell(x=x, y=y, kind=kind, title=f"{name_of(place)}: {title}", is_bad=kind == "bad"))

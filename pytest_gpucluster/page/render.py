@@ -17,7 +17,7 @@ from pytest_gpucluster.page.criteria_view import CriterionView, views_of
 from pytest_gpucluster.page.figures import Figures, figures_of
 from pytest_gpucluster.page.overview import Banner, Gap, Headline, banner_of, gaps_of, headlines_of
 from pytest_gpucluster.page.parts_view import MOST_PARTS, PartView, host_of, parts_of
-from pytest_gpucluster.text import shortened, visible
+from pytest_gpucluster.text import visible
 
 if TYPE_CHECKING:
     from pytest_gpucluster.page.document import RunDocument
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).with_name("templates")
 MOST_EMBEDDED = 2_000_000
 """Characters of compressed results in the page, so that a page of 1,024 GPUs stays below 3 MB."""
+LONGEST = 12_000
+"""Characters of one text on the page. The whole of a longer one is in results.json."""
 EMBEDDED = re.compile(r'<script type="application/octet-stream" id="results"[^>]*>([A-Za-z0-9+/=]*)</script>')
 
 
@@ -104,7 +106,11 @@ def _template() -> jinja2.Template:
 
 def _fit(value: object) -> object:
     """Foreign text as a reader sees it: no control characters, none that change the direction of writing, no endless text."""
-    return visible(shortened(value)) if type(value) is str else value
+    if type(value) is not str:
+        return value
+    if len(value) > LONGEST:
+        value = f"{value[: LONGEST // 2]}\n[{len(value) - LONGEST} characters left out]\n{value[-LONGEST // 2 :]}"
+    return visible(value)
 
 
 @lru_cache(maxsize=2)
