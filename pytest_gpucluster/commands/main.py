@@ -73,7 +73,7 @@ def _add_report(report: argparse.ArgumentParser) -> None:
     report.description = "Of a results.json, or with -o, the page alone is made, and no other file is touched."
     words = "the results directory of the run, or a results.json"
     report.add_argument("folder", type=Path, metavar="RESULTS", help=words)
-    report.add_argument("-o", "--output", type=Path, metavar="FILE", help="make the page alone; default: report.html in RESULTS")
+    report.add_argument("-o", "--output", type=Path, metavar="FILE", help="make only the page, and put it here")
     report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: junit.xml in RESULTS")
     report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for RESULTS that lost their own")
     report.add_argument("--run", help=argparse.SUPPRESS)

@@ -206,7 +206,8 @@ def parse_level(text: str) -> tuple[str, float | None]:
 def requested(settings: Settings) -> dict[str, str]:
     """What the options ask for, by option, so that nodes can be compared; an option that is not given is left out.
 
-    Two spellings of one meaning are one text. A thresholds file is known by its content. The results directory and other files are left out:
+    Two spellings of one meaning are one text. A thresholds file is known by its content. The results directory and the places
+    of other files are left out:
     each node may have its own.
     """
     level = settings.level if settings.soak_s is None else f"{settings.level}:{settings.soak_s:g}s"

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, WORDS, counted_as
+from pytest_gpucluster.judging.verdict import (
+    ERROR,
+    FAILED,
+    MISSING,
+    NOISY,
+    NOT_SELECTED,
+    PASSED,
+    SKIPPED,
+    WAIVED,
+    WORDS,
+    counted_as,
+)
 from pytest_gpucluster.reporting.table_rows import MEASURED, NOTHING, PlaceNames, readings_of, row_of, severest_records
 
 if TYPE_CHECKING:
@@ -101,16 +112,11 @@ class CriterionView:
 def views_of(run: RunDocument) -> tuple[CriterionView, ...]:
     """Every criterion of the run, in its order."""
     names = PlaceNames(run.places)
-    is_exact = len(run.records) <= EXACT_UP_TO
-    return tuple(
-        _view(criterion, index, records, run, names=names, is_exact=is_exact)
-        for index, (criterion, records) in enumerate(run.by_criterion.items())
-    )
+    return tuple(_view(f"c{index}", records, run, names) for index, records in enumerate(run.by_criterion.values()))
 
 
-def _view(
-    criterion: str, index: int, records: Sequence[Record], run: RunDocument, *, names: PlaceNames, is_exact: bool
-) -> CriterionView:
+def _view(anchor: str, records: Sequence[Record], run: RunDocument, names: PlaceNames) -> CriterionView:
+    criterion, is_exact = records[0].criterion, len(run.records) <= EXACT_UP_TO
     row = row_of(criterion, records, names)
     entry = run.entries.get(criterion, {})
     limit = next((record.limit for record in records if record.limit is not None), None)
@@ -119,7 +125,7 @@ def _view(
     notes = _notes(records, names)
     return CriterionView(
         name=criterion,
-        anchor=f"c{index}",
+        anchor=anchor,
         title=str(entry.get("title") or ""),
         per=str(entry.get("per") or ""),
         tone=BAD if row.counted_as == FAILED else OPEN if row.misses else TONES.get(row.counted_as, OPEN),
@@ -191,9 +197,11 @@ def grid_of(records: Sequence[Record], places: Mapping[str, Place], *, is_exact:
             by_node[places[name].node].append(places[name])
     widest = max((len(found) for found in by_node.values()), default=0)
     is_gpus = widest > 1 or any(place.gpu is not None for found in by_node.values() for place in found)
-    heads = tuple(f"GPU {gpu}" for gpu in sorted({place.gpu for found in by_node.values() for place in found if place.gpu is not None}))
+    heads = tuple(
+        f"GPU {gpu}" for gpu in sorted({place.gpu for found in by_node.values() for place in found if place.gpu is not None})
+    )
     rows = tuple((host_of(found[0]), tuple(cells[place.id] for place in found)) for _, found in sorted(by_node.items()))
-    cluster = ((("cluster", (cells[None],)),) if None in cells else ())
+    cluster = (("cluster", (cells[None],)),) if None in cells else ()
     return Grid(heads=heads if is_gpus else (), rows=(*cluster, *rows), count=len(records))
 
 

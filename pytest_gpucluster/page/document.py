@@ -121,15 +121,8 @@ def _from_row(row: Mapping[str, Any]) -> Record:
     if row.get("limit_kind") is not None:
         limit = _limit({"kind": row["limit_kind"], "value": row["limit_value"], "unit": row["unit"]})
     place = row["place"]
-    return _record(
-        row["criterion"],
-        place["id"] if place is not None else None,
-        row["outcome"],
-        value=row["value"],
-        limit=limit,
-        note=row,
-        evidence=row.get("evidence") or {},
-    )
+    key = (row["criterion"], place["id"] if place is not None else None, row["outcome"])
+    return _record(key, value=row["value"], limit=limit, note=row, evidence=row.get("evidence") or {})
 
 
 def _from_columns(columns: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
@@ -143,9 +136,7 @@ def _from_columns(columns: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
         for index, (place, outcome, value) in enumerate(zip(places, column["outcome"], column["value"], strict=True)):
             pairs = ((key, values[index] if values is not None else every) for key, values, every in seen)
             yield _record(
-                column["criterion"],
-                place,
-                outcome,
+                (column["criterion"], place, outcome),
                 value=value,
                 limit=limits.get(place, limit),
                 note=notes.get(place, {}),
@@ -154,15 +145,10 @@ def _from_columns(columns: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
 
 
 def _record(
-    criterion: str,
-    place: str | None,
-    outcome: str,
-    *,
-    value: float | None,
-    limit: Limit | None,
-    note: Mapping[str, Any],
-    evidence: Mapping[str, Any],
+    key: tuple[str, Any, str], *, value: float | None, limit: Limit | None, note: Mapping[str, Any], evidence: Mapping[str, Any]
 ) -> Record:
+    """The record of a criterion at a place with an outcome; ``note`` has its texts."""
+    criterion, place, outcome = key
     if outcome not in OUTCOMES:
         raise ValueError(f"outcome {outcome!r}")
     if not isinstance(evidence, dict) or not isinstance(place, str | None):
@@ -172,7 +158,7 @@ def _record(
         criterion=str(criterion),
         place=place,
         outcome=outcome,
-        value=None if value is None else float(value) if isinstance(value, float) else int(value),
+        value=None if value is None else value + 0,  # raises where it is a text
         limit=limit,
         reason=note.get("reason"),
         advisory=bool(note.get("advisory")),
@@ -194,7 +180,9 @@ def _limit(facts: Mapping[str, Any] | None) -> Limit | None:
 
 def _places(members: Mapping[str, Any], records: Iterable[Record]) -> dict[str, Place]:
     """Every place that the file names, nodes and GPUs in order."""
-    boards = {row["place"]: {key: str(text) for key, text in row.items() if key != "place"} for row in members.get("hardware", ())}
+    boards = {
+        row["place"]: {key: str(text) for key, text in row.items() if key != "place"} for row in members.get("hardware", ())
+    }
     listed = [*(members.get("places") or ())]
     listed += [row["place"] for row in members.get("criteria") or () if row.get("place") is not None]
     listed += [one["place"] for one in members.get("culprits") or () if one.get("place") is not None]
@@ -203,7 +191,7 @@ def _places(members: Mapping[str, Any], records: Iterable[Record]) -> dict[str, 
         if facts["id"] not in found:
             slot = {"slot": str(facts["slot"])} if facts.get("slot") else {}
             board = {**slot, **boards.get(facts["id"], {})}
-            found[facts["id"]] = Place(board=board, **{key: facts.get(key) for key in PLACE})  # type: ignore[arg-type]
+            found[facts["id"]] = Place(board=board, **{key: facts.get(key) for key in PLACE})
     for record in records:
         if record.place is not None and record.place not in found:
             found[record.place] = Place(id=record.place, node=_node_of(record.place))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SKIPPED, counted_as
@@ -32,7 +32,11 @@ MOST_PAIRS = 16
 """GPUs or nodes of a matrix."""
 GROWTH = ("growth", "_errors", "errors_", "replays", "xid", "worsened", "held_back", "_soak")
 BYTES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-TELEMETRY = (("SM clock", "MHz", ("SM MHz", "SM clock MHz")), ("Power", "W", ("W", "power W")), ("Temperature", "C", ("C", "temperature C")))
+TELEMETRY = (
+    ("SM clock", "MHz", ("SM MHz", "SM clock MHz")),
+    ("Power", "W", ("W", "power W")),
+    ("Temperature", "C", ("C", "temperature C")),
+)
 REFERENCE = {
     ("busbw[all_reduce]", 1, 8): (1_048_576_000, 442.21),
     ("inter_node_busbw[all_reduce]", 2, 8): (1_048_576_000, 434.99),
@@ -134,7 +138,11 @@ def _map(run: RunDocument) -> ClusterMap:
         cells.append(MapCell(x=x, y=y, kind=kind, title=f"{name_of(place)}: {title}", is_bad=kind == "bad"))
     blocks = -(-len(nodes) // BLOCK)
     heads = [
-        (number * (block + 4 * GAP) + LABEL_WIDTH + column * (CELL + GAP) + CELL // 2, CELL - 6, "node" if column == 0 else str(column - 1))
+        (
+            number * (block + 4 * GAP) + LABEL_WIDTH + column * (CELL + GAP) + CELL // 2,
+            CELL - 6,
+            "node" if column == 0 else str(column - 1),
+        )
         for number in range(blocks)
         for column in range(columns + 1)
     ]
@@ -220,7 +228,7 @@ def _matrix(record: Record, pairs: Sequence[Any], places: Mapping[str, Place]) -
             return "", "none"
         return format_number(rate), "bad" if rate < 0.8 * usual else "m1" if rate < 0.95 * usual else "m3"
 
-    where = host_of(places[record.place]) if record.place in places else "the cluster"
+    where = host_of(places[record.place]) if record.place is not None else "the cluster"
     short = {name: name.partition("-")[2] if record.place in places and "-" in name else name for name in names}
     rows = tuple((short[one], tuple(shown(one, other) for other in names)) for one in names)
     return Matrix(title=f"{record.criterion} at {where}", unit="GB/s", names=tuple(short[name] for name in names), rows=rows)
@@ -259,7 +267,9 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
         y_title="GB/s",
         curves=(Curve(name="median", kind="c1", points=axes.points(middle)),),
         areas=(Curve(name="lowest to highest", kind="a1", points=axes.area(low, high)),) if len(records) > 1 else (),
-        marks=(Mark(x=axes.x(reference[0]), y=axes.y(reference[1]), text=f"hand-over report: {reference[1]}"),) if reference else (),
+        marks=(Mark(x=axes.x(reference[0]), y=axes.y(reference[1]), text=f"hand-over report: {reference[1]}"),)
+        if reference
+        else (),
         limit_y=axes.y(limit.value) if limit else None,
         limit_text=limit.text if limit else "",
         x_ticks=apart([(axes.x(size), _bytes(size)) for size in sizes]),
@@ -285,7 +295,7 @@ def _telemetry(run: RunDocument) -> tuple[Chart, ...]:
 
 def _numbers(records: Iterable[Record], names: Sequence[str]) -> list[float]:
     values = (next((one.evidence[name] for name in names if name in one.evidence), None) for one in records)
-    return [float(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return [float(value) for value in values if _is_number(value)]
 
 
 def _bands(title: str, unit: str, seen: Sequence[tuple[str, list[float]]]) -> Chart:
@@ -310,7 +320,11 @@ def _loss(run: RunDocument) -> Chart | None:
     for record in run.records:
         for key, curve in record.evidence.items():
             if key.startswith("curve") and isinstance(curve, list):
-                pairs = [(float(one[0]), float(one[1])) for one in curve if isinstance(one, list) and len(one) == 2 and None not in one]
+                pairs = [
+                    (float(one[0]), float(one[1]))
+                    for one in curve
+                    if isinstance(one, list) and len(one) == 2 and None not in one
+                ]
                 if len(pairs) > 1:
                     return _curve_of_loss(record, pairs)
     return None
@@ -335,22 +349,28 @@ def _soak(run: RunDocument) -> tuple[Chart, ...]:
     """First and last round of each soak that measures a rate."""
     charts = []
     for criterion, records in run.by_criterion.items():
-        pairs = [(one.evidence.get("first round"), one.evidence.get("last round"), one.evidence.get("rounds")) for one in records]
-        known = [(float(a), float(b), float(n)) for a, b, n in pairs if all(isinstance(x, (int, float)) for x in (a, b, n))]
+        threes = ([one.evidence.get(key) for key in ("first round", "last round", "rounds")] for one in records)
+        known = [(float(a), float(b), float(n)) for a, b, n in threes if _is_number(a) and _is_number(b) and _is_number(n)]
         if not known or not any(first or last for first, last, _ in known):
             continue
-        axes = axes_over([1.0, max(max(n for _, _, n in known), 2.0)], [value for a, b, _ in known for value in (a, b)])
+        axes = axes_over([1.0, 2.0, *(n for _, _, n in known)], [value for a, b, _ in known for value in (a, b)])
         charts.append(
             Chart(
                 label=f"{criterion}: first and last round of {len(known)} places",
                 x_title="round",
                 y_title=records[0].unit or "",
-                curves=tuple(Curve(name="", kind="c2", points=axes.points([(1.0, a), (max(n, 2.0), b)])) for a, b, n in known[:64]),
+                curves=tuple(
+                    Curve(name="", kind="c2", points=axes.points([(1.0, a), (max(n, 2.0), b)])) for a, b, n in known[:64]
+                ),
                 x_ticks=axes.x_ticks,
                 y_ticks=axes.y_ticks,
             )
         )
     return tuple(charts)
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _growth(run: RunDocument) -> tuple[FactRow, ...]:
@@ -386,7 +406,12 @@ def _drift(run: RunDocument) -> tuple[FactRow, ...]:
                 odd = [f"{one.get('node')} {one.get('part') or ''}: {one.get('value')}" for one in fact.get("outliers") or ()]
                 unread = [f"{one.get('node')} {one.get('part') or ''}" for one in fact.get("unread") or ()]
                 words = some(odd, most=4) or (f"not read at {some(unread, most=4)}" if unread else "none differs")
-                cells = (f"{fact.get('kind', '')}: {fact['name']}", str(fact.get("usual") or "not read"), str(fact["alike"]), words)
+                cells = (
+                    f"{fact.get('kind', '')}: {fact['name']}",
+                    str(fact.get("usual") or "not read"),
+                    str(fact["alike"]),
+                    words,
+                )
                 rows.append(FactRow(cells=cells, tone=BAD if odd else OPEN if unread else "good"))
     order = {BAD: 0, OPEN: 1, "good": 2}
     return tuple(sorted(rows, key=lambda row: order[row.tone]))
@@ -397,6 +422,8 @@ def _stacks(run: RunDocument) -> tuple[tuple[str, str], ...]:
     found = {
         record.reason: f"{record.criterion} at {record.place or 'the cluster'}"
         for record in run.records
-        if record.reason and TONES[counted_as(record)] != "good" and ("Python stacks" in record.reason or "traceback" in record.reason)
+        if record.reason
+        and TONES[counted_as(record)] != "good"
+        and ("Python stacks" in record.reason or "traceback" in record.reason)
     }
     return tuple((where, reason) for reason, where in found.items())[:12]

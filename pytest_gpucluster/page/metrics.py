@@ -32,7 +32,7 @@ HELP = {
     "gpucluster_bad_part": "A part that is to blame. Always 1.",
     "gpucluster_criterion_worst_value": "The worst value of a criterion, in its unit.",
     "gpucluster_criterion_limit": "The limit of the worst value.",
-    "gpucluster_criterion_headroom_ratio": "How far the worst value is inside its limit, as a share of the limit; below 0: outside.",
+    "gpucluster_criterion_headroom_ratio": "How far the worst value is inside its limit, as a share of it; below 0: outside.",
     "gpucluster_criterion_failed_places": "Places at which a criterion failed.",
 }
 """Every metric with its help text. All are gauges."""

@@ -113,7 +113,11 @@ def page_about(source: Path, *, output: Path | None) -> tuple[Path, RunDocument]
     """
     folder = source if source.is_dir() else source.parent
     file = output if output is not None else folder / REPORT
-    if file.exists() and source.exists() and any(file.samefile(one) for one in (folder / RESULTS, folder / JOURNAL) if one.exists()):
+    if (
+        file.exists()
+        and source.exists()
+        and any(file.samefile(one) for one in (folder / RESULTS, folder / JOURNAL) if one.exists())
+    ):
         raise ConfigurationError(f"{file} is a record of the run, and is not replaced by a page")
     run = _run_of(source)
     require_writable(file)

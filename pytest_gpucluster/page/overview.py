@@ -54,7 +54,12 @@ HANDOVER = {
 }
 """The criteria that the handover's documents name with a number, in their order."""
 TONES = {ACCEPTED: GOOD, REJECTED: BAD}
-WITHOUT = {ERROR: "were not measured", MISSING: "are missing", NOISY: "are too close to call", NOT_SELECTED: "were not selected"}
+WITHOUT = {
+    ERROR: "were not measured",
+    MISSING: "are missing",
+    NOISY: "are too close to call",
+    NOT_SELECTED: "were not selected",
+}
 MOST_NAMED = 12
 
 
@@ -149,7 +154,8 @@ def _facts(run: RunDocument) -> tuple[tuple[str, str], ...]:
         "Cluster": facts.get("cluster") or ran.get("cluster"),
         "Hardware": ", ".join(map(str, environment.get("gpus") or ())) or None,
         "Expected": f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')} each" if nodes and gpus else None,
-        "Found": f"{counted(len(found_nodes), 'node')}, {counted(len(found_gpus), 'GPU')}" + _short_of(nodes, gpus, len(found_gpus)),
+        "Found": f"{counted(len(found_nodes), 'node')}, {counted(len(found_gpus), 'GPU')}"
+        + _short_of(nodes, gpus, len(found_gpus)),
         "Hosts": hostlist(hosts) or None,
         "Started": ran.get("started"),
         "Ended": ran.get("ended") if ran.get("ended") or not ran else "did not end",
@@ -211,7 +217,7 @@ def _without_result(run: RunDocument) -> list[Gap]:
 def _reasons(records: Sequence[Record]) -> list[str]:
     """The reasons, most frequent first, each with its number."""
     counts = Counter(first_line(record.reason) for record in records if record.reason)
-    return [f"{number:,} × {reason}" for reason, number in counts.most_common(6)]
+    return [f"{number:,} times: {reason}" for reason, number in counts.most_common(6)]
 
 
 def _not_judged(run: RunDocument) -> list[Gap]:
@@ -226,7 +232,9 @@ def _not_judged(run: RunDocument) -> list[Gap]:
         gaps.append(Gap(title="Advisory misses", text=words, tone=OPEN, items=tuple(_reasons(misses))))
     waived = [record for record in run.records if counted_as(record) == WAIVED]
     if waived:
-        items = tuple(f"{record.criterion} at {record.place or 'the cluster'}: {plain(record.waiver)}" for record in waived[:MOST_NAMED])
+        items = tuple(
+            f"{record.criterion} at {record.place or 'the cluster'}: {plain(record.waiver)}" for record in waived[:MOST_NAMED]
+        )
         words = f"{counted(len(waived), 'failure')} counted as waived: somebody answers for them."
         gaps.append(Gap(title="Waived", text=words, tone=OPEN, items=items))
     return gaps
@@ -238,7 +246,11 @@ def _other_terms(run: RunDocument) -> list[Gap]:
     if changed:
         entries = run.facts.get("changed_entries") or {}
         items = tuple(f"{name}: {plain(entries[name]) if name in entries else 'changed'}" for name in changed[:40])
-        words = f"{counted(len(changed), 'limit')} differ from the packaged ones." if len(changed) > 1 else "1 limit differs from the packaged one."
+        words = (
+            f"{counted(len(changed), 'limit')} differ from the packaged ones."
+            if len(changed) > 1
+            else "1 limit differs from the packaged one."
+        )
         gaps.append(Gap(title="Changed limits", text=words, tone=OPEN, items=items))
     terms = tuple(map(str, run.facts.get("changed_terms") or ()))
     if terms:
@@ -282,7 +294,11 @@ def headlines_of(run: RunDocument, views: Sequence[CriterionView]) -> tuple[Head
     anchors = {view.name: view for view in views}
     by_criterion = run.by_criterion
     names = PlaceNames(run.places)
-    return tuple(_headline(name, title, by_criterion[name], anchors[name], names) for name, title in HANDOVER.items() if name in by_criterion)
+    return tuple(
+        _headline(name, title, by_criterion[name], anchors[name], names)
+        for name, title in HANDOVER.items()
+        if name in by_criterion
+    )
 
 
 def _headline(name: str, title: str, records: Sequence[Record], view: CriterionView, names: PlaceNames) -> Headline:
@@ -290,7 +306,8 @@ def _headline(name: str, title: str, records: Sequence[Record], view: CriterionV
     limit = next((record.limit for record in records if record.limit is not None), None)
     row = row_of(name, records, names)
     values = [
-        Value(value=float(one.value or 0.0), name=names.name(one.place), is_bad=counted_as(one) in (FAILED, WAIVED)) for one in measured
+        Value(value=float(one.value or 0.0), name=names.name(one.place), is_bad=counted_as(one) in (FAILED, WAIVED))
+        for one in measured
     ]
     label = f"{title}: {counted(len(values), 'value')}, worst {row.worst} at {row.where}, limit {row.limit} {row.unit}"
     return Headline(

@@ -80,12 +80,14 @@ def name_of(place: Place) -> str:
 def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion: Mapping[str, Sequence[Record]]) -> PartView:
     place = run.places.get(culprit["place"]["id"]) if culprit.get("place") is not None else None
     names = [str(name) for name in culprit.get("places") or ()]
-    node = next((one.id for one in run.places.values() if place is not None and one.gpu is None and one.node == place.node), None)
+    node = next(
+        (one.id for one in run.places.values() if place is not None and one.gpu is None and one.node == place.node), None
+    )
     misses, more = _misses(culprit["criteria"], {*names, node, None}, by_criterion)
     title = name_of(place) if place is not None else f"{len(names)} places" if names else "the cluster"
     where = _where(place) if place is not None else (("Places", some(names, most=16)),)
     concerned = [record for name in culprit["criteria"] for record in by_criterion.get(name, ()) if record.place in names]
-    bad = [record for record in concerned if record.outcome not in (PASSED,)]
+    bad = [record for record in concerned if record.outcome != PASSED]
     part = PartView(
         anchor=f"p{index}",
         name=title,
@@ -192,6 +194,14 @@ def _with_ticket(part: PartView, run: RunDocument) -> PartView:
 def cell(text: str) -> str:
     """The text in one line that stays text in Markdown: neither HTML nor a column, link or mention."""
     shown = one_line(text)
-    for sign, instead in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("`", "\\`"), ("[", "\\["), ("@", "@&#8203;")):
+    for sign, instead in (
+        ("&", "&amp;"),
+        ("<", "&lt;"),
+        (">", "&gt;"),
+        ("|", "\\|"),
+        ("`", "\\`"),
+        ("[", "\\["),
+        ("@", "@&#8203;"),
+    ):
         shown = shown.replace(sign, instead)
     return shown

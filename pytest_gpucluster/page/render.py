@@ -1,4 +1,4 @@
-"""The page as one file: the view of a run, the template, and a policy that allows nothing but the page's own style and script."""
+"""The page as one file: view, template, and a policy that allows nothing but the page's own style and script."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
-from pytest_gpucluster.page.criteria_view import CriterionView, views_of
+from pytest_gpucluster.page.criteria_view import CriterionView, host_of, views_of
 from pytest_gpucluster.page.figures import Figures, figures_of
 from pytest_gpucluster.page.overview import Banner, Gap, Headline, banner_of, gaps_of, headlines_of
-from pytest_gpucluster.page.parts_view import MOST_PARTS, PartView, host_of, parts_of
+from pytest_gpucluster.page.parts_view import MOST_PARTS, PartView, parts_of
 from pytest_gpucluster.text import visible
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ def _asset(name: str) -> str:
 
 def _policy() -> str:
     """The content security policy: nothing from anywhere, and of what is inside only our style and our script."""
-    style, script = (base64.b64encode(hashlib.sha256(_asset(one).encode()).digest()).decode() for one in ("style.css", "page.js"))
+    style, script = (
+        base64.b64encode(hashlib.sha256(_asset(one).encode()).digest()).decode() for one in ("style.css", "page.js")
+    )
     return f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; base-uri 'none'; form-action 'none'"
 
 

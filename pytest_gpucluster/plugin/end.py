@@ -133,7 +133,9 @@ class End:
     def _wanted(self) -> Wanted:
         setup = self._session.setup
         start = self._config.invocation_params.dir
-        written = {name: Written(file=in_checkout(entry.file, start), line=entry.line) for name, entry in setup.criteria.items()}
+        written = {
+            name: Written(file=in_checkout(entry.file, start), line=entry.line) for name, entry in setup.criteria.items()
+        }
         settings = setup.settings
         return Wanted(summary=settings.summary, metrics=settings.metrics, environment=os.environ, written=written)
 

@@ -37,7 +37,9 @@ RUN = {
 }
 
 
-def document(records: Sequence[Record], places: Mapping[str, Place], *, terms: Terms | None = None, **facts: Any) -> dict[str, Any]:
+def document(
+    records: Sequence[Record], places: Mapping[str, Place], *, terms: Terms | None = None, **facts: Any
+) -> dict[str, Any]:
     """The members of a results.json as this version writes it."""
     verdict = decide(records, terms or Terms(rehearsal=False, level_reached=True, shape="2 nodes x 4 NVIDIA H200"))
     cases = [ReportedTest(nodeid=record.criterion, record=record) for record in records]

@@ -37,7 +37,10 @@ def test_both_versions_tell_the_same() -> None:
 def test_evidence_that_all_places_share() -> None:
     """``all`` stands for every place; a null is nothing that was seen."""
     members = of_version_2(MEMBERS, RECORDS, PLACES)
-    members["values"][0]["evidence"] = [{"key": "C", "all": 61}, {"key": "W", "values": [None] * len(members["values"][0]["place"])}]
+    members["values"][0]["evidence"] = [
+        {"key": "C", "all": 61},
+        {"key": "W", "values": [None] * len(members["values"][0]["place"])},
+    ]
     run = document_of(text_of(members))
     assert run.by_criterion["bf16_tflops"][0].evidence == {"C": 61}
 
@@ -53,7 +56,10 @@ def test_evidence_that_all_places_share() -> None:
         (b"{}", "is no results.json of a run"),
         (json.dumps({**MEMBERS, "verdict": "FINE"}).encode(), "is no results.json of a run"),
         (json.dumps({**MEMBERS, "criteria": None}).encode(), "is no results.json of a run"),
-        (json.dumps({**MEMBERS, "schema_version": 3}).encode(), "has schema_version 3; this version of gpucluster reads up to 2"),
+        (
+            json.dumps({**MEMBERS, "schema_version": 3}).encode(),
+            "has schema_version 3; this version of gpucluster reads up to 2",
+        ),
         (json.dumps({**MEMBERS, "schema": "x"}).encode(), "has schema_version x"),
         (json.dumps({**MEMBERS, "criteria": [{"criterion": "x"}]}).encode(), "is damaged: KeyError"),
         (json.dumps({**MEMBERS, "criteria": [7]}).encode(), "is damaged: "),

@@ -117,6 +117,8 @@ def test_a_name_that_no_metric_has_is_found() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool of Prometheus is not installed")
 def test_promtool_takes_it() -> None:
     """Prometheus' own reader has nothing to say."""
-    done = subprocess.run(["promtool", "check", "metrics"], input=metrics(), text=True, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=metrics(), text=True, capture_output=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yaml"], check=True, timeout=60)

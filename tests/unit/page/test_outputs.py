@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,9 @@ def test_all_files(tmp_path: Path) -> None:
     assert write_outputs(folder, Wanted()).annotations == ()
 
 
-@pytest.mark.parametrize("fault", [RuntimeError("x"), RecursionError(), MemoryError(), KeyError("k"), OSError(28, "No space left")])
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("x"), RecursionError(), MemoryError(), KeyError("k"), OSError(28, "No space left")]
+)
 def test_a_page_that_fails_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
     """Nothing is raised; the other files are written."""
 
@@ -76,12 +77,14 @@ def test_every_file_that_cannot_be_is_named(tmp_path: Path) -> None:
     for name in ("report.html", "metrics.prom"):
         (folder / name).mkdir()
     (tmp_path / "s.md").mkdir()
-    wanted = Wanted(summary=tmp_path / "s.md", metrics=tmp_path / "s.md" / "m", environment={"GITHUB_STEP_SUMMARY": str(tmp_path)})
+    wanted = Wanted(
+        summary=tmp_path / "s.md", metrics=tmp_path / "s.md" / "m", environment={"GITHUB_STEP_SUMMARY": str(tmp_path)}
+    )
     said = write_outputs(folder, wanted)
     assert [problem.partition(" could")[0] for problem in said.problems] == [
         "report.html", "metrics.prom", str(tmp_path / "s.md"), "$GITHUB_STEP_SUMMARY",
     ]  # fmt: skip
-    assert [name for name in os.listdir(folder) if name.endswith(".tmp")] == []
+    assert list(folder.glob(".*.tmp")) == []
 
 
 def test_results_that_cannot_be_read(tmp_path: Path) -> None:
@@ -167,7 +170,9 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments
     results_in(tmp_path / "r")
     (tmp_path / "empty").mkdir()
     results_in(tmp_path / "half").joinpath("results.json").write_bytes(text_of(BAD)[:-9])
-    results_in(tmp_path / "newer").joinpath("results.json").write_text(json.dumps({**BAD, "schema_version": 9}), encoding="utf-8")
+    results_in(tmp_path / "newer").joinpath("results.json").write_text(
+        json.dumps({**BAD, "schema_version": 9}), encoding="utf-8"
+    )
     before = files_in(tmp_path)
     folders = {name: str(tmp_path / name) for name in ("r", "empty", "half", "newer")}
     assert main(["report", *(word.format(**folders) for word in arguments)]) == 2

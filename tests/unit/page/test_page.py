@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,28 +22,78 @@ from tests.support.result_files import RUN, document, large_run, of_version_2, t
 
 PLACES = fleet(2, 4)
 SIZES = [{"dtype": "float32", "bytes": 8 << (10 * n), "busbw_gb_s": 1.5 + 100.25 * n} for n in range(4)]
-PAIRS = [{"source": f"node0-gpu{a}", "target": f"node0-gpu{b}", "gb_s": 390.5 + a} for a in range(4) for b in range(4) if a != b]
+PAIRS = [
+    {"source": f"node0-gpu{a}", "target": f"node0-gpu{b}", "gb_s": 390.5 + a} for a in range(4) for b in range(4) if a != b
+]
 FACTS = [
-    {"kind": "host", "name": "kernel", "among": "", "usual": "6.8", "alike": 1, "demanded": None, "unread": [],
-     "outliers": [{"node": "node1", "part": "", "value": "5.15"}]},
+    {
+        "kind": "host",
+        "name": "kernel",
+        "among": "",
+        "usual": "6.8",
+        "alike": 1,
+        "demanded": None,
+        "unread": [],
+        "outliers": [{"node": "node1", "part": "", "value": "5.15"}],
+    },
     {"kind": "host", "name": "SMT", "among": "", "usual": "on", "alike": 2, "demanded": None, "unread": [], "outliers": []},
-]  # fmt: skip
+]
 MORE = [
-    Record(criterion="busbw[all_reduce]", place="node0", outcome=PASSED, value=480.125, limit=limit("above", 400, "GB/s"),
-           evidence={"sizes": SIZES}),
+    Record(
+        criterion="busbw[all_reduce]",
+        place="node0",
+        outcome=PASSED,
+        value=480.125,
+        limit=limit("above", 400, "GB/s"),
+        evidence={"sizes": SIZES},
+    ),
     Record(criterion="busbw[send_recv]", place="node0", outcome=PASSED, value=361.5, limit=limit("above", 0, "GB/s")),
-    Record(criterion="gpu_pairs", place="node0", outcome=PASSED, value=0.0, limit=limit("max", 0, "count"), evidence={"pairs": PAIRS}),
-    Record(criterion="finetune_loss", place=None, outcome=PASSED, value=0.109625, limit=limit("below", 0.5, "nats/token"),
-           evidence={"curve [step, loss]": [[0, 2.4], [10, 0.5], [20, 0.109625]]}),
-    Record(criterion="drift_coverage", place=None, outcome=PASSED, value=36.0, limit=limit("min", 10, "count"), evidence={"facts": FACTS}),
-    Record(criterion="ecc_growth", place="node0-gpu1", outcome=PASSED, value=0.0, limit=limit("max", 0, "errors"),
-           evidence={"within": ["corrected: 3"]}),
+    Record(
+        criterion="gpu_pairs",
+        place="node0",
+        outcome=PASSED,
+        value=0.0,
+        limit=limit("max", 0, "count"),
+        evidence={"pairs": PAIRS},
+    ),
+    Record(
+        criterion="finetune_loss",
+        place=None,
+        outcome=PASSED,
+        value=0.109625,
+        limit=limit("below", 0.5, "nats/token"),
+        evidence={"curve [step, loss]": [[0, 2.4], [10, 0.5], [20, 0.109625]]},
+    ),
+    Record(
+        criterion="drift_coverage",
+        place=None,
+        outcome=PASSED,
+        value=36.0,
+        limit=limit("min", 10, "count"),
+        evidence={"facts": FACTS},
+    ),
+    Record(
+        criterion="ecc_growth",
+        place="node0-gpu1",
+        outcome=PASSED,
+        value=0.0,
+        limit=limit("max", 0, "errors"),
+        evidence={"within": ["corrected: 3"]},
+    ),
     Record(criterion="latency", place=None, outcome=NOISY, value=21.875, limit=limit("below", 20, "us"), reason="noisy"),
     Record(criterion="transport", place=None, outcome=ERROR, reason="hung: Python stacks of rank 3\n  File x"),
     Record(criterion="rails", place=None, outcome=NOT_SELECTED, reason="not selected"),
     Record(criterion="slurm", place=None, outcome=SKIPPED, reason="needs a job of Slurm"),
-    Record(criterion="hints", place=None, outcome=PASSED, value=1.0, limit=limit("max", 0, "count"), advisory=True, reason="one hint"),
-]  # fmt: skip
+    Record(
+        criterion="hints",
+        place=None,
+        outcome=PASSED,
+        value=1.0,
+        limit=limit("max", 0, "count"),
+        advisory=True,
+        reason="one hint",
+    ),
+]
 BAD = failed("bf16_tflops", "node1-gpu2", 543.254829, evidence={"SM MHz": 1755.53125, "W": 420.0, "C": 58})
 RECORDS = [*outcomes(PLACES, [BAD]), *MORE]
 
@@ -108,8 +159,18 @@ def test_what_is_not_proven() -> None:
     """Each kind of gap has its sentence; what is not there has none."""
     html = page(changed_limits=["bf16_tflops"], changed_terms=["1 node"], remarks=["its limits were never tried on B200"])
     titles = [one.text for one in Page(html).all("h3") if one.path[-1] == "li"]
-    expected = ["Not measured", "Too close to call", "Not selected", "Without a limit", "Advisory misses", "Changed limits",
-                "Changed terms", "Remarks", "No self-test", "Does not apply"]  # fmt: skip
+    expected = [
+        "Not measured",
+        "Too close to call",
+        "Not selected",
+        "Without a limit",
+        "Advisory misses",
+        "Changed limits",
+        "Changed terms",
+        "Remarks",
+        "No self-test",
+        "Does not apply",
+    ]
     assert titles == expected
     good = [one.text for one in Page(page(outcomes(PLACES))).all("h3") if one.path[-1] == "li"]
     assert good == ["No self-test"]
@@ -118,7 +179,15 @@ def test_what_is_not_proven() -> None:
 def test_a_bad_part_with_all_that_a_technician_needs() -> None:
     """Host, PCI, serial, value, limit, siblings; the ticket says the same."""
     part = next(one for one in READ.all("article", class_="part"))
-    for words in ("gpu-node-1 GPU 2", "543.3 TFLOPS", "> 700", "7 places", "1654923000006", "00000000:3b:00.0", "high confidence"):
+    for words in (
+        "gpu-node-1 GPU 2",
+        "543.3 TFLOPS",
+        "> 700",
+        "7 places",
+        "1654923000006",
+        "00000000:3b:00.0",
+        "high confidence",
+    ):
         assert words in part.text
     assert "| bf16_tflops | 543.3 TFLOPS | > 700 |" in READ.all("pre", class_="ticket")[0].text
 
@@ -164,10 +233,23 @@ def test_only_an_acceptance_is_green() -> None:
 
 
 HOSTILE = [
-    "<script>alert(1)</script>", "</style><script>x</script>", "</script><img src=x onerror=alert(1)>", "\"><svg onload=x>",
-    "' onmouseover='x", "{{ 7*7 }}{% raw %}", "-->", "<!--", "\x00\x1b[31m", "\u202etxt.exe", "\ud800", "javascript:alert(1)",
-    "שלום עולם", "a" * 300_000, "]]>", "&lt;b&gt;",
-]  # fmt: skip
+    "<script>alert(1)</script>",
+    "</style><script>x</script>",
+    "</script><img src=x onerror=alert(1)>",
+    '"><svg onload=x>',
+    "' onmouseover='x",
+    "{{ 7*7 }}{% raw %}",
+    "-->",
+    "<!--",
+    "\x00\x1b[31m",
+    "\u202etxt.exe",
+    "\ud800",
+    "javascript:alert(1)",
+    "שלום עולם",
+    "a" * 300_000,
+    "]]>",
+    "&lt;b&gt;",
+]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -178,7 +260,9 @@ def test_foreign_text_stays_text(text: str) -> None:
         for name, place in PLACES.items()
     }
     asked = limit("above", 700, text[:90])
-    bad = failed(f"c{text}", "node1-gpu2", 543.25, limit=asked, reason=text, evidence={text: text, "within": [text]}, advice=text)
+    bad = failed(
+        f"c{text}", "node1-gpu2", 543.25, limit=asked, reason=text, evidence={text: text, "within": [text]}, advice=text
+    )
     odd = Record(criterion=f"e{text}", place=None, outcome=ERROR, reason=f"Python stacks {text}", remark=text)
     members = document([*outcomes(places), bad, odd], places, profile=text, remarks=[text], changed_limits=[text])
     html = page_from(model_of(document_of(text_of(members))))
@@ -205,7 +289,9 @@ def test_nothing_is_loaded_and_nothing_else_may_run() -> None:
         assert f"{name}-src 'sha256-{digest}'" in policy
         assert shown[0] == (TEMPLATES / file).read_text(encoding="utf-8").strip()
     for one in READ.elements:
-        assert not {key for key in one.attributes if key.startswith("on") or key in ("style", "src", "srcset", "action", "formaction")}
+        assert not {
+            key for key in one.attributes if key.startswith("on") or key in ("style", "src", "srcset", "action", "formaction")
+        }
         assert one.attributes.get("href", "#").startswith("#")
     assert "url(" not in (TEMPLATES / "style.css").read_text(encoding="utf-8")
     assert "http" not in HTML.replace("http-equiv", "")
@@ -226,7 +312,7 @@ def test_everybody_can_read_it() -> None:
     levels = [int(one.name[1]) for one in READ.elements if re.fullmatch(r"h[1-6]", one.name)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after - before <= 1 for before, after in pairwise(levels))
     for one in READ.all("svg"):
         assert one.attributes["role"] == "img"
         assert one.attributes["aria-label"]
@@ -244,12 +330,12 @@ def test_everybody_can_read_it() -> None:
     assert [one for one in READ.all("dt") if one.path[-1] not in ("dl", "div")] == []
 
 
-PAIRS_OF_COLOURS = [
-    (ink, paper)
-    for paper in ("paper", "sheet")
-    for ink in ("ink", "quiet", "link", "good", "bad", "open")
-] + [(ink, tint) for ink, tint in (("good", "good-tint"), ("bad", "bad-tint"), ("open", "open-tint"), ("quiet", "none-tint"))]  # fmt: skip
-PAIRS_OF_COLOURS += [(ink, tint) for ink in ("ink", "quiet", "good", "bad", "open") for tint in ("good-tint", "bad-tint", "open-tint")]
+PAIRS_OF_COLOURS = [(ink, paper) for paper in ("paper", "sheet") for ink in ("ink", "quiet", "link", "good", "bad", "open")] + [
+    (ink, tint) for ink, tint in (("good", "good-tint"), ("bad", "bad-tint"), ("open", "open-tint"), ("quiet", "none-tint"))
+]
+PAIRS_OF_COLOURS += [
+    (ink, tint) for ink in ("ink", "quiet", "good", "bad", "open") for tint in ("good-tint", "bad-tint", "open-tint")
+]
 
 
 @pytest.mark.parametrize("theme", range(3), ids=["light", "dark", "print"])
@@ -265,8 +351,15 @@ def test_texts_stand_out(theme: int) -> None:
 def test_figures() -> None:
     """Every picture that the run has evidence for, and none that it has none for."""
     headings = [one.text for one in Page(HTML.partition('id="pictures"')[2].partition('id="criteria"')[0]).all("h3")]
-    wanted = ["Nodes and GPUs", "Pairs and rails", "Bus bandwidth by message size", "Loss of the fine-tune",
-              "Errors counted over the run", "What differs between nodes", "Stacks of processes that hung or crashed"]  # fmt: skip
+    wanted = [
+        "Nodes and GPUs",
+        "Pairs and rails",
+        "Bus bandwidth by message size",
+        "Loss of the fine-tune",
+        "Errors counted over the run",
+        "What differs between nodes",
+        "Stacks of processes that hung or crashed",
+    ]
     assert headings == wanted
     assert "node1 : 5.15" in READ.text
     assert "corrected: 3" in READ.text
@@ -314,8 +407,15 @@ def test_many_bad_parts() -> None:
 
 def test_waivers_and_outcomes_that_are_waived() -> None:
     """Who answers for a failure stands with what is not proven, and in the table of waivers."""
-    waiver = {"criterion": "bf16_tflops", "place": "node1-gpu2", "until": "2027-01-31", "who": "Ada", "why": "spare is on its way",
-              "where": "waivers.yaml:3", "state": "used"}  # fmt: skip
+    waiver = {
+        "criterion": "bf16_tflops",
+        "place": "node1-gpu2",
+        "until": "2027-01-31",
+        "who": "Ada",
+        "why": "spare is on its way",
+        "where": "waivers.yaml:3",
+        "state": "used",
+    }
     waived = replace(BAD, waiver={"who": "Ada", "why": "spare is on its way", "until": "2027-01-31"}, waivable=True)
     read = Page(page(outcomes(PLACES, [waived]), waivers=[waiver]))
     assert read.all("h1")[0].text == "ACCEPTED WITH WAIVERS"

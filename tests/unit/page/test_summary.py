@@ -77,7 +77,17 @@ def test_it_is_never_too_long() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["<img src=x>", "a|b\nc", "[x](javascript:y)", "@everyone", "`code`", "\x1b[31m", "# head\n## more", "\u202e", "![x](http://y)"],
+    [
+        "<img src=x>",
+        "a|b\nc",
+        "[x](javascript:y)",
+        "@everyone",
+        "`code`",
+        "\x1b[31m",
+        "# head\n## more",
+        "\u202e",
+        "![x](http://y)",
+    ],
 )
 def test_foreign_text_stays_text(text: str) -> None:
     """No HTML, no column, no line, no link, no mention."""
