@@ -121,6 +121,13 @@ def slurm(session: nox.Session) -> None:
 
 
 @nox.session
+def page(session: nox.Session) -> None:
+    """Open the page of a large run in Chromium, search and print it (Debian: `apt-get install chromium`); skips elsewhere."""
+    install(session, "tests")
+    run(session, "pytest", *SHOWN, *(session.posargs or ["tests/page"]), **FOR_TESTS)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Judge what `tests` covered, the processes it started included; run after it."""
     install(session, "tests")
