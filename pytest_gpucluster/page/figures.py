@@ -79,7 +79,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FactRow:
+class TableLine:
     """A line of a table of facts; ``tone`` is its colour."""
 
     cells: tuple[str, ...]
@@ -97,8 +97,8 @@ class Figures:
     telemetry: tuple[Chart, ...]
     loss: Chart | None
     soak: tuple[Chart, ...]
-    growth: tuple[FactRow, ...]
-    drift: tuple[FactRow, ...]
+    growth: tuple[TableLine, ...]
+    drift: tuple[TableLine, ...]
     stacks: tuple[tuple[str, str], ...]
 
 
@@ -373,7 +373,7 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _growth(run: RunDocument) -> tuple[FactRow, ...]:
+def _growth(run: RunDocument) -> tuple[TableLine, ...]:
     """What was counted over the run: its worst value, and where anything was counted at all."""
     rows = []
     for criterion, records in run.by_criterion.items():
@@ -392,11 +392,11 @@ def _growth(run: RunDocument) -> tuple[FactRow, ...]:
             some(within, most=2) or "nothing else counted",
         )
         number = exact(format_number(worst.value or 0.0), worst.value)
-        rows.append(FactRow(cells=cells, tone=BAD if bad else OPEN if within else "good", number=number))
+        rows.append(TableLine(cells=cells, tone=BAD if bad else OPEN if within else "good", number=number))
     return tuple(rows)
 
 
-def _drift(run: RunDocument) -> tuple[FactRow, ...]:
+def _drift(run: RunDocument) -> tuple[TableLine, ...]:
     """Every compared fact: what differs first."""
     rows = []
     for record in run.records:
@@ -412,7 +412,7 @@ def _drift(run: RunDocument) -> tuple[FactRow, ...]:
                     str(fact["alike"]),
                     words,
                 )
-                rows.append(FactRow(cells=cells, tone=BAD if odd else OPEN if unread else "good"))
+                rows.append(TableLine(cells=cells, tone=BAD if odd else OPEN if unread else "good"))
     order = {BAD: 0, OPEN: 1, "good": 2}
     return tuple(sorted(rows, key=lambda row: order[row.tone]))
 

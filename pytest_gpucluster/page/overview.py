@@ -217,7 +217,7 @@ def _without_result(run: RunDocument) -> list[Gap]:
 def _reasons(records: Sequence[Record]) -> list[str]:
     """The reasons, most frequent first, each with its number."""
     counts = Counter(first_line(record.reason) for record in records if record.reason)
-    return [f"{number:,} times: {reason}" for reason, number in counts.most_common(6)]
+    return [f"{number:,} times: {reason}" if number > 1 else reason for reason, number in counts.most_common(6)]
 
 
 def _not_judged(run: RunDocument) -> list[Gap]:
