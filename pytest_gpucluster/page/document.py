@@ -140,8 +140,16 @@ def _from_columns(columns: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
                 value=value,
                 limit=limits.get(place, limit),
                 note=notes.get(place, {}),
-                evidence={key: found for key, found in pairs if found is not None},
+                evidence={key: _unpacked(found) for key, found in pairs if found is not None},
             )
+
+
+def _unpacked(value: Any) -> Any:
+    """A table of the evidence as rows; version 2 keeps equal rows as one object of columns."""
+    if not isinstance(value, dict) or list(value) != ["columns"] or not isinstance(value["columns"], dict):
+        return value
+    columns = value["columns"]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _record(

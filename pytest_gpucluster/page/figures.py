@@ -319,7 +319,7 @@ def _bands(title: str, unit: str, seen: Sequence[tuple[str, list[float]]]) -> Ch
 def _loss(run: RunDocument) -> Chart | None:
     for record in run.records:
         for key, curve in record.evidence.items():
-            if key.startswith("curve") and isinstance(curve, list):
+            if "curve" in key and isinstance(curve, list):
                 pairs = [
                     (float(one[0]), float(one[1]))
                     for one in curve
@@ -349,7 +349,7 @@ def _soak(run: RunDocument) -> tuple[Chart, ...]:
     """First and last round of each soak that measures a rate."""
     charts = []
     for criterion, records in run.by_criterion.items():
-        threes = ([one.evidence.get(key) for key in ("first round", "last round", "rounds")] for one in records)
+        threes = ([_seen(one, key) for key in ("first round", "last round", "rounds")] for one in records)
         known = [(float(a), float(b), float(n)) for a, b, n in threes if _is_number(a) and _is_number(b) and _is_number(n)]
         if not known or not any(first or last for first, last, _ in known):
             continue
@@ -367,6 +367,11 @@ def _soak(run: RunDocument) -> tuple[Chart, ...]:
             )
         )
     return tuple(charts)
+
+
+def _seen(record: Record, quantity: str) -> Any:
+    """What was seen of a quantity. Version 2 writes its unit behind it."""
+    return next((value for key, value in record.evidence.items() if key == quantity or key.startswith(f"{quantity} ")), None)
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -45,6 +45,14 @@ def test_evidence_that_all_places_share() -> None:
     assert run.by_criterion["bf16_tflops"][0].evidence == {"C": 61}
 
 
+def test_tables_in_the_evidence() -> None:
+    """Version 2 keeps rows with equal keys as columns; the page reads rows."""
+    members = of_version_2(MEMBERS, RECORDS, PLACES)
+    rows = [{"source": "a", "gb_s": 396.5}, {"source": "b", "gb_s": 391.25}]
+    members["values"][0]["evidence"] = [{"key": "pairs", "all": {"columns": {"source": ["a", "b"], "gb_s": [396.5, 391.25]}}}]
+    assert document_of(text_of(members)).by_criterion["bf16_tflops"][0].evidence == {"pairs": rows}
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
