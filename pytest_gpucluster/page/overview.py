@@ -162,11 +162,11 @@ def _facts(run: RunDocument) -> tuple[tuple[str, str], ...]:
         "Duration": duration(float(seconds)) if isinstance(seconds, (int, float)) else None,
         "Run by": ran.get("user"),
         "Started on": ran.get("host"),
-        "Command": " ".join(map(str, ran.get("command") or ())) or None,
         "Run id": ran.get("id"),
         "Profile and level": f"{facts.get('profile')}, {facts.get('level')}" if facts.get("profile") else None,
         "Limits (SHA-256)": facts.get("limits_sha256") or facts.get("thresholds_sha256"),
         "results.json (SHA-256)": run.digest,
+        "Command": " ".join(map(str, ran.get("command") or ())) or None,
     }
     return tuple((name, str(text) if text else NOT_RECORDED) for name, text in found.items())
 

@@ -195,7 +195,7 @@ def test_a_bad_part_with_all_that_a_technician_needs() -> None:
 def test_what_is_not_recorded_is_said() -> None:
     """Version 1 has no dates and no reasons for its limits; version 2 has both."""
     old, new = READ.text, Page(page(version=2)).text
-    assert "Not recorded: Cluster, Started, Ended, Run by, Started on, Command, Run id" in old
+    assert "Not recorded: Cluster, Started, Ended, Run by, Started on, Run id, Command" in old
     assert "Why, recipe and source of the limit: not recorded" in old
     for words in (RUN["started"], RUN["ended"], "ada", "why of bf16_tflops", "thresholds.yaml:41", "REQ-7", "U17", "b" * 64):
         assert str(words) in new
