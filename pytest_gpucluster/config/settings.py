@@ -139,12 +139,13 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         inline=given.gpucluster_inline,
         selftest=given.gpucluster_selftest,
         only=tuple(map(parse_part, given.gpucluster_only or ())),
-        summary=_placed(given.gpucluster_summary, start),
-        metrics=_placed(given.gpucluster_metrics, start),
+        summary=_placed(given, "gpucluster_summary", start=start),
+        metrics=_placed(given, "gpucluster_metrics", start=start),
     )
 
 
-def _placed(file: Path | None, start: Path) -> Path | None:
+def _placed(given: argparse.Namespace, name: str, *, start: Path) -> Path | None:
+    file: Path | None = getattr(given, name, None)
     return start / file if file is not None else None
 
 
