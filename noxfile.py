@@ -118,6 +118,13 @@ def slurm(session: nox.Session) -> None:
 
 
 @nox.session
+def page(session: nox.Session) -> None:
+    """Open the page of a large run in Chromium, search and print it (Debian: `apt-get install chromium`); skips elsewhere."""
+    install(session, "tests")
+    run(session, "pytest", *SHOWN, *(session.posargs or ["tests/page"]), **FOR_TESTS)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Run `tests` measured, the processes they start included, and judge what they covered (40 to 70 % more CPU)."""
     install(session, "tests")

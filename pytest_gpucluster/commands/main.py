@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -57,12 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpucluster", description="Around the acceptance of a GPU cluster.")
     parser.add_argument("--version", action="version", version=f"pytest-gpucluster {version('pytest-gpucluster')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    report = commands.add_parser("report", help="write JUnit and results.json again, from the journal of a run")
-    report.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
-    report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: DIR/junit.xml")
-    report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for a DIR that lost its own")
-    report.add_argument("--run", help=argparse.SUPPRESS)
-    report.set_defaults(act=_report)
+    _add_report(commands.add_parser("report", help="the reports of a run again, from its journal, and its page"))
     lint = commands.add_parser("lint", help="check thresholds files; nothing is run")
     lint.add_argument("files", type=Path, nargs="*", metavar="FILE", help="default: the packaged file")
     words = "files and folders of your own tests; default: those beside each FILE"
@@ -76,6 +70,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
     return parser
+
+
+def _add_report(report: argparse.ArgumentParser) -> None:
+    report.description = "Of a results.json, or with -o, the page alone is made, and no other file is touched."
+    words = "the results directory of the run, or a results.json"
+    report.add_argument("folder", type=Path, metavar="RESULTS", help=words)
+    report.add_argument("-o", "--output", type=Path, metavar="FILE", help="make only the page, and put it here")
+    report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: junit.xml in RESULTS")
+    report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for RESULTS that lost their own")
+    report.add_argument("--run", help=argparse.SUPPRESS)
+    report.set_defaults(act=_report)
 
 
 def _add_info(info: argparse.ArgumentParser) -> None:
@@ -155,17 +160,9 @@ def _add_healthcheck(check: argparse.ArgumentParser) -> None:
 
 
 def _report(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.reporting.files import results_lock
-    from pytest_gpucluster.reporting.rebuild import rebuild, require_journal_of, take_over
+    from pytest_gpucluster.commands import report
 
-    if chosen.journal is not None:
-        take_over(chosen.folder, chosen.journal)
-    with results_lock(chosen.folder) if chosen.run is not None else contextlib.nullcontext():
-        if chosen.run is not None:
-            require_journal_of(chosen.run, chosen.folder)
-        verdict = rebuild(chosen.folder, junit=chosen.junitxml)
-    sys.stdout.write(f"verdict {verdict.line}\n")
-    return 0 if verdict.is_good else 1
+    return report.main(chosen)
 
 
 def _lint(chosen: argparse.Namespace) -> int:

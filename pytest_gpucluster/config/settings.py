@@ -62,6 +62,8 @@ OPTIONS = (
         help="the tests of this part alone, by its identity: UUID, serial number or gpuN; repeatable",
     ),
     Option(name="--gpucluster-selftest", help="plant faults before the run, and say which it finds"),
+    Option(name="--gpucluster-summary", metavar="FILE", type=Path, help="write a summary in Markdown"),
+    Option(name="--gpucluster-metrics", metavar="FILE", type=Path, help="write metrics of Prometheus (a textfile collector's)"),
 )
 COMPARED = ("--gpucluster-profile", "--gpucluster-expect", "--gpucluster-level")
 """The options whose words are compared between nodes as they are, where they are not understood."""
@@ -90,7 +92,11 @@ class PartName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that the options ask for. ``only``: the parts whose tests are selected; all without one."""
+    """Everything that the options ask for.
+
+    ``only``: the parts whose tests are selected; all without one. ``summary`` and ``metrics``: where these files go besides
+    what lies in the results directory.
+    """
 
     thresholds: Path | None
     profile: str | None
@@ -102,6 +108,8 @@ class Settings:
     inline: bool
     selftest: bool = False
     only: tuple[PartName, ...] = ()
+    summary: Path | None = None
+    metrics: Path | None = None
 
 
 def results_dir(given: argparse.Namespace, *, start: Path) -> Path:
@@ -131,7 +139,14 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         inline=given.gpucluster_inline,
         selftest=given.gpucluster_selftest,
         only=tuple(map(parse_part, given.gpucluster_only or ())),
+        summary=_placed(given, "gpucluster_summary", start=start),
+        metrics=_placed(given, "gpucluster_metrics", start=start),
     )
+
+
+def _placed(given: argparse.Namespace, name: str, *, start: Path) -> Path | None:
+    file: Path | None = getattr(given, name, None)
+    return start / file if file is not None else None
 
 
 def reaches(level: str, other: str) -> bool:
@@ -192,7 +207,8 @@ def parse_level(text: str) -> tuple[str, float | None]:
 def requested(settings: Settings) -> dict[str, str]:
     """What the options ask for, by option, so that nodes can be compared; an option that is not given is left out.
 
-    Two spellings of one meaning are one text. A thresholds file is known by its content. The results directory is left out:
+    Two spellings of one meaning are one text. A thresholds file is known by its content. The results directory and the places
+    of other files are left out:
     each node may have its own.
     """
     level = settings.level if settings.soak_s is None else f"{settings.level}:{settings.soak_s:g}s"

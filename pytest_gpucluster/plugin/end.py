@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.controller.call import LAST_CALL_S
 from pytest_gpucluster.judging.verdict import ACCEPTED, MISSING, NOT_SELECTED, PASSED, WAIVED, Verdict
+from pytest_gpucluster.page.outputs import Wanted, write_outputs
+from pytest_gpucluster.page.summary import Written
 from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname, written_whole
 from pytest_gpucluster.plugin.outcome import BAD
 
@@ -120,8 +124,20 @@ class End:
         self.verdict = self._session.decide()
         error = self._session.recorder.finish(self.verdict)
         self._disk_errors += [error] if error is not None else []
+        if error is None and self._session.recorder.is_open:
+            self._terminal.said = write_outputs(self._session.setup.settings.results_dir, self._wanted)
         finish_junit(self._config, self._session.recorder.report(self.verdict))
         session.exitstatus = self._exit_status(session)
+
+    @property
+    def _wanted(self) -> Wanted:
+        setup = self._session.setup
+        start = self._config.invocation_params.dir
+        written = {
+            name: Written(file=in_checkout(entry.file, start), line=entry.line) for name, entry in setup.criteria.items()
+        }
+        settings = setup.settings
+        return Wanted(summary=settings.summary, metrics=settings.metrics, environment=os.environ, written=written)
 
     def _why_unfinished(self, session: pytest.Session) -> tuple[str, str]:
         """The outcome of tests that did not run, and what ended the session before them."""
@@ -143,6 +159,13 @@ class End:
         if int(session.exitstatus) == 0 and not any(self.verdict.counts[outcome] for outcome in (PASSED, WAIVED)):
             return int(pytest.ExitCode.NO_TESTS_COLLECTED)  # every test skipped: nothing was measured
         return int(session.exitstatus)
+
+
+def in_checkout(file: str, start: Path) -> str:
+    """A file as GitHub's annotations name it: from the folder of the checkout; its name alone where it is elsewhere."""
+    root = Path(os.environ.get("GITHUB_WORKSPACE", start))
+    path = start / file
+    return str(path.relative_to(root)) if path.is_relative_to(root) else path.name
 
 
 class Termination:

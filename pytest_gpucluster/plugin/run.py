@@ -36,6 +36,7 @@ from pytest_gpucluster.plugin.run_readings import Readings
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
 from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.protocol.secret import Secret
+from pytest_gpucluster.reporting.files import require_writable
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
@@ -181,7 +182,10 @@ class Run:
         self._is_due = False
         option, is_distributed = self._config.option, self._is_under_xdist
         junit = getattr(option, "xmlpath", None)
+        settings = self.session.setup.settings
         try:
+            for file in filter(None, (settings.summary, settings.metrics)):
+                require_writable(file)
             self.session.open(
                 junit=self._config.invocation_params.dir / junit if junit else None,
                 observer=None if is_distributed else self._observer,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.judging import culprits as causes
 from pytest_gpucluster.judging.selection import ONLY, Selector
 from pytest_gpucluster.judging.verdict import FAILED, SHOWN_LIMITS, Verdict
+from pytest_gpucluster.page.outputs import Said
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.live import Live
 from pytest_gpucluster.plugin.screen import Screen
@@ -50,6 +51,7 @@ class Terminal:
         self._subjects: Mapping[str, str] = {}
         self.live = Live(self.screen, session.state)
         self._remarks: list[str] = []
+        self.said = Said()
 
     def group_by(self, subjects: Mapping[str, str]) -> None:
         """Take the subject of each criterion, by which the table is grouped."""
@@ -83,6 +85,9 @@ class Terminal:
             more = f" and {len(removed) - SHOWN_LIMITS} more" if len(removed) > SHOWN_LIMITS else ""
             shown += [f"removed: {', '.join(removed[:SHOWN_LIMITS])}{more}"] if removed else []
             self.screen.write(f"limits changed from the packaged ones: {'; '.join(shown)}")
+        for problem in self.said.problems:
+            self.screen.write(problem, red=True)
+        self.screen.print(self.said.annotations)
         if disk_errors:
             self.screen.write(f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
 

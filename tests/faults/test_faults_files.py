@@ -253,8 +253,10 @@ def test_directory_of_another_run_and_of_an_older_one(starter: Starter, chosen: 
         ".lock",
         "journal.jsonl",
         "logs",
+        "metrics.prom",
         "notes.txt",
         "previous",
+        "report.html",
         "results.json",
     }
     assert (folder / "notes.txt").read_text(encoding="utf-8") == "a person's own"

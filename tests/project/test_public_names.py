@@ -29,13 +29,15 @@ OPTIONS = {
     "--gpucluster-inline",
     "--gpucluster-only",
     "--gpucluster-selftest",
+    "--gpucluster-summary",
+    "--gpucluster-metrics",
 }
 NAMES = (
     "Blame", "Cluster", "Finding", "GpuLocalizer", "MeasurementError", "NodeLocalizer", "NotAvailable", "Place", "Repeats",
     "Results", "SoakWork", "measurement",
 )  # fmt: skip
 MODULES = ("agreement", "health", "localization", "scaling", "siblings")
-HEAVY = ("torch", "pydantic", "rich", "pynvml", "yaml", "numpy", "transformers", "peft", "junit_xml")
+HEAVY = ("torch", "pydantic", "rich", "pynvml", "yaml", "numpy", "transformers", "peft", "junit_xml", "jinja2")
 
 
 def python(*arguments: str) -> str:

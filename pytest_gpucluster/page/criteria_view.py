@@ -1,0 +1,242 @@
+"""Every criterion as the page shows it: its entry, its worst value, and the value of each place as a grid. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.judging.failure_text import format_beside, format_number
+from pytest_gpucluster.judging.verdict import (
+    ERROR,
+    FAILED,
+    MISSING,
+    NOISY,
+    NOT_SELECTED,
+    PASSED,
+    SKIPPED,
+    WAIVED,
+    WORDS,
+    counted_as,
+)
+from pytest_gpucluster.reporting.table_rows import MEASURED, NOTHING, PlaceNames, readings_of, row_of, severest_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.judging.verdict import Record
+    from pytest_gpucluster.page.document import RunDocument
+    from pytest_gpucluster.places import Place
+
+GOOD, BAD, OPEN, NONE = "good", "bad", "open", "none"
+TONES = {
+    PASSED: GOOD,
+    MEASURED: NONE,
+    FAILED: BAD,
+    ERROR: OPEN,
+    MISSING: OPEN,
+    NOISY: OPEN,
+    WAIVED: OPEN,
+    SKIPPED: NONE,
+    NOT_SELECTED: NONE,
+}
+"""How a line of this outcome looks: good, bad, open (nobody knows, or somebody answers for it), or none of these."""
+EXACT_UP_TO = 4_000
+"""Outcomes of a run up to which every visible number carries its exact value and every place its evidence. A larger page
+would pass 3 MB; there, the exact numbers are in the results that the page holds."""
+MOST_NOTES = 40
+FAR_PERCENT = 1.0
+NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number as people read it, and as the file has it; ``exact`` is empty where the page is too large to repeat it."""
+
+    text: str
+    exact: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One value in a grid. Without a value, ``text`` is a word for its outcome."""
+
+    number: Number
+    tone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Values by node and GPU; of equal values only one. ``heads`` is empty where each row has one value."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    same: Cell | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A reason or a remark, with all places that have it word for word."""
+
+    text: str
+    where: str
+    tone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriterionView:
+    """One criterion."""
+
+    name: str
+    anchor: str
+    title: str
+    per: str
+    tone: str
+    outcome: str
+    worst: Number
+    where: str
+    median: str
+    limit: Number
+    unit: str
+    headroom: str
+    facts: tuple[tuple[str, str], ...]
+    ids: tuple[str, ...]
+    grid: Grid
+    notes: tuple[Note, ...]
+    more_notes: int
+    evidence: tuple[tuple[str, str], ...]
+
+
+def views_of(run: RunDocument) -> tuple[CriterionView, ...]:
+    """Every criterion of the run, in its order."""
+    names = PlaceNames(run.places)
+    return tuple(_view(f"c{index}", records, run, names) for index, records in enumerate(run.by_criterion.values()))
+
+
+def _view(anchor: str, records: Sequence[Record], run: RunDocument, names: PlaceNames) -> CriterionView:
+    criterion, is_exact = records[0].criterion, len(run.records) <= EXACT_UP_TO
+    row = row_of(criterion, records, names)
+    entry = run.entries.get(criterion, {})
+    limit = next((record.limit for record in records if record.limit is not None), None)
+    readings = readings_of(severest_records(records)) or readings_of(records)
+    worst = max(readings, key=lambda reading: reading.badness) if readings and row.worst != NOTHING else None
+    notes = _notes(records, names)
+    return CriterionView(
+        name=criterion,
+        anchor=anchor,
+        title=str(entry.get("title") or ""),
+        per=str(entry.get("per") or ""),
+        tone=BAD if row.counted_as == FAILED else OPEN if row.misses else TONES.get(row.counted_as, OPEN),
+        outcome=row.outcome,
+        worst=exact(row.worst, worst.value if worst is not None else None),
+        where=row.where,
+        median=row.median,
+        limit=exact(row.limit, limit.value if limit is not None else None),
+        unit="" if row.unit == NOTHING else row.unit,
+        headroom=row.headroom,
+        facts=_facts(entry),
+        ids=tuple(map(str, entry.get("ids") or ())),
+        grid=grid_of(records, run.places, is_exact=is_exact),
+        notes=notes[:MOST_NOTES],
+        more_notes=max(0, len(notes) - MOST_NOTES),
+        evidence=_evidence(records, names, is_exact=is_exact),
+    )
+
+
+def _shown(record: Record) -> str:
+    """The value with as many digits as it takes to tell it from its limit; four do where it is far from that."""
+    assert record.value is not None
+    if record.limit is None or (record.margin_percent is not None and abs(record.margin_percent) > FAR_PERCENT):
+        return format_number(record.value)
+    return format_beside(record.limit, record.value)[1]
+
+
+def exact(text: str, value: float | None) -> Number:
+    """A number that is shown as ``text``."""
+    return Number(text=text, exact="" if value is None else json.dumps(value))
+
+
+def _facts(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What the limits say of a criterion; nothing for results of version 1, which do not tell it."""
+    if not entry:
+        return ()
+    recipe = entry.get("recipe")
+    found = {
+        "Why": entry.get("why"),
+        "Recipe": plain(recipe) if recipe else None,
+        "Source of the limit": entry.get("source"),
+        "Written in": entry.get("where"),
+        "Measured for each": entry.get("per"),
+        "Level": entry.get("level"),
+        "Kind": ("advisory" if entry["advisory"] else "decides") if "advisory" in entry else None,
+    }
+    return tuple((name, str(text)) if text is not None else (name, NOT_RECORDED) for name, text in found.items())
+
+
+def plain(value: object) -> str:
+    """Evidence in words: ``n=4096: 786.0; C: 61``. Every number keeps all of its digits."""
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_inner(one)}" for key, one in value.items())
+    return _inner(value)
+
+
+def _inner(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def grid_of(records: Sequence[Record], places: Mapping[str, Place], *, is_exact: bool) -> Grid:
+    """The value, or the outcome, of each place."""
+    if len({(record.value, counted_as(record), record.advisory) for record in records}) == 1:
+        return Grid(heads=(), rows=(), same=_cell(records[0], is_exact=True), count=len(records))
+    cells = {record.place: _cell(record, is_exact=is_exact) for record in records}
+    by_node: dict[int, list[Place]] = defaultdict(list)
+    for name in cells:
+        if name is not None:
+            by_node[places[name].node].append(places[name])
+    widest = max((len(found) for found in by_node.values()), default=0)
+    is_gpus = widest > 1 or any(place.gpu is not None for found in by_node.values() for place in found)
+    heads = tuple(
+        f"GPU {gpu}" for gpu in sorted({place.gpu for found in by_node.values() for place in found if place.gpu is not None})
+    )
+    rows = tuple((host_of(found[0]), tuple(cells[place.id] for place in found)) for _, found in sorted(by_node.items()))
+    cluster = (("cluster", (cells[None],)),) if None in cells else ()
+    return Grid(heads=heads if is_gpus else (), rows=(*cluster, *rows), count=len(records))
+
+
+def _cell(record: Record, *, is_exact: bool) -> Cell:
+    outcome = counted_as(record)
+    tone = OPEN if record.advisory else GOOD if outcome == PASSED else TONES[outcome]
+    if record.value is None:
+        return Cell(number=Number(text="ok" if outcome == PASSED else WORDS[outcome]), tone=tone)
+    return Cell(number=exact(_shown(record), record.value if is_exact else None), tone=tone)
+
+
+def host_of(place: Place) -> str:
+    """The host of a place, or its node where nobody knows it."""
+    return place.hostname or f"node{place.node}"
+
+
+def _notes(records: Iterable[Record], names: PlaceNames) -> tuple[Note, ...]:
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for record in records:
+        for text in (record.reason, record.remark):
+            if text:
+                tone = OPEN if record.advisory else TONES[counted_as(record)]
+                alike[text, tone].append(names.name(record.place))
+    severest = {BAD: 0, OPEN: 1, GOOD: 2, NONE: 3}
+    found = sorted(alike.items(), key=lambda item: severest[item[0][1]])
+    return tuple(Note(text=text, where=some(where), tone=tone) for (text, tone), where in found)
+
+
+def some(names: Sequence[str], *, most: int = 8) -> str:
+    """``node0, node1 and 5 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _evidence(records: Sequence[Record], names: PlaceNames, *, is_exact: bool) -> tuple[tuple[str, str], ...]:
+    """What was seen beside the values: of every place in a small run, else where something is not good."""
+    shown = [one for one in records if one.evidence and (is_exact or counted_as(one) not in (PASSED, SKIPPED, NOT_SELECTED))]
+    return tuple((names.name(record.place), plain(record.evidence)) for record in shown[: MOST_NOTES if not is_exact else None])

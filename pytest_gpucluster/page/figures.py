@@ -1,0 +1,434 @@
+"""The pictures of a run: map of headroom, matrices, bandwidth by size, telemetry, loss, error growth, drift. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SKIPPED, counted_as
+from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_of, plain, some
+from pytest_gpucluster.page.drawing import Chart, Curve, Mark, apart, axes_over
+from pytest_gpucluster.page.parts_view import name_of
+from pytest_gpucluster.reporting.table_rows import COUNTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.judging.verdict import Record
+    from pytest_gpucluster.page.criteria_view import Number
+    from pytest_gpucluster.page.document import RunDocument
+    from pytest_gpucluster.places import Place
+
+CELL, GAP, BLOCK = 18, 2, 32
+"""Of the map: a cell and the space beside it in SVG's units, and nodes above each other."""
+LABEL_WIDTH = 96
+STEPS = ((1.0, "m1"), (5.0, "m2"), (15.0, "m3"))
+"""Up to so many percent of headroom a cell has this class; beyond all of them, ``m4``."""
+MOST_MATRICES = 4
+MOST_PAIRS = 16
+"""GPUs or nodes of a matrix."""
+GROWTH = ("growth", "_errors", "errors_", "replays", "xid", "worsened", "held_back", "_soak")
+BYTES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+TELEMETRY = (
+    ("SM clock", "MHz", ("SM MHz", "SM clock MHz")),
+    ("Power", "W", ("W", "power W")),
+    ("Temperature", "C", ("C", "temperature C")),
+)
+REFERENCE = {
+    ("busbw[all_reduce]", 1, 8): (1_048_576_000, 442.21),
+    ("inter_node_busbw[all_reduce]", 2, 8): (1_048_576_000, 434.99),
+}
+"""GB/s that the hand-over's own report shows of 8 H100 in one node, and of two such nodes, by criterion, nodes and GPUs a
+node: the size in bytes and the value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapCell:
+    """One GPU, or one node, on the map."""
+
+    x: int
+    y: int
+    kind: str
+    title: str
+    is_bad: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterMap:
+    """All places of the run; ``labels`` are the hosts, ``heads`` the GPUs."""
+
+    width: int
+    height: int
+    cells: tuple[MapCell, ...]
+    labels: tuple[tuple[int, int, str], ...]
+    heads: tuple[tuple[int, int, str], ...]
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """What was measured between each two of these; an empty cell was not measured."""
+
+    title: str
+    unit: str
+    names: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLine:
+    """A line of a table of facts; ``tone`` is its colour."""
+
+    cells: tuple[str, ...]
+    tone: str
+    number: Number | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Everything that section 5 shows; what a run did not measure is empty."""
+
+    map: ClusterMap
+    matrices: tuple[Matrix, ...]
+    busbw: tuple[Chart, ...]
+    telemetry: tuple[Chart, ...]
+    loss: Chart | None
+    soak: tuple[Chart, ...]
+    growth: tuple[TableLine, ...]
+    drift: tuple[TableLine, ...]
+    stacks: tuple[tuple[str, str], ...]
+
+
+def figures_of(run: RunDocument) -> Figures:
+    """All pictures of the run."""
+    return Figures(
+        map=_map(run),
+        matrices=_matrices(run),
+        busbw=_busbw(run),
+        telemetry=_telemetry(run),
+        loss=_loss(run),
+        soak=_soak(run),
+        growth=_growth(run),
+        drift=_drift(run),
+        stacks=_stacks(run),
+    )
+
+
+def _map(run: RunDocument) -> ClusterMap:
+    by_place: dict[str, list[Record]] = defaultdict(list)
+    for record in run.records:
+        if record.place is not None:
+            by_place[record.place].append(record)
+    nodes = sorted({place.node for place in run.places.values()})
+    columns = max((place.gpu + 1 for place in run.places.values() if place.gpu is not None), default=0)
+    block = LABEL_WIDTH + (columns + 1) * (CELL + GAP) + 3 * GAP
+    cells, labels, at = [], [], {}
+    hosts = {place.node: host_of(place) for place in run.places.values()}
+    for index, node in enumerate(nodes):
+        at[node] = ((index // BLOCK) * (block + 4 * GAP), CELL + (index % BLOCK) * (CELL + GAP))
+        labels.append((at[node][0] + LABEL_WIDTH - 2 * GAP, at[node][1] + CELL - 5, _short_host(hosts[node])))
+    for place in run.places.values():
+        left, y = at[place.node]
+        column = 0 if place.gpu is None else place.gpu + 1
+        kind, title = _headroom(by_place.get(place.id, ()))
+        x = left + LABEL_WIDTH + column * (CELL + GAP) + (GAP if column else 0)
+        cells.append(MapCell(x=x, y=y, kind=kind, title=f"{name_of(place)}: {title}", is_bad=kind == "bad"))
+    blocks = -(-len(nodes) // BLOCK)
+    heads = [
+        (
+            number * (block + 4 * GAP) + LABEL_WIDTH + column * (CELL + GAP) + CELL // 2,
+            CELL - 6,
+            "node" if column == 0 else str(column - 1),
+        )
+        for number in range(blocks)
+        for column in range(columns + 1)
+    ]
+    bad = sum(cell.is_bad for cell in cells)
+    return ClusterMap(
+        width=max(1, blocks * (block + 4 * GAP)),
+        height=CELL + min(len(nodes), BLOCK) * (CELL + GAP) + GAP,
+        cells=tuple(cells),
+        labels=tuple(labels),
+        heads=tuple(heads),
+        label=f"Map of {len(nodes)} nodes with up to {columns} GPUs each: {bad} bad of {len(cells)} places",
+    )
+
+
+def _short_host(name: str) -> str:
+    short = name.partition(".")[0]
+    return short if len(short) <= 14 else f"{short[:6]}…{short[-7:]}"
+
+
+def _headroom(records: Sequence[Record]) -> tuple[str, str]:
+    """The class of a place on the map, and the words: what is bad there, else its least headroom."""
+    outcomes = {counted_as(record) for record in records}
+    failed = [one for one in records if counted_as(one) == FAILED]
+    if failed:
+        worst = min(failed, key=lambda one: one.margin_percent if one.margin_percent is not None else 0.0)
+        return "bad", f"{len(failed)} failed: {_told(worst)}"
+    if MISSING in outcomes and outcomes <= {MISSING, SKIPPED}:
+        return "gone", "nothing answered"
+    unknown = [one for one in records if counted_as(one) in (ERROR, MISSING, NOISY)]
+    if unknown:
+        return "open", f"{len(unknown)} without a result: {unknown[0].criterion}"
+    measured = [
+        one
+        for one in records
+        if one.outcome == PASSED and one.margin_percent is not None and one.limit is not None and one.limit.unit not in COUNTS
+    ]
+    if not measured:
+        return ("m4", "all passed") if PASSED in outcomes else ("none", "nothing was measured")
+    worst = min(measured, key=lambda one: one.margin_percent or 0.0)
+    kind = next((name for bound, name in STEPS if (worst.margin_percent or 0.0) < bound), "m4")
+    return kind, f"least headroom {_told(worst)}"
+
+
+def _told(record: Record) -> str:
+    if record.value is None or record.limit is None:
+        return record.criterion
+    margin = "" if record.margin_percent is None else f"{record.margin_percent:.1f} % "
+    return f"{margin}at {record.criterion} ({format_number(record.value)}, {record.limit.text})"
+
+
+def _matrices(run: RunDocument) -> tuple[Matrix, ...]:
+    """Matrices of pairs: those with a bad pair, and of each kind one that is good."""
+    found: list[tuple[bool, Matrix]] = []
+    seen: set[tuple[str, str | None]] = set()
+    for record in run.records:
+        pairs = record.evidence.get("pairs")
+        if isinstance(pairs, list) and (record.criterion.partition("[")[0], record.place) not in seen:
+            kind = record.criterion.partition("[")[0]
+            seen.add((kind, record.place))
+            if not (kind.startswith("slow_") and any(name == "gpu_pairs" and place == record.place for name, place in seen)):
+                matrix = _matrix(record, pairs, run.places)
+                found += [(record.outcome == PASSED, matrix)] if matrix is not None else []
+    bad = [matrix for is_good, matrix in found if not is_good][:MOST_MATRICES]
+    good = {matrix.title.partition(" at ")[0]: matrix for is_good, matrix in reversed(found) if is_good}
+    return (*bad, *good.values())
+
+
+def _matrix(record: Record, pairs: Sequence[Any], places: Mapping[str, Place]) -> Matrix | None:
+    rates: dict[tuple[str, str], float] = {}
+    for pair in pairs:
+        if isinstance(pair, dict) and "source" in pair and "target" in pair:
+            rate = next((value for key, value in pair.items() if str(key).replace("/", "_").lower().endswith("gb_s")), None)
+            if isinstance(rate, (int, float)):
+                rates[str(pair["source"]), str(pair["target"])] = rate
+    names = sorted({name for ends in rates for name in ends}, key=lambda name: (len(name), name))[:MOST_PAIRS]
+    if len(names) < 2:
+        return None
+    usual = statistics.median(rates.values())
+
+    def shown(source: str, target: str) -> tuple[str, str]:
+        rate = rates.get((source, target))
+        if rate is None:
+            return "", "none"
+        return format_number(rate), "bad" if rate < 0.8 * usual else "m1" if rate < 0.95 * usual else "m3"
+
+    where = host_of(places[record.place]) if record.place is not None else "the cluster"
+    short = {name: name.partition("-")[2] if record.place in places and "-" in name else name for name in names}
+    rows = tuple((short[one], tuple(shown(one, other) for other in names)) for one in names)
+    return Matrix(title=f"{record.criterion} at {where}", unit="GB/s", names=tuple(short[name] for name in names), rows=rows)
+
+
+def _busbw(run: RunDocument) -> tuple[Chart, ...]:
+    charts = (_of_sizes(name, rows, run) for name, rows in run.by_criterion.items() if "busbw[" in name)
+    return tuple(chart for chart in charts if chart is not None)
+
+
+def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Chart | None:
+    """The lowest and the median bus bandwidth of all places by message size, for 4-byte numbers."""
+    by_size: dict[float, list[float]] = defaultdict(list)
+    for record in records:
+        sizes = record.evidence.get("sizes")
+        for one in sizes if isinstance(sizes, list) else ():
+            rate = one.get("busbw_gb_s", one.get("busbw GB/s")) if isinstance(one, dict) else None
+            if isinstance(rate, (int, float)) and one.get("dtype") in (None, "float32") and isinstance(one.get("bytes"), int):
+                by_size[one["bytes"]].append(float(rate))
+    if len(by_size) < 2:
+        return None
+    expected = run.facts.get("expected") or {}
+    shape = (expected.get("nodes") if "inter" in criterion else 1, expected.get("gpus_per_node"))
+    reference = REFERENCE.get((criterion, *shape))  # type: ignore[arg-type]
+    sizes = sorted(by_size)
+    rates = [value for found in by_size.values() for value in found]
+    limit = next((record.limit for record in records if record.limit is not None and not record.limit.is_none), None)
+    more = [*([limit.value] if limit else []), *([reference[1]] if reference else [])]
+    axes = axes_over(sizes, [0.0, *rates, *more], is_log=True, from_zero=True)
+    low = [(size, min(by_size[size])) for size in sizes]
+    high = [(size, max(by_size[size])) for size in sizes]
+    middle = [(size, statistics.median(by_size[size])) for size in sizes]
+    return Chart(
+        label=f"{criterion}: bus bandwidth by message size, {len(records)} place{'s' if len(records) > 1 else ''}",
+        x_title="message size",
+        y_title="GB/s",
+        curves=(Curve(name="median", kind="c1", points=axes.points(middle)),),
+        areas=(Curve(name="lowest to highest", kind="a1", points=axes.area(low, high)),) if len(records) > 1 else (),
+        marks=(Mark(x=axes.x(reference[0]), y=axes.y(reference[1]), text=f"hand-over report: {reference[1]}"),)
+        if reference
+        else (),
+        limit_y=axes.y(limit.value) if limit else None,
+        limit_text=limit.text if limit else "",
+        x_ticks=apart([(axes.x(size), _bytes(size)) for size in sizes]),
+        y_ticks=axes.y_ticks,
+    )
+
+
+def _bytes(size: float) -> str:
+    unit, name = next(((unit, name) for unit, name in BYTES if size >= unit), (1, "B"))
+    return f"{format_number(round(size / unit, 1))} {name}"
+
+
+def _telemetry(run: RunDocument) -> tuple[Chart, ...]:
+    """Clock, power and temperature of all GPUs at each measurement, in the order of the plan."""
+    charts = []
+    for title, unit, names in TELEMETRY:
+        seen = [(criterion, _numbers(records, names)) for criterion, records in run.by_criterion.items()]
+        seen = [(criterion, found) for criterion, found in seen if found and not criterion.startswith("straggler[")]
+        if len(seen) > 1:
+            charts.append(_bands(title, unit, seen))
+    return tuple(charts)
+
+
+def _numbers(records: Iterable[Record], names: Sequence[str]) -> list[float]:
+    values = (next((one.evidence[name] for name in names if name in one.evidence), None) for one in records)
+    return [float(value) for value in values if _is_number(value)]
+
+
+def _bands(title: str, unit: str, seen: Sequence[tuple[str, list[float]]]) -> Chart:
+    xs = [float(index + 1) for index in range(len(seen))]
+    axes = axes_over(xs, [value for _, found in seen for value in found])
+    low = [(x, min(found)) for x, (_, found) in zip(xs, seen, strict=True)]
+    high = [(x, max(found)) for x, (_, found) in zip(xs, seen, strict=True)]
+    middle = [(x, statistics.median(found)) for x, (_, found) in zip(xs, seen, strict=True)]
+    most = max(map(len, (found for _, found in seen)))
+    return Chart(
+        label=f"{title} under load: median and range of up to {most} GPUs at {len(seen)} measurements",
+        x_title=f"measurements in their order: {some([name for name, _ in seen], most=5)}",
+        y_title=unit,
+        curves=(Curve(name="median", kind="c1", points=axes.points(middle)),),
+        areas=(Curve(name="lowest to highest", kind="a1", points=axes.area(low, high)),),
+        x_ticks=tuple((axes.x(x), format_number(x)) for x in xs[:: max(1, len(xs) // 8)]),
+        y_ticks=axes.y_ticks,
+    )
+
+
+def _loss(run: RunDocument) -> Chart | None:
+    for record in run.records:
+        for key, curve in record.evidence.items():
+            if "curve" in key and isinstance(curve, list):
+                pairs = [
+                    (float(one[0]), float(one[1]))
+                    for one in curve
+                    if isinstance(one, list) and len(one) == 2 and None not in one
+                ]
+                if len(pairs) > 1:
+                    return _curve_of_loss(record, pairs)
+    return None
+
+
+def _curve_of_loss(record: Record, pairs: Sequence[tuple[float, float]]) -> Chart:
+    limit = record.limit
+    axes = axes_over([x for x, _ in pairs], [0.0, *(y for _, y in pairs)], from_zero=True)
+    return Chart(
+        label=f"{record.criterion}: loss by step",
+        x_title="step",
+        y_title=limit.unit if limit is not None else "loss",
+        curves=(Curve(name="loss", kind="c1", points=axes.points(pairs)),),
+        limit_y=axes.y(limit.value) if limit is not None else None,
+        limit_text=limit.text if limit is not None else "",
+        x_ticks=axes.x_ticks,
+        y_ticks=axes.y_ticks,
+    )
+
+
+def _soak(run: RunDocument) -> tuple[Chart, ...]:
+    """First and last round of each soak that measures a rate."""
+    charts = []
+    for criterion, records in run.by_criterion.items():
+        threes = ([_seen(one, key) for key in ("first round", "last round", "rounds")] for one in records)
+        known = [(float(a), float(b), float(n)) for a, b, n in threes if _is_number(a) and _is_number(b) and _is_number(n)]
+        if not known or not any(first or last for first, last, _ in known):
+            continue
+        axes = axes_over([1.0, 2.0, *(n for _, _, n in known)], [value for a, b, _ in known for value in (a, b)])
+        charts.append(
+            Chart(
+                label=f"{criterion}: first and last round of {len(known)} places",
+                x_title="round",
+                y_title=records[0].unit or "",
+                curves=tuple(
+                    Curve(name="", kind="c2", points=axes.points([(1.0, a), (max(n, 2.0), b)])) for a, b, n in known[:64]
+                ),
+                x_ticks=axes.x_ticks,
+                y_ticks=axes.y_ticks,
+            )
+        )
+    return tuple(charts)
+
+
+def _seen(record: Record, quantity: str) -> Any:
+    """What was seen of a quantity. Version 2 writes its unit behind it."""
+    return next((value for key, value in record.evidence.items() if key == quantity or key.startswith(f"{quantity} ")), None)
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _growth(run: RunDocument) -> tuple[TableLine, ...]:
+    """What was counted over the run: its worst value, and where anything was counted at all."""
+    rows = []
+    for criterion, records in run.by_criterion.items():
+        judged = [one for one in records if one.value is not None and one.limit is not None and one.limit.unit in COUNTS]
+        if not judged or not any(word in criterion for word in GROWTH):
+            continue
+        worst = max(judged, key=lambda one: one.value or 0.0)
+        limit = worst.limit
+        within = [plain(one.evidence["within"]) for one in judged if one.evidence.get("within")]
+        bad = sum(counted_as(one) == FAILED for one in judged)
+        cells = (
+            criterion,
+            f"{len(judged):,}",
+            f"{limit.text if limit is not None else ''}",
+            f"{bad} over the limit" if bad else "none over the limit",
+            some(within, most=2) or "nothing else counted",
+        )
+        number = exact(format_number(worst.value or 0.0), worst.value)
+        rows.append(TableLine(cells=cells, tone=BAD if bad else OPEN if within else "good", number=number))
+    return tuple(rows)
+
+
+def _drift(run: RunDocument) -> tuple[TableLine, ...]:
+    """Every compared fact: what differs first."""
+    rows = []
+    for record in run.records:
+        facts = record.evidence.get("facts")
+        for fact in facts if isinstance(facts, list) else ():
+            if isinstance(fact, dict) and "name" in fact and "alike" in fact:
+                odd = [f"{one.get('node')} {one.get('part') or ''}: {one.get('value')}" for one in fact.get("outliers") or ()]
+                unread = [f"{one.get('node')} {one.get('part') or ''}" for one in fact.get("unread") or ()]
+                words = some(odd, most=4) or (f"not read at {some(unread, most=4)}" if unread else "none differs")
+                cells = (
+                    f"{fact.get('kind', '')}: {fact['name']}",
+                    str(fact.get("usual") or "not read"),
+                    str(fact["alike"]),
+                    words,
+                )
+                rows.append(TableLine(cells=cells, tone=BAD if odd else OPEN if unread else "good"))
+    order = {BAD: 0, OPEN: 1, "good": 2}
+    return tuple(sorted(rows, key=lambda row: order[row.tone]))
+
+
+def _stacks(run: RunDocument) -> tuple[tuple[str, str], ...]:
+    """The stacks of hung processes, where an outcome has them."""
+    found = {
+        record.reason: f"{record.criterion} at {record.place or 'the cluster'}"
+        for record in run.records
+        if record.reason
+        and TONES[counted_as(record)] != "good"
+        and ("Python stacks" in record.reason or "traceback" in record.reason)
+    }
+    return tuple((where, reason) for reason, where in found.items())[:12]

@@ -1,0 +1,334 @@
+"""What stands first on the page: the verdict and its reason, what is not proven, and the criteria of the handover. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.judging.verdict import (
+    ACCEPTED,
+    ERROR,
+    FAILED,
+    INCOMPLETE,
+    MISSING,
+    NOISY,
+    NOT_SELECTED,
+    PASSED,
+    REHEARSED,
+    REJECTED,
+    SKIPPED,
+    WAIVED,
+    WITH_WAIVERS,
+    counted_as,
+    is_only_measured,
+)
+from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, exact, plain, some
+from pytest_gpucluster.page.drawing import Value, strip_of
+from pytest_gpucluster.page.parts_view import name_of
+from pytest_gpucluster.reporting.ending import duration
+from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.table_rows import PlaceNames, row_of
+from pytest_gpucluster.text import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpucluster.judging.verdict import Record
+    from pytest_gpucluster.page.criteria_view import CriterionView, Number
+    from pytest_gpucluster.page.document import RunDocument
+    from pytest_gpucluster.page.drawing import Strip
+
+HANDOVER = {
+    "bf16_tflops": "Matrix products (BF16)",
+    "hbm_bandwidth": "GPU memory bandwidth",
+    "busbw[all_reduce]": "All-reduce inside a node",
+    "inter_node_busbw[all_reduce]": "All-reduce between nodes",
+    "busbw_scaling": "Bandwidth kept from one node to all",
+    "training_scaling_node": "Training: one GPU to one node",
+    "training_scaling_cluster": "Training: one node to all",
+    "finetune_loss": "Loss of the fine-tune",
+    "finetune_throughput": "Speed of the fine-tune",
+}
+"""The criteria that the handover's documents name with a number, in their order."""
+TONES = {ACCEPTED: GOOD, REJECTED: BAD}
+WITHOUT = {
+    ERROR: "were not measured",
+    MISSING: "are missing",
+    NOISY: "are too close to call",
+    NOT_SELECTED: "were not selected",
+}
+MOST_NAMED = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Banner:
+    """The verdict. ``facts`` are pairs of a caption and what is known, or "not recorded"."""
+
+    word: str
+    tone: str
+    reason: str
+    line: str
+    facts: tuple[tuple[str, str], ...]
+    counts: tuple[tuple[str, int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Something that the run does not prove: a sentence, and the details."""
+
+    title: str
+    text: str
+    tone: str
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """A criterion of the handover, with all of its values as a strip."""
+
+    name: str
+    title: str
+    tone: str
+    worst: Number
+    where: str
+    median: str
+    limit: Number
+    unit: str
+    headroom: str
+    outcome: str
+    anchor: str
+    strip: Strip | None
+
+
+def banner_of(run: RunDocument) -> Banner:
+    """The verdict with everything that says what it is about."""
+    counts = Counter(counted_as(record) for record in run.records)
+    shown = [("passed", PASSED, GOOD), ("failed", FAILED, BAD), ("not measured", ERROR, OPEN), ("missing", MISSING, OPEN)]
+    shown += [("too close to call", NOISY, OPEN), ("waived", WAIVED, OPEN), ("not selected", NOT_SELECTED, OPEN)]
+    shown += [("do not apply", SKIPPED, "none")]
+    is_simulated = bool(run.facts.get("simulated"))
+    return Banner(
+        word=run.word.replace("_", " "),
+        tone=OPEN if is_simulated and run.word != REJECTED else TONES.get(run.word, OPEN),
+        reason=_reason(run, counts),
+        line=str(run.facts.get("verdict_line", run.word)),
+        facts=_facts(run),
+        counts=tuple((word, counts[outcome], tone) for word, outcome, tone in shown if counts[outcome]),
+    )
+
+
+def _reason(run: RunDocument, counts: Counter[str]) -> str:
+    """Why the verdict is what it is, in one sentence."""
+    if not run.records:
+        return "Nothing was expected, so nothing was measured."
+    simulated = "In a simulated fleet, where no GPU was measured, " if run.facts.get("simulated") else ""
+    applied = sum(counts.values()) - counts[SKIPPED]
+    parts = [name_of(run.places[one["place"]["id"]]) for one in run.culprits if one.get("place") is not None]
+    named = f"; named: {some(parts, most=3)}" if parts else ""
+    without = [f"{counts[outcome]:,} {words}" for outcome, words in WITHOUT.items() if counts[outcome]]
+    text = {
+        ACCEPTED: f"all {counts[PASSED]:,} checks that apply passed",
+        WITH_WAIVERS: f"{counts[PASSED]:,} checks passed and {counts[WAIVED]:,} failed that somebody answers for",
+        REJECTED: f"{counts[FAILED]:,} of {applied:,} checks failed{named}",
+        INCOMPLETE: f"of {applied:,} checks {', '.join(without)}{named}" if without else "the verdict line says what is open",
+        REHEARSED: "the tests ran without a GPU, which shows that they work and accepts nothing",
+    }[run.word]
+    sentence = f"{simulated}{text}."
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _facts(run: RunDocument) -> tuple[tuple[str, str], ...]:
+    facts = run.facts
+    ran = facts.get("run") or {}
+    expected = facts.get("expected") or {}
+    found_gpus = [place for place in run.places.values() if place.gpu is not None and place.rank is not None]
+    found_nodes = {place.node for place in found_gpus}
+    environment = facts.get("environment") or {}
+    seconds = ran.get("duration_s", (facts.get("timings") or {}).get("total_s"))
+    nodes, gpus = expected.get("nodes"), expected.get("gpus_per_node")
+    hosts = sorted({place.hostname for place in run.places.values() if place.hostname})
+    found = {
+        "Cluster": facts.get("cluster") or ran.get("cluster"),
+        "Hardware": ", ".join(map(str, environment.get("gpus") or ())) or None,
+        "Expected": f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')} each" if nodes and gpus else None,
+        "Found": f"{counted(len(found_nodes), 'node')}, {counted(len(found_gpus), 'GPU')}"
+        + _short_of(nodes, gpus, len(found_gpus)),
+        "Hosts": hostlist(hosts) or None,
+        "Started": ran.get("started"),
+        "Ended": ran.get("ended") if ran.get("ended") or not ran else "did not end",
+        "Duration": duration(float(seconds)) if isinstance(seconds, (int, float)) else None,
+        "Run by": ran.get("user"),
+        "Started on": ran.get("host"),
+        "Run id": ran.get("id"),
+        "Profile and level": f"{facts.get('profile')}, {facts.get('level')}" if facts.get("profile") else None,
+        "Limits (SHA-256)": facts.get("limits_sha256") or facts.get("thresholds_sha256"),
+        "results.json (SHA-256)": run.digest,
+        "Command": " ".join(map(str, ran.get("command") or ())) or None,
+    }
+    return tuple((name, str(text) if text else NOT_RECORDED) for name, text in found.items())
+
+
+def _short_of(nodes: Any, gpus: Any, found: int) -> str:
+    if not isinstance(nodes, int) or not isinstance(gpus, int) or found == nodes * gpus:
+        return ""
+    return f" ({abs(nodes * gpus - found)} {'fewer' if found < nodes * gpus else 'more'} than expected)"
+
+
+def gaps_of(run: RunDocument) -> tuple[Gap, ...]:
+    """Everything that this run does not prove, the gravest first."""
+    found = [*_of_the_mode(run), *_without_result(run), *_not_judged(run), *_other_terms(run), *_selftest(run), *_left_out(run)]
+    return tuple(found)
+
+
+def _of_the_mode(run: RunDocument) -> list[Gap]:
+    gaps = []
+    if run.facts.get("simulated"):
+        words = "A model of a fleet gave every value. The page shows how a report looks, and says nothing about hardware."
+        gaps.append(Gap(title="Simulated", text=words, tone=BAD, items=(plain(run.facts["simulated"]),)))
+    elif run.word == REHEARSED or run.facts.get("profile") == "rehearsal":
+        words = "A rehearsal runs the tests on a CPU. It asks only that a value is there."
+        gaps.append(Gap(title="Rehearsal", text=words, tone=OPEN))
+    environment = run.facts.get("environment") or {}
+    if environment.get("unfinished"):
+        words = "The run had not ended when this was written, or was killed."
+        gaps.append(Gap(title="Not ended", text=words, tone=BAD))
+    if environment.get("rebuilt_from_journal"):
+        words = "The run did not live to report. The report was made from its journal afterwards."
+        gaps.append(Gap(title="Rebuilt from the journal", text=words, tone=OPEN))
+    return gaps
+
+
+def _without_result(run: RunDocument) -> list[Gap]:
+    """What has no result although it applies, each outcome with its reasons."""
+    titles = {ERROR: "Not measured", MISSING: "Missing", NOISY: "Too close to call", NOT_SELECTED: "Not selected"}
+    gaps = []
+    for outcome, title in titles.items():
+        open_ = [record for record in run.records if counted_as(record) == outcome]
+        if open_:
+            criteria = list(dict.fromkeys(record.criterion for record in open_))
+            words = f"{counted(len(open_), 'check')} of {counted(len(criteria), 'criterion', 'criteria')} {WITHOUT[outcome]}."
+            gaps.append(Gap(title=title, text=words, tone=OPEN, items=(some(criteria, most=MOST_NAMED), *_reasons(open_))))
+    return gaps
+
+
+def _reasons(records: Sequence[Record]) -> list[str]:
+    """The reasons, most frequent first, each with its number."""
+    counts = Counter(first_line(record.reason) for record in records if record.reason)
+    return [f"{number:,} times: {reason}" if number > 1 else reason for reason, number in counts.most_common(6)]
+
+
+def _not_judged(run: RunDocument) -> list[Gap]:
+    gaps = []
+    unlimited = [name for name, records in run.by_criterion.items() if any(map(is_only_measured, records))]
+    if unlimited:
+        words = f"{counted(len(unlimited), 'criterion', 'criteria')} measured a value that no number judges: any value passes."
+        gaps.append(Gap(title="Without a limit", text=words, tone=OPEN, items=(some(unlimited, most=MOST_NAMED),)))
+    misses = [record for record in run.records if record.advisory]
+    if misses:
+        words = f"{counted(len(misses), 'value')} missed an advisory limit. An advisory limit rejects nothing."
+        gaps.append(Gap(title="Advisory misses", text=words, tone=OPEN, items=tuple(_reasons(misses))))
+    waived = [record for record in run.records if counted_as(record) == WAIVED]
+    if waived:
+        items = tuple(
+            f"{record.criterion} at {record.place or 'the cluster'}: {plain(record.waiver)}" for record in waived[:MOST_NAMED]
+        )
+        words = f"{counted(len(waived), 'failure')} counted as waived: somebody answers for them."
+        gaps.append(Gap(title="Waived", text=words, tone=OPEN, items=items))
+    return gaps
+
+
+def _other_terms(run: RunDocument) -> list[Gap]:
+    gaps = []
+    changed = [*map(str, run.facts.get("changed_limits") or ())]
+    if changed:
+        entries = run.facts.get("changed_entries") or {}
+        items = tuple(f"{name}: {plain(entries[name]) if name in entries else 'changed'}" for name in changed[:40])
+        words = (
+            f"{counted(len(changed), 'limit')} differ from the packaged ones."
+            if len(changed) > 1
+            else "1 limit differs from the packaged one."
+        )
+        gaps.append(Gap(title="Changed limits", text=words, tone=OPEN, items=items))
+    terms = tuple(map(str, run.facts.get("changed_terms") or ()))
+    if terms:
+        gaps.append(Gap(title="Changed terms", text="The run asked for something else than promised.", tone=OPEN, items=terms))
+    remarks = tuple(map(str, run.facts.get("remarks") or ()))
+    if remarks:
+        words = "What a reader of the verdict must know, such as limits that were never tried on this hardware."
+        gaps.append(Gap(title="Remarks", text=words, tone=OPEN, items=remarks))
+    return gaps
+
+
+def _selftest(run: RunDocument) -> list[Gap]:
+    facts = run.facts.get("selftest")
+    if not facts:
+        words = "No faults were planted, so the run does not show what it would have found."
+        return [Gap(title="No self-test", text=words, tone="none")]
+    unshown = [f"{one['kind']}: {one['why']}" for one in facts.get("unshown") or ()]
+    items = (*map(str, facts.get("remarks") or ()), *map(str, facts.get("objections") or ()), *unshown)
+    tone = BAD if facts.get("objections") else OPEN if unshown else GOOD
+    return [Gap(title="Self-test", text=str(facts.get("statement", "")), tone=tone, items=items)]
+
+
+def _left_out(run: RunDocument) -> list[Gap]:
+    """What does not apply by rule, by its cause."""
+    causes: dict[str, list[str]] = defaultdict(list)
+    number = 0
+    for record in run.records:
+        if record.outcome == SKIPPED:
+            number += 1
+            cause = first_line(record.reason or "no reason is recorded")
+            if record.criterion not in causes[cause]:
+                causes[cause].append(record.criterion)
+    if not causes:
+        return []
+    items = tuple(f"{cause}: {some(names, most=MOST_NAMED)}" for cause, names in causes.items())
+    return [Gap(title="Does not apply", text=f"{counted(number, 'check')} left out by rule.", tone="none", items=items)]
+
+
+def headlines_of(run: RunDocument, views: Sequence[CriterionView]) -> tuple[Headline, ...]:
+    """The criteria of the handover that the run knows, in the handover's order."""
+    anchors = {view.name: view for view in views}
+    by_criterion = run.by_criterion
+    names = PlaceNames(run.places)
+    return tuple(
+        _headline(name, title, by_criterion[name], anchors[name], names)
+        for name, title in HANDOVER.items()
+        if name in by_criterion
+    )
+
+
+def _headline(name: str, title: str, records: Sequence[Record], view: CriterionView, names: PlaceNames) -> Headline:
+    measured = [record for record in records if record.value is not None and math.isfinite(record.value)]
+    limit = next((record.limit for record in records if record.limit is not None), None)
+    row = row_of(name, records, names)
+    values = [
+        Value(value=float(one.value or 0.0), name=names.name(one.place), is_bad=counted_as(one) in (FAILED, WAIVED))
+        for one in measured
+    ]
+    label = f"{title}: {counted(len(values), 'value')}, worst {row.worst} at {row.where}, limit {row.limit} {row.unit}"
+    return Headline(
+        name=name,
+        title=title,
+        tone=view.tone,
+        worst=view.worst,
+        where=row.where,
+        median=row.median,
+        limit=exact(row.limit, limit.value if limit is not None else None),
+        unit=view.unit,
+        headroom=row.headroom,
+        outcome=_absence(records) or row.outcome,
+        anchor=view.anchor,
+        strip=strip_of(values, limit=float(limit.value) if limit is not None else None, label=label),
+    )
+
+
+def _absence(records: Sequence[Record]) -> str:
+    """Why nothing was measured, where that is so."""
+    if any(record.value is not None for record in records):
+        return ""
+    first = records[0]
+    return first_line(first.reason or "") or ("not selected" if first.outcome == NOT_SELECTED else first.outcome)

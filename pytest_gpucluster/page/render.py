@@ -1,0 +1,136 @@
+"""The page as one file: view, template, and a policy that allows nothing but the page's own style and script."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from pytest_gpucluster.page.criteria_view import CriterionView, host_of, views_of
+from pytest_gpucluster.page.figures import Figures, figures_of
+from pytest_gpucluster.page.overview import Banner, Gap, Headline, banner_of, gaps_of, headlines_of
+from pytest_gpucluster.page.parts_view import MOST_PARTS, PartView, parts_of
+from pytest_gpucluster.text import visible
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.page.document import RunDocument
+    from pytest_gpucluster.places import Place
+
+TEMPLATES = Path(__file__).with_name("templates")
+MOST_EMBEDDED = 2_000_000
+"""Characters of compressed results in the page, so that a page of 1,024 GPUs stays below 3 MB."""
+LONGEST = 12_000
+"""Characters of one text on the page. The whole of a longer one is in results.json."""
+EMBEDDED = re.compile(r'<script type="application/octet-stream" id="results"[^>]*>([A-Za-z0-9+/=]*)</script>')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageModel:
+    """Everything that the template shows, section by section. ``embedded`` is empty where the results are too large."""
+
+    banner: Banner
+    gaps: tuple[Gap, ...]
+    headlines: tuple[Headline, ...]
+    parts: tuple[PartView, ...]
+    more_parts: tuple[PartView, ...]
+    figures: Figures
+    criteria: tuple[CriterionView, ...]
+    requirements: tuple[tuple[str, CriterionView], ...]
+    versions: tuple[tuple[str, str], ...]
+    ranks: tuple[tuple[Place, str], ...]
+    waivers: tuple[tuple[str, ...], ...]
+    embedded: str
+    digest: str
+
+
+def model_of(run: RunDocument) -> PageModel:
+    """The view of a run."""
+    views = views_of(run)
+    parts = parts_of(run)
+    packed = base64.b64encode(gzip.compress(run.content, 9, mtime=0)).decode("ascii")
+    return PageModel(
+        banner=banner_of(run),
+        gaps=gaps_of(run),
+        headlines=headlines_of(run, views),
+        parts=parts[:MOST_PARTS],
+        more_parts=parts[MOST_PARTS:],
+        figures=figures_of(run),
+        criteria=views,
+        requirements=tuple((name, view) for view in views for name in view.ids),
+        versions=_versions(run),
+        ranks=tuple((place, host_of(place)) for place in run.places.values()),
+        waivers=tuple(
+            tuple(str(one.get(key) or "") for key in ("criterion", "place", "until", "who", "why", "state", "where"))
+            for one in run.facts.get("waivers") or ()
+        ),
+        embedded=packed if len(packed) <= MOST_EMBEDDED else "",
+        digest=run.digest,
+    )
+
+
+def _versions(run: RunDocument) -> tuple[tuple[str, str], ...]:
+    environment = run.facts.get("environment") or {}
+    found = {f"{name}": str(version) for name, version in (environment.get("versions") or {}).items()}
+    found |= {name: str(environment[name]) for name in ("launched_by", "messages") if name in environment}
+    found |= {f"{name} (variable)": str(value) for name, value in (environment.get("variables") or {}).items()}
+    found |= {f"{name} (set by the run)": str(value) for name, value in (environment.get("overridden_variables") or {}).items()}
+    found |= {f"time: {name}": str(value) for name, value in (run.facts.get("timings") or {}).items()}
+    return tuple(found.items())
+
+
+def page_from(model: PageModel) -> str:
+    """The page: HTML with all that it needs inside."""
+    return _template().render(model=model, css=_asset("style.css"), js=_asset("page.js"), csp=_policy())
+
+
+@lru_cache(maxsize=1)
+def _template() -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_fit,
+    )
+    return environment.get_template("report.html.j2")
+
+
+def _fit(value: object) -> object:
+    """Foreign text as a reader sees it: no control characters, none that change the direction of writing, no endless text."""
+    if type(value) is not str:
+        return value
+    if len(value) > LONGEST:
+        value = f"{value[: LONGEST // 2]}\n[{len(value) - LONGEST} characters left out]\n{value[-LONGEST // 2 :]}"
+    return visible(value)
+
+
+@lru_cache(maxsize=2)
+def _asset(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8").strip()
+
+
+def _policy() -> str:
+    """The content security policy: nothing from anywhere, and of what is inside only our style and our script."""
+    style, script = (
+        base64.b64encode(hashlib.sha256(_asset(one).encode()).digest()).decode() for one in ("style.css", "page.js")
+    )
+    return f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; base-uri 'none'; form-action 'none'"
+
+
+def embedded_results(page: str) -> bytes | None:
+    """The bytes of the results.json that a page holds; None where it holds none.
+
+    Raises:
+        OSError, ValueError: what it holds is damaged.
+    """
+    found = EMBEDDED.search(page)
+    return gzip.decompress(base64.b64decode(found[1], validate=True)) if found is not None and found[1] else None

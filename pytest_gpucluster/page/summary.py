@@ -1,0 +1,125 @@
+"""The run in Markdown, for a job's summary, and as annotations of GitHub: verdict, bad parts, headroom of the handover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.judging.verdict import ACCEPTED, REJECTED
+from pytest_gpucluster.page.criteria_view import NOT_RECORDED
+from pytest_gpucluster.page.parts_view import cell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.page.parts_view import PartView
+    from pytest_gpucluster.page.render import PageModel
+
+MOST_PARTS = 200
+MOST_MISSES = 30
+MOST_CHARACTERS = 500
+MOST_BYTES = 900_000
+"""GitHub takes 1 MiB of a step's summary, and shows none of a larger one."""
+MOST_ANNOTATIONS = 10
+"""GitHub shows so many errors of a step."""
+SHOWN = ("Expected", "Found", "Started", "Duration", "Profile and level", "Limits (SHA-256)", "results.json (SHA-256)")
+CUT = "\n\nThe rest is in report.html and results.json.\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Where the limit of a criterion is written: a file, as GitHub knows it, and a line."""
+
+    file: str
+    line: int
+
+
+def markdown_of(model: PageModel) -> str:
+    """The summary, always below 1 MiB. Foreign text stays text: it makes no HTML, no link, no mention, no row of a table."""
+    banner = model.banner
+    lines = [f"# {banner.word}", "", cell(banner.reason), ""]
+    lines += [f"* {name}: {cell(text)}" for name, text in banner.facts if name in SHOWN and text != NOT_RECORDED]
+    lines += ["", cell(banner.line), ""]
+    lines += _bad_parts([*model.parts, *model.more_parts])
+    lines += _handover(model)
+    lines += _open(model)
+    text = "\n".join(lines) + "\n"
+    content = text.encode()
+    return text if len(content) <= MOST_BYTES else content[:MOST_BYTES].decode(errors="ignore") + CUT
+
+
+def _bad_parts(parts: Sequence[PartView]) -> list[str]:
+    if not parts:
+        return ["No part is bad.", ""]
+    lines = ["## Bad parts", ""]
+    for part in parts[:MOST_PARTS]:
+        where = "; ".join(f"{name} {text}" for name, text in part.where if text != NOT_RECORDED)
+        lines += [f"### {_short(part.name)}: {part.kind}{', waived' if part.is_waived else ''}", ""]
+        lines += [_short(where), ""] if where else []
+        if part.misses:
+            lines += ["| criterion | measured | limit | siblings that passed |", "|---|---:|---:|---|"]
+            lines += [
+                f"| {_short(one.criterion)} | {one.value.text} {cell(one.unit)} | {one.limit.text} | {cell(one.siblings)} |"
+                for one in part.misses[:MOST_MISSES]
+            ]
+            lines += [""]
+        else:
+            lines += [*(f"* {_short(text)}" for text in part.evidence[:3]), ""]
+        lines += [f"Next: {_short(part.action)}", ""] if part.action else []
+    more = len(parts) - MOST_PARTS
+    return [*lines, *([f"And {more} more, in report.html.", ""] if more > 0 else [])]
+
+
+def _short(text: str) -> str:
+    shown = cell(text)
+    return shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]}..."
+
+
+def _handover(model: PageModel) -> list[str]:
+    if not model.headlines:
+        return []
+    lines = ["## What the handover asks for", "", "| criterion | worst | where | limit | headroom | outcome |"]
+    lines += ["|---|---:|---|---:|---:|---|"]
+    for one in model.headlines:
+        worst = f"{one.worst.text} {cell(one.unit)}" if one.worst.text != "-" else "-"
+        limit = f"{one.limit.text} {cell(one.unit)}" if one.limit.text != "-" else "-"
+        lines += [f"| {cell(one.title)} | {worst} | {_short(one.where)} | {limit} | {one.headroom} | {_short(one.outcome)} |"]
+    return [*lines, ""]
+
+
+def _open(model: PageModel) -> list[str]:
+    if not model.gaps:
+        return []
+    return ["## What is not proven", "", *(f"* {cell(one.title)}: {_short(one.text)}" for one in model.gaps), ""]
+
+
+def annotations_of(model: PageModel, written: Mapping[str, Written]) -> list[str]:
+    """Workflow commands of GitHub: one for the verdict, and one for each bad part, at the line of a limit that it misses.
+
+    Args:
+        model: the view of the run.
+        written: where the limits stand, by criterion.
+    """
+    banner = model.banner
+    level = "notice" if banner.word == ACCEPTED else "error" if banner.word == REJECTED else "warning"
+    lines = [_command(level, banner.word, banner.reason, None)]
+    parts = [*model.parts, *model.more_parts]
+    for part in parts[: MOST_ANNOTATIONS - 1]:
+        known = next((written[one.criterion] for one in part.misses if one.criterion in written), None)
+        misses = "; ".join(f"{one.criterion} {one.value.text} {one.unit}, limit {one.limit.text}" for one in part.misses[:4])
+        text = misses or next(iter(part.evidence), part.kind)
+        lines.append(_command("warning" if part.is_waived else "error", f"{part.name}: {part.kind}", text, known))
+    return lines
+
+
+def _command(level: str, title: str, text: str, known: Written | None) -> str:
+    where = [("file", known.file), ("line", str(known.line))] if known is not None else []
+    fields = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in (*where, ("title", title)))
+    return f"::{level} {fields}::{_escaped(text)}"
+
+
+def _escaped(text: str, more: Iterable[str] = "") -> str:
+    """The text as a workflow command takes it: in one line, its own signs as percent codes."""
+    for sign in ("%", "\r", "\n", *more):
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text

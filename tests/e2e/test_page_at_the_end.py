@@ -1,0 +1,52 @@
+"""What a run leaves besides its records, and that a page which cannot be made changes nothing but a sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.page.render import embedded_results
+from tests.support.fleets import simulate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.e2e
+BROKEN = """
+from pytest_gpucluster.page import outputs
+
+def page_from(model):
+    raise RuntimeError("planted")
+
+outputs.page_from = page_from
+"""
+
+
+def test_a_run_with_a_page_and_one_whose_page_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same verdict and exit code; the page beside results.json holds it; the sentence stands on the screen."""
+    (tmp_path / "broken_page.py").write_text(BROKEN, encoding="utf-8")
+    summary, results = tmp_path / "s.md", tmp_path / "gpucluster-results"
+    chosen = ("-k", "test_bf16_tflops", f"--gpucluster-summary={summary}", f"--gpucluster-results={results}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    good = simulate(tmp_path, "1x2", *chosen, bad=("node0-gpu1:slow",))
+    page = (results / "report.html").read_text(encoding="utf-8")
+    assert embedded_results(page) == (results / "results.json").read_bytes()
+    assert "<h1>REJECTED</h1>" in page
+    assert summary.read_text(encoding="utf-8").startswith("# REJECTED\n")
+    assert "\n::error title=REJECTED::" in good.stdout
+    assert "report.html, results.json, metrics.prom" in good.stdout.replace("\n", " ")
+    bad = simulate(tmp_path, "1x2", "-p", "broken_page", *chosen, bad=("node0-gpu1:slow",))
+    assert bad.returncode == good.returncode == 1
+    assert bad.results["verdict"] == good.results["verdict"] == "REJECTED"
+    assert "report.html could not be written: RuntimeError: planted" in bad.stdout.replace("\n", " ")
+    assert not (results / "report.html").exists()
+
+
+def test_a_summary_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
+    """Said before anything is measured, and no file is touched."""
+    done = simulate(tmp_path, "1x2", "-k", "test_bf16_tflops", f"--gpucluster-summary={tmp_path}")
+    assert done.returncode == 4
+    assert "cannot be written: it is a directory" in done.stdout.replace("\n", " ")
+    assert not (tmp_path / "gpucluster-results" / "results.json").exists()
