@@ -14,6 +14,7 @@ from pytest_gpucluster.cluster.unmeasurable import (
     error_for,
     errors_of_pairs,
     foreign_process_errors,
+    idle_again,
     merged,
     missing_error,
     rank_of,
@@ -21,6 +22,7 @@ from pytest_gpucluster.cluster.unmeasurable import (
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.inventory.occupancy import read_occupancy_again
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu
 from pytest_gpucluster.protocol.messages import CALL_VARIABLES
@@ -88,6 +90,7 @@ class Cluster:
         self.deadline_s = deadline_s
         self._controller = controller
         self._binding = binding
+        self._at_start = binding.at_start
         self._caller = caller
         self._variables: dict[str, str] = {}
         self._came: dict[Place, MeasurementError] = {}
@@ -121,7 +124,22 @@ class Cluster:
     @property
     def at_start(self) -> Results:
         """By place, what used the GPU before this run; an error (kind ``not_idle``) where that was too much."""
-        return self._binding.at_start
+        return self._at_start
+
+    def look_again(self) -> None:
+        """Read again who is on the GPUs that were not idle before this run: one whose user has left is measured from now on."""
+        busy = list(self.not_idle)
+        if not busy:
+            return
+        call = Call(
+            function=self._controller.name(read_occupancy_again),
+            ranks=[rank_of(place) for place in busy],
+            deadline_s=LOOK_DEADLINE_S,
+        )
+        found = idle_again(busy, self._controller.call(call))
+        kept = {place: self._at_start[place] for place in self._at_start if place not in self._at_start.errors}
+        errors = {place: error for place, error in self._at_start.errors.items() if place not in found}
+        self._at_start = Results({**kept, **found}, errors)
 
     @property
     def not_idle(self) -> dict[Place, MeasurementError]:

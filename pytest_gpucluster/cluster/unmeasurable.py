@@ -92,6 +92,13 @@ def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
     )
 
 
+def idle_again(busy: Iterable[Place], replies: Mapping[int, Reply]) -> dict[Place, Occupancy]:
+    """The places of ``busy`` whose GPU nobody else uses any more, by their second reading."""
+    read = {place: replies[rank_of(place)] for place in busy}
+    values = {place: reply.value for place, reply in read.items() if reply.ok and not reply.foreign_processes}
+    return {place: found for place, found in values.items() if not found.holders}
+
+
 def foreign_process_errors(replies: Mapping[int, Reply], group: Iterable[Place], *, what: str) -> dict[Place, MeasurementError]:
     """The error of each member of a group on whose GPU a foreign process was seen; ``what`` went on meanwhile, in words."""
     found = {place: replies[rank_of(place)] for place in group}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ IDLE_GIB = 0.25
 """Memory in use on an idle GPU at most. Idle takes a few MiB; a bare CUDA context on Hopper takes about 0.5 GiB."""
 RESERVED_GIB = 1.0
 """What a driver reserves for itself (on an H200 about 0.6 GiB), where NVML counts that as used (before driver 510)."""
+OWN_GIB = 1.0
+"""What the CUDA context of one process takes at most, with the libraries that it has loaded (0.5 to 0.8 GiB on Hopper)."""
 IDLE_PERCENT = 10
 """Utilization that a monitor may cause."""
 SHOWN_PROCESSES = 3
@@ -105,6 +107,33 @@ def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
             if not found.holders:
                 break
     return found
+
+
+def read_occupancy_again() -> Occupancy:
+    """Read NVML for this worker's GPU during a run: what the run itself has there is no part of it.
+
+    Its processes are left out. What they hold is known where NVML says it; else this process's context and its tensors may
+    be there too.
+
+    Raises:
+        NvmlError: NVML does not answer, or gives neither memory nor processes nor utilization.
+    """
+    from pytest_gpucluster.inventory import gpu_index, nvml_calls  # noqa: PLC0415 -- loads pynvml, which the controller does without
+
+    with nvml_calls.session():
+        found = _read_once(gpu_index.own_index(None))
+    others = None if found.processes is None else [one for one in found.processes if not belongs_to_run(one.pid)]
+    ours = [one.memory_gib for one in found.processes or () if others is not None and one not in others]
+    given = [share for share in ours if share is not None]
+    held_gib = sum(given) if given and len(given) == len(ours) else OWN_GIB + _own_tensors_gib()
+    return replace(found, processes=others, memory_limit_gib=found.memory_limit_gib + held_gib)
+
+
+def _own_tensors_gib() -> float:
+    """What torch has taken on this process's GPU, in GiB; 0 where it has not used one."""
+    import torch  # noqa: PLC0415 -- the controller does without
+
+    return torch.cuda.memory_reserved() / GIB if torch.cuda.is_initialized() else 0.0
 
 
 def describe_process(pid: int, held_bytes: int | None) -> GpuProcess:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
-from pytest_gpucluster.judging.verdict import ERROR, FAILED
+from pytest_gpucluster.judging.second_chance import AGAIN, is_due, with_first_look
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, PASSED
 from pytest_gpucluster.plugin import soak_reports
 from pytest_gpucluster.plugin.attempts import attempts_of, count, counted_calls, counted_runs, hidden_by_a_hook
 from pytest_gpucluster.plugin.distributed import run_distributed_test
 from pytest_gpucluster.plugin.outcome import BAD, ItemContext, make_fit, outcome_of, show_waived
-from pytest_gpucluster.plugin.stash_keys import CRITERION, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE
+from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE, WAITS
 from pytest_gpucluster.reporting.junit import properties_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Phases:
         self._own: list[Results] = []
         self._of_fixtures: dict[str, list[Results]] = {}
         self._last_users: dict[tuple[Any, Place | None], pytest.Item] = {}
+        self.measuring: set[Any] = set()
+        """The fixtures that measured, and are kept for several tests."""
         self._soak: Soak | None = None
         self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
         """Puts a new outcome into its report, which crosses to the controller: in a worker of pytest-xdist only."""
@@ -103,6 +106,7 @@ class Phases:
         if shared is None:
             self._own.append(made)
         else:
+            self.measuring.add(shared)
             self._of_fixtures.setdefault(shared.argname, []).append(made)
 
     def _hollow(self, item: pytest.Item) -> MeasurementError | None:
@@ -220,7 +224,7 @@ class Phases:
             self._take_part(item, call, copy.copy(report))
         else:
             record = self._take(item, call, report)
-        if call.when == "teardown" and RECORD in item.stash:
+        if call.when == "teardown" and RECORD in item.stash and not waits(item):
             self._terminal.live.done(item.stash[RECORD])
         make_fit(report)  # last: whatever was put into the report is shown
         if record is not None and self.send is not None:
@@ -260,6 +264,11 @@ class Phases:
         record = outcome_of(report, call, test)
         if record is None:
             return None
+        first = item.stash.get(FIRST_LOOK, None)
+        if first is not None and AGAIN not in record.evidence:
+            record = with_first_look(record, first)
+            if record.outcome != PASSED and isinstance(report.longrepr, str):
+                report.longrepr = record.reason
         record = self._session.waive(record)
         if record.waiver is not None:
             show_waived(report, record.reason or "waived")
@@ -281,16 +290,26 @@ class Phases:
             self._session.recorder.record_outcome(replace(record, outcome=outcome, waivable=False))
 
     def _found_before(self, item: pytest.Item) -> Record | None:
-        """The bad outcome on record before this phase: of a round of a soak, or of another try of the same test."""
+        """The bad outcome on record before this phase: of a round of a soak, or of another try of the same test.
+
+        That of the first look is none: the second one decides.
+        """
         found = self._session.plan.record(*item.stash[PAIR].key)
-        return found if found is not None and found.outcome in BAD else None
+        if found is None or found is item.stash.get(FIRST_LOOK, None):
+            return None
+        return found if found.outcome in BAD else None
+
+    def is_of_soak(self, item: pytest.Item) -> bool:
+        """Whether the rounds of a soak judge this test too."""
+        uses = "soak" in getattr(item, "fixturenames", ())
+        return uses or (self._soak is not None and self._soak.has_work(item.stash[PAIR].criterion))
 
     def _unmeasured(self, item: pytest.Item) -> str | None:
         """What the soak of this test did not measure; None if it measured everything, or if the test has no soak."""
         if CRITERION not in item.stash:
             return None
         pair, soak = item.stash[PAIR], self._soak
-        if soak is None or not (soak.has_work(pair.criterion) or "soak" in getattr(item, "fixturenames", ())):
+        if soak is None or not self.is_of_soak(item):
             return None
         found: str | None = soak.unmeasured(pair.criterion, pair.place)
         return found
@@ -300,6 +319,11 @@ class Phases:
         known = {name for name, _ in item.user_properties}
         facts = properties_of(record, self._session.state.places().get(record.place or ""))
         item.user_properties += [(name, fact) for name, fact in facts if name not in known]
+
+
+def waits(item: pytest.Item) -> bool:
+    """Whether the outcome of a test is left for a second look."""
+    return item.stash.get(WAITS, False) and RECORD in item.stash and is_due(item.stash[RECORD])
 
 
 def _fixture_of(item: Any, name: str) -> tuple[Any, int]:
