@@ -66,7 +66,7 @@ def missing_error(place: Place, attendance: Attendance) -> MeasurementError:
             kind="missing",
             blame=Blame(part="gpu", cause=cause),
         )
-    node = place if place.gpu is None else _node_of(place)
+    node = place.of_node
     cause = f"{hostname} is absent"
     return MeasurementError(
         f"not run: {cause}: no such node joined ({count})",
@@ -132,15 +132,10 @@ def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: st
     named, failed = frozenset(found.culprits), frozenset(found.failed)
     culprits = tuple(place for rank, place in by_rank.items() if rank in named)
     if found.blames == "host" and found.advice is not None:  # a state of the host, which each of its ranks may meet
-        culprits = tuple({place.node: _node_of(place) for place in culprits}.values())
+        culprits = tuple({place.node: place.of_node for place in culprits}.values())
     among = () if culprits else tuple(place for rank, place in by_rank.items() if rank in failed)
     blame = Blame(part=found.blames, cause=found.cause, among=among, advice=found.advice)
     return MeasurementError(found.text, culprits=culprits, kind=found.kind, blame=blame)
-
-
-def _node_of(place: Place) -> Place:
-    """The node of a GPU, as a place."""
-    return Place(id=f"node{place.node}", node=place.node, hostname=place.hostname)
 
 
 def errors_of_pairs(unmeasurable: Mapping[Place, MeasurementError], chosen: Sequence[Place]) -> Errors:

@@ -44,6 +44,8 @@ class Finding:
         unknown_advice: what to do about what is unknown; None: what is usual for the kind to blame.
         among: the nodes that share the bad part, if it is a part of none of them, such as a leaf switch. Places in ``bad`` are
             then bad by themselves as well, and both are culprits.
+        disturbed_by: who else kept the host busy while ``value`` was measured: outside its limit, it is then an error and no
+            failure of the part.
     """
 
     bad: Facts = field(default_factory=dict)
@@ -56,6 +58,7 @@ class Finding:
     advice: str | None = None
     unknown_advice: str | None = None
     among: tuple[Place, ...] = ()
+    disturbed_by: str | None = None
 
     def __post_init__(self) -> None:
         """Leave out subjects without a text."""
@@ -133,6 +136,7 @@ def merge(findings: Iterable[Finding]) -> Finding:
         advice=first("advice"),
         unknown_advice=first("unknown_advice"),
         among=first("among") or (),
+        disturbed_by=first("disturbed_by"),
     )
 
 

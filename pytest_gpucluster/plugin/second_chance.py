@@ -34,8 +34,10 @@ WHOLE_RUN = ("at_end", "over_run")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """A test that waits: the reports of its first look that pytest has not seen, the fixtures that it used, its properties
-    before that."""
+    """A test that waits: the reports of its first look, which pytest has not seen; the fixtures that it used then.
+
+    ``properties`` are those of the test before it.
+    """
 
     reports: list[pytest.TestReport]
     fixtures: frozenset[Any]
@@ -115,17 +117,17 @@ class SecondChance:
         return not (_judges_run(item) or self._phases.is_of_soak(item))
 
     def _run(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """pytest's ``runtestprotocol``, whose reports are kept back while they may have to wait."""
+        """Pytest's ``runtestprotocol``, whose reports are kept back while they may have to wait."""
         session, own = item.session, vars(item)
         properties = list(item.user_properties)
         if not own.get("_request"):
             item._initrequest()  # type: ignore[attr-defined]  # noqa: SLF001 -- as pytest does where a test is run again
         try:
             reports = [call_and_report(item, "setup", log=False)]
-            setup_only = item.config.getoption("setuponly", False)
-            if reports[0].passed and item.config.getoption("setupshow", False):
+            option = item.config.option
+            if reports[0].passed and option.setupshow:
                 show_test_item(item)
-            if reports[0].passed and not setup_only:
+            if reports[0].passed and not option.setuponly:
                 reports.append(call_and_report(item, "call", log=False))
             fixtures = _used(item, own["_request"])
             is_left, following = waits(item), nextitem

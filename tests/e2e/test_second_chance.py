@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +10,8 @@ from tests.support.runs import run_pytest, user_folder
 from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.runs import FinishedRun
 
 pytestmark = pytest.mark.e2e
