@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_gpucluster import MeasurementError, Place, siblings
+from pytest_gpucluster import Finding, MeasurementError, Place, siblings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,16 @@ class Comparison:
 
 @pytest.fixture(scope="session")
 def compare(recipe, possible):
-    """Compares the GPUs by a quantity: made once, and not for every GPU."""
+    """Compares the GPUs by a quantity: made once for what was measured, and not for every GPU."""
     made = {}
 
     def once(quantity, results, limit):  # noqa: ANN202 - as in all of this suite
-        if quantity not in made:
+        known, comparison = made.get(quantity, (None, None))
+        if known is not results:
             healthy, field = siblings.Healthy(**recipe(f"straggler[{quantity}]")), COMPARED[quantity].field
-            made[quantity] = compare_all(results, field, healthy, limit, possible(quantity))
-        return made[quantity]
+            comparison = compare_all(results, field, healthy, limit, possible(quantity))
+            made[quantity] = results, comparison
+        return comparison
 
     return once
 
@@ -103,4 +105,6 @@ def test_straggler(quantity, rates_of_all, place, comparison, criterion):
         why = f"of its siblings ({own.device}) {found} could be measured, and it takes {fewest} to compare"
         raise MeasurementError(f"{place.label}: {why}")
     clocks = own.evidence if way is None else own.evidence(way)
-    criterion.require(compared, evidence={"own": rates[place], **compared.evidence, "not measured": not_measured, **clocks})
+    evidence = {"own": rates[place], **compared.evidence, "not measured": not_measured, **clocks}
+    load = getattr(own, "host_load", None)
+    criterion.judge(Finding(value=compared, evidence=evidence, disturbed_by=None if load is None else load.disturbed_by))

@@ -141,7 +141,8 @@ def _own_tensors_gib() -> float:
     """What torch has taken on this process's GPU, in GiB; 0 where it has not used one."""
     import torch  # noqa: PLC0415 -- the controller does without
 
-    return torch.cuda.memory_reserved() / GIB if torch.cuda.is_initialized() else 0.0
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.memory_reserved() / GIB if is_used else 0.0
 
 
 def describe_process(pid: int, held_bytes: int | None) -> GpuProcess:

@@ -20,7 +20,8 @@ AGAIN = "measured again at the end"
 """A key of the evidence (true), and the words on the screen. The keys ``first look...`` have what the first look showed."""
 SHARE, LEAST_S = 0.5, 60.0
 """All second looks together begin within this share of the planned time of a run, and within so many seconds in any case."""
-SHOWN = 6
+SHOWN, LONGEST = 6, 160
+"""Criteria that are named, and characters of a first reason; all is in results.json."""
 
 
 def budget_s(planned_s: float) -> float:
@@ -48,11 +49,10 @@ def with_first_look(second: Record, first: Record) -> Record:
         "first look value": first.value,
         "first look reason": first.message,
     }
+    shown = f"{AGAIN}: {_value(second)}; first {WORDS[first.outcome]}: {_value(first) if first.value is not None else _short(first)}"
     if second.outcome == PASSED and not second.advisory:
-        remark = f"{AGAIN}; {_in_words(first)}"
-        return replace(second, evidence=evidence, remark="; ".join(filter(None, (second.remark, remark))))
-    shown = f"\n  {AGAIN}: {_value(second)}; {_in_words(first)}"
-    return replace(second, evidence=evidence, reason=f"{second.reason or second.outcome}{shown}")
+        return replace(second, evidence=evidence, remark="; ".join(filter(None, (second.remark, shown))))
+    return replace(second, evidence=evidence, reason=f"{second.reason or second.outcome}\n  {shown}")
 
 
 def in_words(records: Iterable[Record]) -> str:
@@ -65,8 +65,8 @@ def in_words(records: Iterable[Record]) -> str:
     return ", ".join([*shown[:SHOWN], *more])
 
 
-def _in_words(first: Record) -> str:
-    return f"first {WORDS[first.outcome]}: {first.message if first.value is None else _value(first)}"
+def _short(record: Record) -> str:
+    return record.message if len(record.message) <= LONGEST else f"{record.message[:LONGEST]}..."
 
 
 def _value(record: Record) -> str:

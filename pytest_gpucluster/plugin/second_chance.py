@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _pytest.runner import call_and_report, show_test_item  # no public way
+from _pytest.runner import call_and_report  # no public way
 
 from pytest_gpucluster.judging import second_chance
 from pytest_gpucluster.plugin import attempts
@@ -108,11 +108,12 @@ class SecondChance:
     def _may_wait(self, item: pytest.Item) -> bool:
         """Whether a second look at this test is of use: it measures, in no soak, and judges no whole run.
 
-        A test that is no plain function, or that a debugger looks at, is run by pytest.
+        A test that is no plain function is run by pytest, and so are all where somebody debugs tests or their fixtures.
         """
         is_plain = isinstance(item, pytest.Function) and not issubclass(item.cls or object, unittest.TestCase)
         is_judged = PAIR in item.stash and RULE not in item.stash and FIRST_LOOK not in item.stash
-        if not (is_plain and is_judged and uses_us(item)) or item.config.option.usepdb:
+        option = item.config.option
+        if not (is_plain and is_judged and uses_us(item)) or option.usepdb or option.setupshow or option.setuponly:
             return False
         return not (_judges_run(item) or self._phases.is_of_soak(item))
 
@@ -124,10 +125,7 @@ class SecondChance:
             item._initrequest()  # type: ignore[attr-defined]  # noqa: SLF001 -- as pytest does where a test is run again
         try:
             reports = [call_and_report(item, "setup", log=False)]
-            option = item.config.option
-            if reports[0].passed and option.setupshow:
-                show_test_item(item)
-            if reports[0].passed and not option.setuponly:
+            if reports[0].passed:
                 reports.append(call_and_report(item, "call", log=False))
             fixtures = _used(item, own["_request"])
             is_left, following = waits(item), nextitem

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.fleets import not_green, simulate
 from tests.support.runs import run_pytest, user_folder
 from tests.support.thresholds_files import entry, write_limits
 
@@ -133,3 +134,39 @@ def test_the_journal_has_both_outcomes(ran: FinishedRun) -> None:
         and (event["record"]["criterion"], event["record"]["place"]) == ("rate[quiet_later]", "node0-cpu0")
     ]
     assert found == ["noisy", "passed"]
+
+
+DISTURBED = ("node0-gpu0:noisy", "node1:loaded", "node0-gpu2:guest", "node1-gpu1:busy", "node0-gpu1:pcie")
+LINKS = {"host_to_device", "device_to_host"}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A simulated fleet: a disturbed link, a busy host, a competitor that leaves, one that stays, and a link at half its rate."""
+    chosen = ("-k", "host_to_device or device_to_host or no_foreign_process or bf16_tflops", "--gpucluster-level=quick")
+    return simulate(tmp_path_factory.mktemp("fleet"), "2x3", *chosen, bad=DISTURBED)
+
+
+def test_only_what_stays_is_left(fleet: FinishedRun) -> None:
+    """Of the disturbances, the program that stays; the slow link is a failure."""
+    found = {where: outcomes for where, outcomes in not_green(fleet).items() if set(outcomes) != {"not_selected"}}
+    bad = {where: {name: keys for name, keys in outcomes.items() if name != "not_selected"} for where, outcomes in found.items()}
+    assert set(bad) == {"gpu-node-0 gpu 1", "gpu-node-1 gpu 1"}, fleet.stdout[-3000:]
+    assert set(bad["gpu-node-1 gpu 1"]) == {"error"}
+    assert LINKS <= bad["gpu-node-0 gpu 1"]["failed"]
+    assert AGAIN not in fleet.row("host_to_device", "node0-gpu1")["evidence"]
+
+
+def test_each_disturbance_is_told(fleet: FinishedRun) -> None:
+    """The first look stands in the evidence: too close to call, the host with who, the GPU with who."""
+    firsts = {
+        place: fleet.row("host_to_device", place)["evidence"]["first look reason"]
+        for place in ("node0-gpu0", "node1-gpu0", "node0-gpu2", "node1-gpu1")
+    }
+    assert "too close to call" in firsts["node0-gpu0"]
+    assert firsts["node1-gpu0"].startswith("host not idle: stress-ng (pid 4712, alice) 800 % CPU (8.0 of 112 CPUs busy")
+    assert "38." in firsts["node1-gpu0"]
+    assert firsts["node0-gpu2"].startswith("GPU not idle: 23.4 GiB held by pid 4711 (python3)")
+    assert firsts["node1-gpu1"] == firsts["node0-gpu2"].replace("gpu-node-0", "gpu-node-1") or "not idle" in firsts["node1-gpu1"]
+    assert fleet.row("no_foreign_process", "node0-gpu2")["outcome"] == "passed"
+    assert fleet.row("bf16_tflops", "node0-gpu2")["outcome"] == "passed"
