@@ -78,6 +78,7 @@ class Run:
         self.readings = Readings(lambda: self.session.cluster, self.collection)
         self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
+        self.second_chance = SecondChance(self.phases, self.terminal.live, self._termination, self._look_again)
         self._is_due = False
 
     def register(self) -> None:
@@ -91,7 +92,7 @@ class Run:
             "screen": self.terminal.screen,
             "collection": self.collection,
             "phases": self.phases,
-            "second-chance": SecondChance(self.phases, self.terminal.live, self._termination, self._look_again),
+            "second-chance": self.second_chance,
             "end": self.end,
         }
         for name, plugin in plugins.items():

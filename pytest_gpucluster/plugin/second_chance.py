@@ -63,6 +63,9 @@ class SecondChance:
         self._waiting: dict[pytest.Item, _Waiting] = {}
         self._stale: frozenset[Any] = frozenset()
         self._began_s: float | None = None
+        self._border: pytest.Item | None = None
+        self.point_at: Callable[[pytest.Item], None] = lambda _item: None
+        """Called before a test that runs or is reported after the loop: a worker of pytest-xdist says which one it is."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -70,6 +73,7 @@ class SecondChance:
         try:
             result = yield
             for item in (queue := list(self._waiting)):
+                self.point_at(item)
                 following = queue[queue.index(item) + 1 :]
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following[0] if following else None)
                 if session.shouldfail or session.shouldstop:
@@ -77,17 +81,22 @@ class SecondChance:
             return result
         finally:
             for item in list(self._waiting):
+                self.point_at(item)
                 self._report_first(item, self._waiting.pop(item))
 
     @pytest.hookimpl
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run a test whose outcome may wait, or that has waited; None leaves any other test to pytest."""
+        """Run a test whose outcome may wait, or that has waited; None leaves any other test to pytest.
+
+        Unless it seems to be the last one, and others wait: then fixtures have to stay.
+        """
         waited = self._waiting.pop(item, None)
-        if waited is None and not self._may_wait(item):
+        may_wait = waited is None and self._may_wait(item)
+        if waited is None and not may_wait and (nextitem is not None or not self._waiting):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         if waited is None:
-            item.stash[WAITS] = True
+            item.stash[WAITS] = may_wait
             self._run(item, nextitem)
         elif self._is_over:
             self._report_first(item, waited)
@@ -119,36 +128,34 @@ class SecondChance:
 
     def _run(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Pytest's ``runtestprotocol``, whose reports are kept back while they may have to wait."""
-        session, own = item.session, vars(item)
-        properties = list(item.user_properties)
-        if not own.get("_request"):
-            item._initrequest()  # type: ignore[attr-defined]  # noqa: SLF001 -- as pytest does where a test is run again
+        properties, has_request = list(item.user_properties), hasattr(item, "_request")
+        if has_request and not item._request:  # noqa: SLF001 -- as pytest does
+            item._initrequest()  # type: ignore[attr-defined]  # noqa: SLF001 -- where a test is run again
         try:
             reports = [call_and_report(item, "setup", log=False)]
             if reports[0].passed:
                 reports.append(call_and_report(item, "call", log=False))
-            fixtures = _used(item, own["_request"])
-            is_left, following = waits(item), nextitem
-            if is_left:
-                following = self._following(item, nextitem)
-            else:
+            is_left = waits(item)
+            fixtures = _used(item) if is_left else frozenset()
+            if not is_left:
                 _log(item, reports)
-            if session.shouldfail or session.shouldstop:
-                following = None
+            is_over = item.session.shouldfail or item.session.shouldstop
+            following = None if is_over else self._following(item, nextitem, is_left=is_left)
             reports.append(call_and_report(item, "teardown", log=False, nextitem=following))
         finally:
-            item._request = False  # type: ignore[attr-defined]  # noqa: SLF001 -- as pytest does
-            item.funcargs = None  # type: ignore[attr-defined]
+            if has_request:
+                item._request = False  # type: ignore[attr-defined]  # noqa: SLF001 -- as pytest does
+                item.funcargs = None  # type: ignore[attr-defined]
         if is_left and waits(item):
             self._leave(item, _Waiting(reports=reports, fixtures=fixtures, properties=properties))
         else:
             _log(item, reports if is_left else reports[-1:])
 
-    def _following(self, item: pytest.Item, nextitem: Any) -> Any:
-        """Whose fixtures stay when this test ends that waits: where it is the last one, those of its own file."""
-        if nextitem is not None and not _judges_run(nextitem):
+    def _following(self, item: pytest.Item, nextitem: Any, *, is_left: bool) -> Any:
+        """Whose fixtures stay when this test ends: those of the next one; of its own file, where only this test waits."""
+        if nextitem is not None and not (is_left and _judges_run(nextitem)):
             return nextitem
-        return next(iter(self._waiting), item.parent)
+        return next(iter(self._waiting), item.parent if is_left else None)
 
     def _leave(self, item: pytest.Item, waiting: _Waiting) -> None:
         """Leave a test for later: before what judges the whole run, or at the end of pytest's list."""
@@ -156,9 +163,10 @@ class SecondChance:
         items = item.session.items
         if hasattr(item.config, "workerinput"):
             return  # its controller says which test of the list comes next
-        here = items.index(item)
-        last = (at for at in range(here + 1, len(items)) if _judges_run(items[at]))
-        items.insert(next(last, len(items)), item)
+        if self._border is None:
+            self._border = next((one for one in items if _judges_run(one)), None)
+        border = len(items) if self._border is None else items.index(self._border)
+        items.insert(border if border > items.index(item) else len(items), item)
 
     @property
     def _is_over(self) -> bool:
@@ -196,10 +204,11 @@ def _judges_run(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) is not None for name in WHOLE_RUN)
 
 
-def _used(item: Any, request: Any) -> frozenset[Any]:
+def _used(item: Any) -> frozenset[Any]:
     """The fixtures of a test that are kept for others: those that it names, and those that were asked for while it ran."""
     named = (item._fixtureinfo.name2fixturedefs.get(name, ()) for name in item.fixturenames)  # noqa: SLF001
-    every = [*(one for known in named for one in known), *getattr(request, "_fixture_defs", {}).values()]
+    asked = getattr(item._request, "_fixture_defs", {}).values()  # noqa: SLF001 -- pytest has no other way to them
+    every = [*(one for known in named for one in known), *asked]
     return frozenset(one for one in every if one.scope != "function")
 
 
