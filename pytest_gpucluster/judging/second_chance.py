@@ -49,7 +49,8 @@ def with_first_look(second: Record, first: Record) -> Record:
         "first look value": first.value,
         "first look reason": first.message,
     }
-    shown = f"{AGAIN}: {_value(second)}; first {WORDS[first.outcome]}: {_value(first) if first.value is not None else _short(first)}"
+    seen_first = _short(first) if first.value is None else _value(first)
+    shown = f"{AGAIN}: {_value(second)}; first {WORDS[first.outcome]}: {seen_first}"
     if second.outcome == PASSED and not second.advisory:
         return replace(second, evidence=evidence, remark="; ".join(filter(None, (second.remark, shown))))
     return replace(second, evidence=evidence, reason=f"{second.reason or second.outcome}\n  {shown}")

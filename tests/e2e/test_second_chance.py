@@ -142,7 +142,7 @@ LINKS = {"host_to_device", "device_to_host"}
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """A simulated fleet: a disturbed link, a busy host, a competitor that leaves, one that stays, and a link at half its rate."""
+    """A fleet: a disturbed link, a busy host, a competitor that leaves, one that stays, and a link at half its rate."""
     chosen = ("-k", "host_to_device or device_to_host or no_foreign_process or bf16_tflops", "--gpucluster-level=quick")
     return simulate(tmp_path_factory.mktemp("fleet"), "2x3", *chosen, bad=DISTURBED)
 
@@ -150,10 +150,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 def test_only_what_stays_is_left(fleet: FinishedRun) -> None:
     """Of the disturbances, the program that stays; the slow link is a failure."""
     found = {where: outcomes for where, outcomes in not_green(fleet).items() if set(outcomes) != {"not_selected"}}
-    bad = {where: {name: keys for name, keys in outcomes.items() if name != "not_selected"} for where, outcomes in found.items()}
+    bad = {where: {name: found[where][name] for name in found[where] if name != "not_selected"} for where in found}
     assert set(bad) == {"gpu-node-0 gpu 1", "gpu-node-1 gpu 1"}, fleet.stdout[-3000:]
     assert set(bad["gpu-node-1 gpu 1"]) == {"error"}
-    assert LINKS <= bad["gpu-node-0 gpu 1"]["failed"]
+    assert bad["gpu-node-0 gpu 1"]["failed"] >= LINKS
     assert AGAIN not in fleet.row("host_to_device", "node0-gpu1")["evidence"]
 
 
@@ -167,6 +167,6 @@ def test_each_disturbance_is_told(fleet: FinishedRun) -> None:
     assert firsts["node1-gpu0"].startswith("host not idle: stress-ng (pid 4712, alice) 800 % CPU (8.0 of 112 CPUs busy")
     assert "38." in firsts["node1-gpu0"]
     assert firsts["node0-gpu2"].startswith("GPU not idle: 23.4 GiB held by pid 4711 (python3)")
-    assert firsts["node1-gpu1"] == firsts["node0-gpu2"].replace("gpu-node-0", "gpu-node-1") or "not idle" in firsts["node1-gpu1"]
+    assert firsts["node1-gpu1"].startswith("GPU not idle: 23.4 GiB held by pid 4711 (python3)")
     assert fleet.row("no_foreign_process", "node0-gpu2")["outcome"] == "passed"
     assert fleet.row("bf16_tflops", "node0-gpu2")["outcome"] == "passed"

@@ -234,8 +234,10 @@ def test_what_the_kernel_does_not_count_is_not_known(host: PlantedHost) -> None:
     assert watch.load is None
 
 
-@pytest.mark.parametrize(("cpus", "used", "busy"), [(2, 0.6, True), (2, 0.3, False), (8, 2.1, True), (128, 1.5, False), (128, 2.5, True)])
-def test_how_much_is_busy(cpus: int, used: float, busy: bool) -> None:
+@pytest.mark.parametrize(
+    ("cpus", "used", "busy"), [(2, 0.6, True), (2, 0.3, False), (8, 2.1, True), (128, 1.5, False), (128, 2.5, True)]
+)
+def test_how_much_is_busy(cpus: int, used: float, busy: bool) -> None:  # noqa: FBT001 -- a parameter
     """Two CPUs, or a quarter of a small host."""
     load = HostLoad(
         total_cpus=cpus, while_cpus=used, idle_cpus=0.0, stolen_cpus=0.0, own_cpus=1.0, running=0, cpu_pressure_percent=None,
