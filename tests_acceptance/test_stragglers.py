@@ -107,4 +107,6 @@ def test_straggler(quantity, rates_of_all, place, comparison, criterion):
     clocks = own.evidence if way is None else own.evidence(way)
     evidence = {"own": rates[place], **compared.evidence, "not measured": not_measured, **clocks}
     load = getattr(own, "host_load", None)
+    if way is not None:
+        compared = siblings.with_repeats(compared, getattr(own, f"repeats_{way}_gb_s"), limit_percent=criterion.limit.value)
     criterion.judge(Finding(value=compared, evidence=evidence, disturbed_by=None if load is None else load.disturbed_by))

@@ -67,7 +67,9 @@ def in_words(records: Iterable[Record]) -> str:
 
 
 def _short(record: Record) -> str:
-    return record.message if len(record.message) <= LONGEST else f"{record.message[:LONGEST]}..."
+    """The cause of what software did, which names no place; else the reason."""
+    text = record.cause if record.cause is not None and record.blames == "software" else record.message
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def _value(record: Record) -> str:

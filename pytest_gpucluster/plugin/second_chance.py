@@ -17,6 +17,7 @@ import pytest
 from _pytest.runner import call_and_report  # no public way
 
 from pytest_gpucluster.judging import second_chance
+from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.plugin import attempts
 from pytest_gpucluster.plugin.activation import uses_us
 from pytest_gpucluster.plugin.phases import Phases, waits
@@ -174,14 +175,19 @@ class SecondChance:
         if self._termination.signal is not None:
             return True
         spent_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
-        return spent_s > second_chance.budget_s(self._live.planned_s)
+        return spent_s > self._budget_s
+
+    @property
+    def _budget_s(self) -> float:
+        return second_chance.budget_s(self._live.planned_s)
 
     def _begin(self, item: pytest.Item, waited: _Waiting) -> None:
         """Make a test as if it had not run, but for its first outcome. Before the first one, forget what was measured."""
         if self._began_s is None:
             self._began_s = time.monotonic()
             every = {item: waited, **self._waiting}
-            self._live.say(f"gpucluster: {second_chance.AGAIN}: {second_chance.in_words(one.stash[RECORD] for one in every)}")
+            what = second_chance.in_words(one.stash[RECORD] for one in every)
+            self._live.say(f"gpucluster: {second_chance.AGAIN}: {what}; for at most {in_words(self._budget_s)}")
             used = frozenset[Any]().union(*(one.fixtures for one in every.values()))
             self._stale = frozenset(one for one in used if one in self._phases.measuring or _has_raised(one))
             self._look_again()
