@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.hardware import spread
+from pytest_gpucluster.fleet.host_answers import host_load
 from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, made, pci_of, telemetry
 from pytest_gpucluster.fleet.simulation import hostname_of
 from pytest_gpucluster.inventory.identity import Identity, read_versions
 from pytest_gpucluster.inventory.nvlinks import ALONE, LinkCounters, NvLink
 from pytest_gpucluster.inventory.nvml import GpuCounters, GpuRepair, GpuState
-from pytest_gpucluster.inventory.occupancy import GpuProcess, HostLoad, HostProcess, Occupancy
+from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
 from pytest_gpucluster.inventory.reading import healthy
 from pytest_gpucluster.protocol.plain_data import to_plain
 
@@ -316,23 +317,5 @@ def host_link(call: SimulatedCall) -> Any:
         size_bytes=call.kwargs["size_bytes"],
         device=call.device,
         telemetry={way: telemetry(call) for way in ("h2d", "d2h", "both")},
-        host_load=to_plain(_host_load(loaded=loaded)),
-    )
-
-
-def _host_load(*, loaded: bool) -> HostLoad:
-    """Nobody, or somebody who keeps eight CPUs busy."""
-    users = [HostProcess(pid=4712, name="stress-ng", user="alice", cpus=8.0)] if loaded else []
-    others = 8.0 if loaded else 0.1
-    return HostLoad(
-        total_cpus=112,
-        while_cpus=others,
-        idle_cpus=others,
-        stolen_cpus=0.0,
-        own_cpus=1.0,
-        running=len(users),
-        cpu_pressure_percent=0.0,
-        memory_pressure_percent=0.0,
-        memory_gb_s=None,
-        users=users,
+        host_load=host_load(loaded=loaded),
     )

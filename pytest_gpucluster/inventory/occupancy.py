@@ -12,15 +12,16 @@ import os
 import pwd
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pytest_gpucluster.inventory.sysfs import PROC, RESCTRL, HostCounts, HostTask, read_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
+
+    from pytest_gpucluster.inventory.sysfs import HostCounts, HostTask
 
 GIB = 2**30
+PROC, RESCTRL = Path("/proc"), Path("/sys/fs/resctrl")
 IDLE_GIB = 0.25
 """Memory in use on an idle GPU at most. Idle takes a few MiB; a bare CUDA context on Hopper takes about 0.5 GiB."""
 RESERVED_GIB = 1.0
@@ -358,6 +359,8 @@ class HostWatch:
             self.load = _load_between(self._taken, self._proc, self._own_pid)
 
     def _read_twice(self) -> None:
+        from pytest_gpucluster.inventory.sysfs import read_counts  # noqa: PLC0415 -- whose a process is needs this file alone
+
         with contextlib.suppress(OSError, ValueError, LookupError):
             self._taken.append(read_counts(self._proc, self._resctrl))
             time.sleep(self._window_s)

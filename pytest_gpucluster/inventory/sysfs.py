@@ -14,8 +14,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SYS, PROC = Path("/sys"), Path("/proc")
-RESCTRL = SYS / "fs" / "resctrl"
+SYS = Path("/sys")
 
 
 def read_text(file: Path) -> str | NotAvailable:
@@ -102,7 +101,7 @@ class HostCounts:
     tasks: dict[int, HostTask]
 
 
-def read_counts(proc: Path = PROC, resctrl: Path = RESCTRL) -> HostCounts:
+def read_counts(proc: Path, resctrl: Path) -> HostCounts:
     """Read everything once.
 
     Raises:

@@ -130,8 +130,8 @@ class SecondChance:
     def _run(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Pytest's ``runtestprotocol``, whose reports are kept back while they may have to wait."""
         properties, has_request = list(item.user_properties), hasattr(item, "_request")
-        if has_request and not item._request:  # noqa: SLF001 -- as pytest does
-            item._initrequest()  # type: ignore[attr-defined]  # noqa: SLF001 -- where a test is run again
+        if has_request and not getattr(item, "_request", None):
+            item._initrequest()  # type: ignore[attr-defined]  # noqa: SLF001 -- as pytest does where a test is run again
         try:
             reports = [call_and_report(item, "setup", log=False)]
             if reports[0].passed:

@@ -201,7 +201,7 @@ def point_at(item: pytest.Item) -> None:
     """Say that a report that comes after the loop of this worker is of this test."""
     for plugin in item.config.pluginmanager.get_plugins():
         if type(plugin).__name__ == "WorkerInteractor":
-            plugin.item_index = item.session.items.index(item)  # type: ignore[attr-defined]  # xdist ships no types
+            plugin.item_index = item.session.items.index(item)
 
 
 def send_outcome(report: pytest.TestReport, record: Record, rule: Rule | None) -> None:
