@@ -6,6 +6,7 @@ What is compared, why with these tolerances, and how slow a GPU has to be to be 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -53,15 +54,13 @@ class Comparison:
 @pytest.fixture(scope="session")
 def compare(recipe, possible):
     """Compares the GPUs by a quantity: made once for what was measured, and not for every GPU."""
-    made = {}
+    made: dict[str, tuple[Any, Comparison]] = {}
 
     def once(quantity, results, limit):  # noqa: ANN202 - as in all of this suite
-        known, comparison = made.get(quantity, (None, None))
-        if known is not results:
+        if quantity not in made or made[quantity][0] is not results:
             healthy, field = siblings.Healthy(**recipe(f"straggler[{quantity}]")), COMPARED[quantity].field
-            comparison = compare_all(results, field, healthy, limit, possible(quantity))
-            made[quantity] = results, comparison
-        return comparison
+            made[quantity] = results, compare_all(results, field, healthy, limit, possible(quantity))
+        return made[quantity][1]
 
     return once
 

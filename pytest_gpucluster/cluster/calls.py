@@ -126,21 +126,6 @@ class Cluster:
         """By place, what used the GPU before this run; an error (kind ``not_idle``) where that was too much."""
         return self._at_start
 
-    def look_again(self) -> None:
-        """Read again who is on the GPUs that were not idle before this run: one whose user has left is measured from now on."""
-        busy = list(self.not_idle)
-        if not busy:
-            return
-        call = Call(
-            function=self._controller.name(read_occupancy_again),
-            ranks=[rank_of(place) for place in busy],
-            deadline_s=LOOK_DEADLINE_S,
-        )
-        found = idle_again(busy, self._controller.call(call))
-        kept = {place: self._at_start[place] for place in self._at_start if place not in self._at_start.errors}
-        errors = {place: error for place, error in self._at_start.errors.items() if place not in found}
-        self._at_start = Results({**kept, **found}, errors)
-
     @property
     def not_idle(self) -> dict[Place, MeasurementError]:
         """The GPUs that somebody else used before this run, each with its error."""
@@ -359,6 +344,19 @@ class Cluster:
         if not_idle is not None:
             raise not_idle
         return replies
+
+
+def look_again(cluster: Cluster) -> None:
+    """Read again who is on the GPUs that were not idle before this run: one whose user has left is measured from now on."""
+    before, busy = cluster.at_start, list(cluster.not_idle)
+    if not busy:
+        return
+    controller = cluster._controller  # noqa: SLF001 -- a part of the class, whose methods are enough
+    name, ranks = controller.name(read_occupancy_again), [rank_of(place) for place in busy]
+    found = idle_again(busy, controller.call(Call(function=name, ranks=ranks, deadline_s=LOOK_DEADLINE_S)))
+    kept = {place: before[place] for place in before if place not in before.errors}
+    errors = {place: error for place, error in before.errors.items() if place not in found}
+    cluster._at_start = Results({**kept, **found}, errors)  # noqa: SLF001 -- as above
 
 
 def _check(per: str, at_once: int | str | None, deadline_s: float | None) -> None:

@@ -267,7 +267,7 @@ class Criterion:
             return
         who = reading.disturbed_by or finding.disturbed_by
         if who is not None and not self._is_advisory:
-            error = self._host_not_idle(replace(reading, disturbed_by=who), places, facts)
+            error = _host_not_idle(self, replace(reading, disturbed_by=who), places, facts)
             self.first_error = self.first_error or error
             raise error
         names, advice = finding.names, finding.advice
@@ -289,17 +289,6 @@ class Criterion:
         if not self._is_advisory:
             raise CriterionFailedError(message)
         self.note(message)
-
-    def _host_not_idle(self, reading: _Reading, places: tuple[Place, ...], facts: Mapping[str, Any]) -> MeasurementError:
-        """The error of a value outside its limit that was measured beside the work of others: no fault of its part."""
-        hosts = tuple(dict.fromkeys(place.of_node for place in places))
-        message = failure_text.describe_disturbed(
-            self.threshold, reading.limit, reading.value, places=places, who=str(reading.disturbed_by), evidence=facts
-        )
-        advice = "end what keeps the host busy, or wait for its job"
-        step = failure_text.next_step(self.selection(self.place), is_noisy=False, advice=advice)
-        blame = Blame(part="host", cause="host not idle", advice=advice)
-        return MeasurementError(f"{message}\n{step}", culprits=hosts, kind="not_idle", blame=blame)
 
     def _leave_open(self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any]) -> None:
         """Too close to call by the worst reading: neither passed nor failed, and never a coin-flip.
@@ -387,6 +376,20 @@ def _coverage_error(criterion: Criterion, values: Mapping[Any, Any]) -> Measurem
         return None
     here = f"at {criterion.place}" if criterion.place is not None else "here"
     return MeasurementError(f"{key}: a value for {_ids(foreign)}, which is not required {here}")
+
+
+def _host_not_idle(
+    criterion: Criterion, reading: _Reading, places: tuple[Place, ...], facts: Mapping[str, Any]
+) -> MeasurementError:
+    """The error of a value outside its limit that was measured beside the work of others: no fault of its part."""
+    hosts = tuple(dict.fromkeys(place.of_node for place in places))
+    message = failure_text.describe_disturbed(
+        criterion.threshold, reading.limit, reading.value, places=places, who=str(reading.disturbed_by), evidence=facts
+    )
+    advice = "end what keeps the host busy, or wait for its job"
+    step = failure_text.next_step(criterion.selection(criterion.place), is_noisy=False, advice=advice)
+    blame = Blame(part="host", cause="host not idle", advice=advice)
+    return MeasurementError(f"{message}\n{step}", culprits=hosts, kind="not_idle", blame=blame)
 
 
 def _all_miss(samples: Sequence[float], limit: Limit) -> bool:

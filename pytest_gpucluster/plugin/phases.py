@@ -74,10 +74,9 @@ class Phases:
         self._current: pytest.Item | None = None
         self._fixtures: list[Any] = []
         self._own: list[Results] = []
-        self._of_fixtures: dict[str, list[Results]] = {}
+        self.of_fixtures: dict[str, list[Results]] = {}
+        """What was measured by the fixtures that are kept for several tests."""
         self._last_users: dict[tuple[Any, Place | None], pytest.Item] = {}
-        self.measuring: set[Any] = set()
-        """The fixtures that measured, and are kept for several tests."""
         self._soak: Soak | None = None
         self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
         """Puts a new outcome into its report, which crosses to the controller: in a worker of pytest-xdist only."""
@@ -106,8 +105,7 @@ class Phases:
         if shared is None:
             self._own.append(made)
         else:
-            self.measuring.add(shared)
-            self._of_fixtures.setdefault(shared.argname, []).append(made)
+            self.of_fixtures.setdefault(shared.argname, []).append(made)
 
     def _hollow(self, item: pytest.Item) -> MeasurementError | None:
         """Why a pass shows nothing: the function did not run, or left an error of its own measurements unread.
@@ -120,7 +118,7 @@ class Phases:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
         unread = [*self._own]
         for name in getattr(item, "fixturenames", ()):
-            made = self._of_fixtures.get(name, [])
+            made = self.of_fixtures.get(name, [])
             if self._is_last(item, name) or not any(one.is_read for one in made):
                 unread += made
         own = item.stash[PAIR].place
@@ -175,7 +173,7 @@ class Phases:
         """Remember which fixture is being set up: a measurement in it is for all tests that use the fixture."""
         self._fixtures.append(fixturedef)
         if fixturedef.scope != "function":  # of another one of this name, or of another parameter
-            self._of_fixtures.pop(fixturedef.argname, None)
+            self.of_fixtures.pop(fixturedef.argname, None)
         try:
             return (yield)
         finally:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.cluster.calls import look_again
 from pytest_gpucluster.cluster.parts import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
@@ -141,7 +142,7 @@ class Run:
     def _look_again(self) -> None:
         """Ask again who uses the GPUs that were not idle before this run; where nobody answers, what is known stays."""
         with contextlib.suppress(GpuclusterError):
-            self.session.cluster.look_again()
+            look_again(self.session.cluster)
 
     def pytest_sessionstart(self) -> None:
         """Handle SIGTERM from here on. No file is touched before the tests are collected and accepted."""

@@ -111,7 +111,6 @@ class SecondChance:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """End the fixtures whose measurement is taken again. An error of one is that of the test, as in any set-up."""
         stale, self._stale = self._stale, frozenset()
-        self._phases.measuring -= stale
         for fixture in stale:
             fixture.finish(item._request)  # type: ignore[attr-defined]  # noqa: SLF001 -- as pytest does
 
@@ -189,7 +188,7 @@ class SecondChance:
             what = second_chance.in_words(one.stash[RECORD] for one in every)
             self._live.say(f"gpucluster: {second_chance.AGAIN}: {what}; for at most {in_words(self._budget_s)}")
             used = frozenset[Any]().union(*(one.fixtures for one in every.values()))
-            self._stale = frozenset(one for one in used if one in self._phases.measuring or _has_raised(one))
+            self._stale = frozenset(one for one in used if one.argname in self._phases.of_fixtures or _has_raised(one))
             self._look_again()
         attempts.forget(item)
         item.stash[WAITS] = False
