@@ -1,11 +1,14 @@
 """How often repeats are judged wrong, or left open: by the rule of judging/noise.py, and by the one before it. No GPU.
 
-    python3 benchmarks/too_close_to_call.py [--healthy 10000] [--slow 30000] [--seed 30] [--only CRITERION ...]
+    python3 benchmarks/too_close_to_call.py [--healthy 10000] [--slow 30000] [--seed 30] [--second-look] [--only CRITERION ...]
 
 For each entry with `noise` it draws rounds of repeats as they were measured (MODELS), lets both rules judge them, and counts.
 A healthy part has the measured median; a slow one the same distribution with its median 5 % below the limit. Prints a table:
 how many healthy parts are left open, how many fail, how many slow parts are accepted, each before and now; and the rounds that
 a healthy part takes now. The same seed gives the same table. Takes some minutes.
+
+``--second-look`` prints another table: what a second look at the end of the run makes of it (judging/second_chance.py). A part
+that the first look leaves open is measured and judged once more, and that decides.
 """
 
 from __future__ import annotations
@@ -130,6 +133,15 @@ def judged_now(draw: Callable[[int], list[float]], count: int, allowed: float, t
     return outcome, len(settled.rounds)
 
 
+def judged_twice(draw: Callable[[int], list[float]], count: int, allowed: float, took_s: float) -> tuple[str, int]:
+    """The outcome by the rule of judging/noise.py, with a second look at what it leaves open; and how many rounds both took."""
+    outcome, rounds = judged_now(draw, count, allowed, took_s)
+    if outcome != OPEN:
+        return outcome, rounds
+    again, more = judged_now(draw, count, allowed, took_s)
+    return again, rounds + more
+
+
 def judged_before(draw: Callable[[int], list[float]], count: int, allowed: float, _took_s: float) -> tuple[str, int]:
     """The outcome by the rule until November 2026: a second measurement of three times the repeats, judged like the first."""
     for turn, size in enumerate((count, 3 * count), start=1):
@@ -171,6 +183,25 @@ def row(name: str, *, runs: tuple[int, int], seed: int) -> list[str]:
     return [*cells, f"{healthy[1][1]:.2f}"]
 
 
+NEAR_SHARES = (0.98, 1.0)
+"""Medians over the limit of parts that nobody may accept by luck either: 2 % below the limit, and just at it."""
+
+
+def row_of_second_look(name: str, *, runs: tuple[int, int], seed: int) -> list[str]:
+    """One row of the second table: healthy parts left open by one look and by both, then slow parts accepted by each.
+
+    Those near the limit are as many as the healthy ones: each takes all rounds.
+    """
+    count, allowed = repeats_of(name.split(",", maxsplit=1)[0])
+    model, cells = MODELS[name], [f"`{name}`"]
+    near = ((share, runs[0], PASSED) for share in NEAR_SHARES)
+    for median, number, counted in ((model.healthy, runs[0], OPEN), (SLOW, runs[1], PASSED), *near):
+        for rule in (judged_now, judged_twice):
+            found, _ = outcomes(rule, model, median, count=count, allowed=allowed, runs=number, seed=seed)
+            cells.append(f"{found[counted]}")
+    return cells
+
+
 def repeats_of(key: str) -> tuple[int, float]:
     """The repeats of one round by the entry's recipe, and its noise."""
     file = load(None)
@@ -186,15 +217,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--healthy", type=int, default=10_000, help="healthy parts for each entry")
     parser.add_argument("--slow", type=int, default=30_000, help="parts 5 %% below the limit for each entry")
     parser.add_argument("--seed", type=int, default=30)
+    parser.add_argument("--second-look", action="store_true", help="the table of what a second look makes of it")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="CRITERION")
     given = parser.parse_args(arguments)
     print(f"of {given.healthy} healthy and {given.slow} slow parts, seed {given.seed}\n")
     head = ["criterion", "repeats", "noise, %", "healthy open before", "now", "healthy failed before", "now"]
     head += ["slow accepted before", "now", "rounds of a healthy part"]
+    if given.second_look:
+        head = ["criterion", "healthy open, one look", "both"]
+        looks = [(share, look) for share in (SLOW, *NEAR_SHARES) for look in ("one look", "both")]
+        head += [f"{100 * (1 - share):.0f} % below accepted, {look}" for share, look in looks]
+    rows = row_of_second_look if given.second_look else row
     for cells in (head, ["---"] * len(head)):
         print(f"| {' | '.join(cells)} |")
     for name in given.only:
-        print(f"| {' | '.join(row(name, runs=(given.healthy, given.slow), seed=given.seed))} |", flush=True)
+        print(f"| {' | '.join(rows(name, runs=(given.healthy, given.slow), seed=given.seed))} |", flush=True)
     return 0
 
 

@@ -57,6 +57,11 @@ class Place:
         return "node" if self.gpu is None else "cpu" if self.id.endswith(f"-cpu{self.gpu}") else "gpu"
 
     @property
+    def of_node(self) -> Place:
+        """The node of this GPU as a place; a node itself."""
+        return self if self.gpu is None else Place(id=f"node{self.node}", node=self.node, hostname=self.hostname)
+
+    @property
     def part(self) -> str | None:
         """By what a person tells this GPU from others: its serial number, else its UUID; None where neither is known."""
         return f"serial {self.serial}" if self.serial else self.uuid

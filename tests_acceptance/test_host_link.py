@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pytest_gpucluster import MeasurementError
+from pytest_gpucluster import MeasurementError, health
 from pytest_gpucluster.measurements.host_link import host_link
 
 pytestmark = pytest.mark.links
@@ -16,11 +18,19 @@ def host_link_all(cluster, recipe):
     return cluster.run(host_link, per="node", **recipe("host_to_device_all"))
 
 
+WAYS = {"h2d": "host to device", "d2h": "device to host"}
+
+
 def judge(criterion, results, place, way):
-    """Judge one direction; show what separates a slow link from misplaced memory."""
-    link = results[place]
-    criterion.require(
-        results.repeated(place, f"{way}_gb_s", f"repeats_{way}_gb_s"),
+    """Judge one direction; show what separates a slow link from misplaced memory. All GPUs of a host slow are the host's."""
+    link, other = results[place], "d2h" if way == "h2d" else "h2d"
+    errors = results.errors
+    measured = {one: results[one] for one in results if one.node == place.node and one not in errors}
+    rates = {one: (getattr(found, f"{way}_gb_s"), getattr(found, f"{other}_gb_s")) for one, found in measured.items()}
+    shared = health.judge_shared_link(place, rates, holds=criterion.limit.holds, ways=(WAYS[way], WAYS[other]))
+    judged = replace(
+        shared,
+        value=results.repeated(place, f"{way}_gb_s", f"repeats_{way}_gb_s"),
         evidence={
             "NUMA node": link.numa_node,
             "memory on": link.pages_on,
@@ -31,6 +41,7 @@ def judge(criterion, results, place, way):
             **link.evidence(way),
         },
     )
+    criterion.judge(judged)
 
 
 def test_host_to_device(host_link_alone, place, criterion):

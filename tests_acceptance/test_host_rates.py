@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster import MeasurementError, siblings
+from pytest_gpucluster import Finding, MeasurementError, siblings
 from pytest_gpucluster.measurements.file_rates import file_rates
 from pytest_gpucluster.measurements.host_rates import host_memory, launch_latency
 
@@ -54,7 +54,9 @@ def test_scratch_read(scratch, node, criterion):
 def test_launch_latency(launches, place, criterion):
     """One launch of many in a row."""
     found = launches[place]
-    criterion.require(launches.repeated(place, "launch_us", "repeats_us"), evidence={"round trip us": found.round_trip_us})
+    load = {} if found.host_load is None else {"host load": found.host_load.text}
+    evidence = {"round trip us": found.round_trip_us, **load}
+    criterion.require(launches.repeated(place, "launch_us", "repeats_us"), evidence=evidence)
 
 
 COMPARED = {
@@ -93,4 +95,6 @@ def test_slow_host(quantity, rates_of_all, comparison, node, criterion):  # noqa
     compared = by_host.get(node)
     if compared is None or compared.shortfall.siblings < siblings.FEWEST_SIBLINGS:
         raise MeasurementError(f"{node.label}: of the other hosts {len(rates) - 1} could be measured, too few to compare")
-    criterion.require(compared, evidence={"own": rates[node], **compared.evidence, **own.evidence})
+    evidence = {"own": rates[node], **compared.evidence, **own.evidence}
+    load = getattr(own, "host_load", None)
+    criterion.judge(Finding(value=compared, evidence=evidence, disturbed_by=None if load is None else load.disturbed_by))

@@ -14,6 +14,7 @@ from pytest_gpucluster.cluster.unmeasurable import (
     error_for,
     errors_of_pairs,
     foreign_process_errors,
+    idle_again,
     merged,
     missing_error,
     rank_of,
@@ -21,6 +22,7 @@ from pytest_gpucluster.cluster.unmeasurable import (
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.inventory.occupancy import read_occupancy_again
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu
 from pytest_gpucluster.protocol.messages import CALL_VARIABLES
@@ -88,6 +90,7 @@ class Cluster:
         self.deadline_s = deadline_s
         self._controller = controller
         self._binding = binding
+        self._at_start = binding.at_start
         self._caller = caller
         self._variables: dict[str, str] = {}
         self._came: dict[Place, MeasurementError] = {}
@@ -121,7 +124,7 @@ class Cluster:
     @property
     def at_start(self) -> Results:
         """By place, what used the GPU before this run; an error (kind ``not_idle``) where that was too much."""
-        return self._binding.at_start
+        return self._at_start
 
     @property
     def not_idle(self) -> dict[Place, MeasurementError]:
@@ -341,6 +344,19 @@ class Cluster:
         if not_idle is not None:
             raise not_idle
         return replies
+
+
+def look_again(cluster: Cluster) -> None:
+    """Read again who is on the GPUs that were not idle before this run: one whose user has left is measured from now on."""
+    before, busy = cluster.at_start, list(cluster.not_idle)
+    if not busy:
+        return
+    controller = cluster._controller  # noqa: SLF001 -- a part of the class, whose methods are enough
+    name, ranks = controller.name(read_occupancy_again), [rank_of(place) for place in busy]
+    found = idle_again(busy, controller.call(Call(function=name, ranks=ranks, deadline_s=LOOK_DEADLINE_S)))
+    kept = {place: before[place] for place in before if place not in before.errors}
+    errors = {place: error for place, error in before.errors.items() if place not in found}
+    cluster._at_start = Results({**kept, **found}, errors)  # noqa: SLF001 -- as above
 
 
 def _check(per: str, at_once: int | str | None, deadline_s: float | None) -> None:

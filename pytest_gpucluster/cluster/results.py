@@ -121,10 +121,18 @@ class Results(Mapping[Any, Any]):
             place: where; None for what all places measured together.
             value: the name of the judged field (a key, where the measurement returned a dict).
             repeats: the name of the field that lists its repeats.
+
+        Who kept the host busy meanwhile is in ``host_load.disturbed_by`` of what was measured, where it has that.
         """
         measured = self.value if place is None else self[place]
         again = None if self._again is None else lambda: self._remeasured().repeated(place, value, repeats)
-        return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again, took_s=self.took_s)
+        return Repeats(
+            value=_field(measured, value),
+            samples=_field(measured, repeats),
+            again=again,
+            took_s=self.took_s,
+            disturbed_by=getattr(getattr(measured, "host_load", None), "disturbed_by", None),
+        )
 
     def by_node(self, nodes: Sequence[Place]) -> Results:
         """The same by node, for values of which each node has one.

@@ -66,7 +66,7 @@ def missing_error(place: Place, attendance: Attendance) -> MeasurementError:
             kind="missing",
             blame=Blame(part="gpu", cause=cause),
         )
-    node = place if place.gpu is None else _node_of(place)
+    node = place.of_node
     cause = f"{hostname} is absent"
     return MeasurementError(
         f"not run: {cause}: no such node joined ({count})",
@@ -90,6 +90,13 @@ def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
         kind="not_idle",
         blame=Blame(part="software", cause=f"GPU not idle: {one_line(found.text)}"),
     )
+
+
+def idle_again(busy: Iterable[Place], replies: Mapping[int, Reply]) -> dict[Place, Occupancy]:
+    """The places of ``busy`` whose GPU nobody else uses any more, by their second reading."""
+    read = {place: replies[rank_of(place)] for place in busy}
+    values = {place: reply.value for place, reply in read.items() if reply.ok and not reply.foreign_processes}
+    return {place: found for place, found in values.items() if not found.holders}
 
 
 def foreign_process_errors(replies: Mapping[int, Reply], group: Iterable[Place], *, what: str) -> dict[Place, MeasurementError]:
@@ -125,15 +132,10 @@ def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: st
     named, failed = frozenset(found.culprits), frozenset(found.failed)
     culprits = tuple(place for rank, place in by_rank.items() if rank in named)
     if found.blames == "host" and found.advice is not None:  # a state of the host, which each of its ranks may meet
-        culprits = tuple({place.node: _node_of(place) for place in culprits}.values())
+        culprits = tuple({place.node: place.of_node for place in culprits}.values())
     among = () if culprits else tuple(place for rank, place in by_rank.items() if rank in failed)
     blame = Blame(part=found.blames, cause=found.cause, among=among, advice=found.advice)
     return MeasurementError(found.text, culprits=culprits, kind=found.kind, blame=blame)
-
-
-def _node_of(place: Place) -> Place:
-    """The node of a GPU, as a place."""
-    return Place(id=f"node{place.node}", node=place.node, hostname=place.hostname)
 
 
 def errors_of_pairs(unmeasurable: Mapping[Place, MeasurementError], chosen: Sequence[Place]) -> Errors:

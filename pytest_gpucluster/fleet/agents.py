@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -81,6 +82,8 @@ class Speaker:
     """The ranks that are gone: they say and do nothing any more."""
     _held: dict[str, list[int]] = field(default_factory=dict)
     _have_been_late: set[int] = field(default_factory=set)
+    _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """How often each rank was called with each function."""
     quits: threading.Event = field(default_factory=threading.Event)
 
     def say_hello(self, *, late: bool) -> None:
@@ -113,7 +116,10 @@ class Speaker:
         if self.hardware.simulation.has(rank, "late") and rank not in self._have_been_late:
             self._have_been_late.add(rank)
             time.sleep(LATE_S / 8)
-        self._reply(call.id, rank, model.answer(group, call.function, rank=rank, kwargs=call.kwargs))
+        key = rank, f"{call.function.qualname} {sorted(call.kwargs.items())}"
+        reply = model.answer(group, call.function, rank=rank, kwargs=call.kwargs, turn=self._turns[key])
+        self._turns[key] += 1
+        self._reply(call.id, rank, reply)
 
     def abort(self, call: AbortCall) -> None:
         """Called when the controller releases ranks that wait for one that failed."""

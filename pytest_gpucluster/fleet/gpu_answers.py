@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.hardware import spread
+from pytest_gpucluster.fleet.host_answers import host_load
 from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, made, pci_of, telemetry
 from pytest_gpucluster.fleet.simulation import hostname_of
 from pytest_gpucluster.inventory.identity import Identity, read_versions
@@ -26,6 +27,10 @@ FALLEN = 79
 LEAST_BER = 1.5e-254
 """The least bit error rate that NVML can say."""
 SIMULATED = "simulated"
+NOISY_TURNS, NOISY_SHARE, NOISY_SPREAD = 13, 0.906, 0.3
+"""A disturbed link has its limit as its median, and wide repeats, in every round of a first look (judging/noise.py)."""
+LOADED_SHARE = 0.7
+"""What is left of a link while others keep the host busy."""
 OTHER_VERSION = "0.0.0+simulated"
 
 
@@ -56,7 +61,15 @@ def identity(call: SimulatedCall) -> Any:
 
 def occupancy(call: SimulatedCall) -> Any:
     """What uses the GPU before the run: nothing, unless that is planted."""
-    busy = call.has("busy")
+    return _occupancy(call, busy=call.has("busy") or call.has("guest"))
+
+
+def occupancy_again(call: SimulatedCall) -> Any:
+    """The same at the end of the run: a guest has left."""
+    return _occupancy(call, busy=call.has("busy"))
+
+
+def _occupancy(call: SimulatedCall, *, busy: bool) -> Any:
     found = Occupancy(
         uuid=call.uuid,
         memory_used_gib=23.5 if busy else 0.004,
@@ -276,7 +289,11 @@ def digests(call: SimulatedCall) -> Any:
 def host_link(call: SimulatedCall) -> Any:
     """Copies between GPU and host; slower while all GPUs of the node copy."""
     together = call.kwargs.get("together", False)
-    h2d, d2h = (call.rate(f"{way}_all" if together else way) for way in ("h2d", "d2h"))
+    noisy = call.has("noisy") and call.turn < NOISY_TURNS
+    loaded = call.has("loaded") and call.turn == 0
+    share = NOISY_SHARE if noisy else LOADED_SHARE if loaded else 1.0
+    h2d, d2h = (share * call.rate(f"{way}_all" if together else way) for way in ("h2d", "d2h"))
+    wide = NOISY_SPREAD if noisy else 0.003
     number, socket = call.kwargs["iterations"], int(call.place[1] >= call.hardware.simulation.gpus_per_node / 2)
     cpus = "56-111" if socket else "0-55"
     return made(
@@ -284,8 +301,8 @@ def host_link(call: SimulatedCall) -> Any:
         h2d_gb_s=h2d,
         d2h_gb_s=d2h,
         both_gb_s=1.6 * d2h,
-        repeats_h2d_gb_s=spread(h2d, number),
-        repeats_d2h_gb_s=spread(d2h, number),
+        repeats_h2d_gb_s=spread(h2d, number, relative=wide),
+        repeats_d2h_gb_s=spread(d2h, number, relative=wide),
         repeats_both_gb_s=spread(1.6 * d2h, number),
         h2d_remote_gb_s=None if together else 0.8 * h2d,
         d2h_remote_gb_s=None if together else 0.8 * d2h,
@@ -300,4 +317,5 @@ def host_link(call: SimulatedCall) -> Any:
         size_bytes=call.kwargs["size_bytes"],
         device=call.device,
         telemetry={way: telemetry(call) for way in ("h2d", "d2h", "both")},
+        host_load=host_load(loaded=loaded),
     )

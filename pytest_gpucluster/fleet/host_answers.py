@@ -10,6 +10,7 @@ from pytest_gpucluster.fleet.simulated_call import made
 from pytest_gpucluster.inventory.host import HostFacts, Mount
 from pytest_gpucluster.inventory.host_errors import MemoryController
 from pytest_gpucluster.inventory.nics import Nic, NicPort
+from pytest_gpucluster.inventory.occupancy import HostLoad, HostProcess
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 from pytest_gpucluster.inventory.reading import healthy
 from pytest_gpucluster.protocol.plain_data import to_plain
@@ -112,6 +113,25 @@ def file_rates(call: SimulatedCall) -> Any:
     )
 
 
+def host_load(*, loaded: bool = False) -> Any:
+    """Nobody, or somebody who keeps eight CPUs busy."""
+    users = [HostProcess(pid=4712, name="stress-ng", user="alice", cpus=8.0)] if loaded else []
+    others = 8.0 if loaded else 0.1
+    found = HostLoad(
+        total_cpus=112,
+        while_cpus=others,
+        idle_cpus=others,
+        stolen_cpus=0.0,
+        own_cpus=1.0,
+        running=len(users),
+        cpu_pressure_percent=0.0,
+        memory_pressure_percent=0.0,
+        memory_gb_s=None,
+        users=users,
+    )
+    return to_plain(found)
+
+
 def host_memory(call: SimulatedCall) -> Any:
     """Two sockets, alike."""
     rate = call.hardware.rate(call.rank, "triad")
@@ -128,6 +148,7 @@ def host_memory(call: SimulatedCall) -> Any:
         not_measured=[],
         cpus_allowed="0-111",
         size_bytes=call.kwargs["size_bytes"],
+        host_load=host_load(),
     )
 
 
@@ -140,6 +161,7 @@ def launch_latency(call: SimulatedCall) -> Any:
         round_trip_us=2 * LAUNCH_US,
         repeats_us=repeats,
         device=call.device,
+        host_load=host_load(),
     )
 
 

@@ -33,6 +33,7 @@ def _nothing(_call: SimulatedCall) -> None:
 ANSWERS: Mapping[str, Callable[[SimulatedCall], Any]] = {
     "inventory.identity:identity": gpu_answers.identity,
     "inventory.occupancy:read_occupancy": gpu_answers.occupancy,
+    "inventory.occupancy:read_occupancy_again": gpu_answers.occupancy_again,
     "measurements.collective_sizes:by_size": group_answers.by_size,
     "measurements.collectives:all_reduce": group_answers.all_reduce,
     "measurements.collectives:collective": group_answers.collective,
@@ -92,8 +93,10 @@ def failure(hardware: Hardware, function: FunctionName, rank: int) -> Failure | 
     return None
 
 
-def answer(group: SimulatedGroup, function: FunctionName, *, rank: int, kwargs: dict[str, Any]) -> Reply:
+def answer(group: SimulatedGroup, function: FunctionName, *, rank: int, kwargs: dict[str, Any], turn: int = 0) -> Reply:
     """The rank's answer to a call that does not fail; ``group``: its process group, itself without one.
+
+    ``turn``: how often the rank was called with this function before.
 
     A function that the model does not know is a failure: a simulated fleet makes no value up for it.
     """
@@ -102,7 +105,7 @@ def answer(group: SimulatedGroup, function: FunctionName, *, rank: int, kwargs: 
         error = f"a simulated fleet has no value of {function.module}:{function.qualname}"
         return Failure(kind="raised", type="NotSimulatedError", error=error, blames="software", entered=True)
     try:
-        value = ANSWERS[name](SimulatedCall(group=group, rank=rank, kwargs=kwargs))
+        value = ANSWERS[name](SimulatedCall(group=group, rank=rank, kwargs=kwargs, turn=turn))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # arguments that no packaged recipe has
         text = f"a simulated fleet cannot answer {function.qualname} with {kwargs}: {error!r}"
         return Failure(kind="raised", type="NotSimulatedError", error=text, blames="software", entered=True)

@@ -77,11 +77,15 @@ def _with_fault(group: SimulatedGroup, kind: FaultKind) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCall:
-    """The call of one rank: the ranks of its process group (itself without a group), and the arguments of the function."""
+    """The call of one rank: the ranks of its process group (itself without a group), and the arguments of the function.
+
+    ``turn``: how often the rank was called with this function before.
+    """
 
     group: SimulatedGroup
     rank: int
     kwargs: dict[str, Any]
+    turn: int = 0
 
     @property
     def hardware(self) -> Hardware:

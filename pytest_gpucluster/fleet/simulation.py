@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FaultKind: TypeAlias = Literal[
-    "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "fast", "hbm", "hung", "late",
-    "links", "lost", "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared", "slow", "sockets",
-    "throttled", "trunk", "uplink", "versions", "xid",
+    "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "fast", "guest", "hbm", "hung",
+    "late", "links", "loaded", "lost", "noisy", "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared",
+    "slow", "sockets", "throttled", "trunk", "uplink", "versions", "xid",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -31,11 +31,14 @@ FAULTS: Mapping[FaultKind, str] = {
     "disk": "the node's scratch is half as fast as others",
     "ecc": "has uncorrected memory errors and a row that waits for a remap",
     "fast": "is measured ten times as fast as it is, by a wrong clock",
+    "guest": "another program holds its memory, and has left when the others are measured",
     "hbm": "has 10 % less memory bandwidth",
     "hung": "hangs in the memory test",
     "late": "joins and answers late, and is healthy",
     "links": "its NVLinks carry half of their rate",
+    "loaded": "others keep the node's CPUs busy when its links to the host are measured for the first time",
     "lost": "the node is gone from the test under lasting load on",
+    "noisy": "its link to the host is disturbed until it is measured again",
     "nvlink": "one of its NVLinks is down",
     "nvls": "the all-reduce of the node runs without NVLink SHARP",
     "odd": "the node has another kernel",
@@ -59,6 +62,7 @@ NODES_ONLY = (
     "clock",
     "dimm",
     "disk",
+    "loaded",
     "lost",
     "nvls",
     "odd",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.health.growth import Counters, Limits
     from pytest_gpucluster.inventory.host import HostFacts
     from pytest_gpucluster.measurements.host import HostErrors
+    from pytest_gpucluster.places import Place
 
 __all__ = [
     "ClockReading",
@@ -31,6 +32,7 @@ __all__ = [
     "judge_host_errors",
     "judge_limits",
     "judge_settings",
+    "judge_shared_link",
     "judge_variables",
     "read_skews",
     "skews",
@@ -39,6 +41,8 @@ __all__ = [
 RDMA = ("infiniband", "roce", "efa")
 """Fabrics whose adapters need memory that stays where it is."""
 MIB = 2**20
+FEWEST_GPUS = 2
+"""Where fewer GPUs of a host were measured, nobody can say whether the host slows them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,30 @@ def judge_settings(facts: HostFacts) -> Finding:
     unknown = [f"{name} {value}" for name, value in hidden.items() if isinstance(value, NotAvailable)]
     shown = {"CPU governor": facts.governors, "CPU idle states": facts.idle_states, "IOMMU": facts.iommu}
     return _of_host(bad, unknown, {name: str(value) for name, value in shown.items()})
+
+
+def judge_shared_link(
+    place: Place, rates: Mapping[Place, tuple[float, float]], *, holds: Callable[[float], bool], ways: tuple[str, str]
+) -> Finding:
+    """Who is to blame for a slow link to the host: the host where all of its GPUs are slow in that direction, else the GPU.
+
+    Args:
+        place: the judged GPU.
+        rates: of each measured GPU, in GB/s (10^9 bytes a second): in the judged direction, and in the other one.
+        holds: whether a rate in the judged direction is within its limit.
+        ways: the judged direction and the other one, in words.
+    """
+    own_host = [rate for one, rate in rates.items() if one.node == place.node]
+    if len(own_host) < FEWEST_GPUS or any(holds(judged) for judged, _ in own_host):
+        return Finding()
+    by_way = zip(ways, zip(*own_host, strict=True), strict=True)
+    shown = [f"{way} {min(values):.4g} to {max(values):.4g} GB/s" for way, values in by_way]
+    return Finding(
+        bad={place.of_node: (f"all {len(own_host)} GPUs of this host are slow {'; '.join(shown)}",)},
+        kind="node",
+        advice="look at what the GPUs share: memory channels, PCIe root complex, IOMMU and power settings of the host; "
+        "a virtual machine cannot see what its neighbours do to the memory",
+    )
 
 
 def _of_host(bad: Sequence[str], unknown: Sequence[str], evidence: Mapping[str, Any], kind: Part = "host") -> Finding:

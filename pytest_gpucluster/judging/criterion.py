@@ -34,7 +34,7 @@ class _Reading:
 
     ``doubt`` says why it cannot be judged; None if it can. ``is_final``: more repeats could not clear the doubt. ``limit`` is
     the entry's, or wider where the spread of siblings explains more. ``confirmed``: it has repeats, and every one of them
-    misses the limit. ``remark``: what the value does not show of its repeats.
+    misses the limit. ``remark``: what the value does not show of its repeats. ``disturbed_by``: who else kept the host busy.
     """
 
     value: float
@@ -44,6 +44,7 @@ class _Reading:
     confirmed: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
     remark: str | None = None
+    disturbed_by: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,7 +111,8 @@ class Criterion:
             MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or it is better
                 than hardware can be (:func:`require_possible`). Or (kind ``noisy``) the siblings disagree, or the limit lies
                 inside the interval of the median after all rounds.
-            CriterionFailedError: outside the limit, and the entry is not advisory.
+            CriterionFailedError: outside the limit, and the entry is not advisory. Where others kept the host busy while the
+                value was measured, it is a MeasurementError (kind ``not_idle``) that names them.
         """
         self._require(value, Finding(evidence=evidence or {}, remark=remark))
 
@@ -190,6 +192,7 @@ class Criterion:
         """The median of all rounds; where that holds and more repeats stalled than the entry allows, their share."""
         first, unit, evidence = settled.rounds[0], self.limit.unit, {}
         value, samples, doubt = self._number(settled.value, place), samples_of(settled.rounds), settled.doubt
+        disturbed_by = next((one.disturbed_by for one in settled.rounds if one.disturbed_by is not None), None)
         if len(settled.rounds) > 1:
             evidence = {f"first measured {unit}": float(first.value), "measured again because": settled.why}
             evidence |= {"rounds": len(settled.rounds), "repeats": len(samples)}
@@ -202,6 +205,7 @@ class Criterion:
             confirmed=_all_miss(samples, self.limit),
             evidence=evidence,
             remark=hidden_by_median(samples, limit=self.limit, allowed=self.threshold.noise, stalls=self.threshold.stalls),
+            disturbed_by=disturbed_by,
         )
         allowed = self.threshold.stalls
         if allowed is None or doubt is not None or len(samples) < FEWEST or not self.limit.holds(value):
@@ -211,7 +215,7 @@ class Criterion:
             return reading
         limit = Limit(kind="max", value=100 * allowed, unit="%", basis="repeats that took twice as long as the median")
         shown = {f"median {unit}": value, "repeats": reading.remark, **evidence}
-        return _Reading(value=100 * share, limit=limit, is_final=settled.is_final, evidence=shown)
+        return _Reading(value=100 * share, limit=limit, is_final=settled.is_final, evidence=shown, disturbed_by=disturbed_by)
 
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""
@@ -232,12 +236,16 @@ class Criterion:
     # The judgement.
 
     def _worst(self, readings: Mapping[Any, _Reading]) -> Any:
-        """The name of the worst value, of those outside their limit if there are any; the lowest where higher is better."""
+        """The name of the worst value, of those outside their limit if there are any; the lowest where higher is better.
+
+        One that nobody disturbed comes before one that somebody did.
+        """
         sign = -1 if self.limit.is_floor else 1
 
-        def badness(name: Any) -> tuple[bool, float]:
+        def badness(name: Any) -> tuple[bool, bool, float]:
             reading = readings[name]
-            return not reading.limit.holds(reading.value), sign * reading.value
+            is_bad = not reading.limit.holds(reading.value)
+            return is_bad and reading.disturbed_by is None, is_bad, sign * reading.value
 
         return max(readings, key=badness)
 
@@ -257,6 +265,11 @@ class Criterion:
         if reading.limit.holds(reading.value):
             self._keep(self._record(PASSED, reading, facts))
             return
+        who = reading.disturbed_by or finding.disturbed_by
+        if who is not None and not self._is_advisory:
+            error = _host_not_idle(self, replace(reading, disturbed_by=who), places, facts)
+            self.first_error = self.first_error or error
+            raise error
         names, advice = finding.names, finding.advice
         at = failure_text.Located(blamed or places, names, is_path=not blamed)
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
@@ -286,8 +299,9 @@ class Criterion:
         """
         worst = self._worst(readings)
         reading, places = readings[worst], self._places_of(worst)
+        busy = f"; host not idle: {reading.disturbed_by}" if reading.disturbed_by is not None else ""
         message = failure_text.describe_noise(
-            self.threshold, reading.limit, reading.value, places=places, why=reading.doubt or ""
+            self.threshold, reading.limit, reading.value, places=places, why=f"{reading.doubt}{busy}"
         )
         message = f"{message}\n{failure_text.next_step(self.selection(self.place), is_noisy=True)}"
         facts = {**evidence, **reading.evidence}
@@ -363,6 +377,20 @@ def _coverage_error(criterion: Criterion, values: Mapping[Any, Any]) -> Measurem
         return None
     here = f"at {criterion.place}" if criterion.place is not None else "here"
     return MeasurementError(f"{key}: a value for {_ids(foreign)}, which is not required {here}")
+
+
+def _host_not_idle(
+    criterion: Criterion, reading: _Reading, places: tuple[Place, ...], facts: Mapping[str, Any]
+) -> MeasurementError:
+    """The error of a value outside its limit that was measured beside the work of others: no fault of its part."""
+    hosts = tuple(dict.fromkeys(place.of_node for place in places))
+    message = failure_text.describe_disturbed(
+        criterion.threshold, reading.limit, reading.value, places=places, who=str(reading.disturbed_by), evidence=facts
+    )
+    advice = "end what keeps the host busy, or wait for its job"
+    step = failure_text.next_step(criterion.selection(criterion.place), is_noisy=False, advice=advice)
+    blame = Blame(part="host", cause="host not idle", advice=advice)
+    return MeasurementError(f"{message}\n{step}", culprits=hosts, kind="not_idle", blame=blame)
 
 
 def _all_miss(samples: Sequence[float], limit: Limit) -> bool:

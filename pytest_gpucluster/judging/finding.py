@@ -45,6 +45,8 @@ class Finding:
         among: the nodes that share the bad part, if it is a part of none of them, such as a leaf switch. Places in ``bad`` are
             then bad by themselves as well, and both are culprits.
         behind: by the name of such a bad part, the nodes of ``among`` that share it: each part is a culprit.
+        disturbed_by: who else kept the host busy while ``value`` was measured: outside its limit, it is then an error and no
+            failure of the part.
     """
 
     bad: Facts = field(default_factory=dict)
@@ -58,6 +60,7 @@ class Finding:
     unknown_advice: str | None = None
     among: tuple[Place, ...] = ()
     behind: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    disturbed_by: str | None = None
 
     def __post_init__(self) -> None:
         """Leave out subjects without a text."""
@@ -136,6 +139,7 @@ def merge(findings: Iterable[Finding]) -> Finding:
         unknown_advice=first("unknown_advice"),
         among=first("among") or (),
         behind={name: nodes for one in every for name, nodes in one.behind.items()},
+        disturbed_by=first("disturbed_by"),
     )
 
 

@@ -43,13 +43,15 @@ STALLED = 0.5
 class Repeats:
     """A value and the repeats that it is the middle of, in one unit. ``again`` measures one more round in the same way.
 
-    ``took_s``: how long this round took, in seconds; 0 where nobody knows.
+    ``took_s``: how long this round took, in seconds; 0 where nobody knows. ``disturbed_by``: who else kept the host busy
+    meanwhile; None where nobody did, or nobody looked.
     """
 
     value: float
     samples: Sequence[float]
     again: Callable[[], Repeats] | None = None
     took_s: float = 0.0
+    disturbed_by: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse repeats that are not numbers.

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from pytest_gpucluster.judging.agreement import is_majority
+from pytest_gpucluster.judging.noise import FEWEST, spread_of
 
 Member = TypeVar("Member", bound=Hashable)
 
@@ -222,6 +223,21 @@ class Compared:
             "robust sigmas": self.shortfall.score,
             "siblings": self.shortfall.siblings,
         }
+
+
+def with_repeats(compared: Compared, samples: Sequence[float], *, limit_percent: float) -> Compared:
+    """Leave a member open that lies too far below, and whose own repeats spread by more than the limit.
+
+    Something disturbed it then, and its median says by how much: that is no difference between parts. A part that is slow by
+    itself is slow in each repeat.
+    """
+    is_outside = compared.shortfall.percent > max(limit_percent, compared.allowed_percent)
+    if compared.doubt is not None or not is_outside or len(samples) < FEWEST:
+        return compared
+    spread_percent = 100 * spread_of(samples).relative
+    if spread_percent <= limit_percent:
+        return compared
+    return replace(compared, doubt=f"its {len(samples)} repeats spread over {spread_percent:.1f} %, more than the limit")
 
 
 def _beside_median(number: int) -> float:

@@ -64,6 +64,7 @@ class Record:
         headline: the reason in one line, where that is not the first line of ``reason``.
         teardown: how the teardown failed after another failure or error.
         advice: what the part that is to blame asks for; None: what is usual for its kind.
+        is_disturbed: another process, or the load of the host, caused the error: a second look may do without.
     """
 
     criterion: str
@@ -88,6 +89,7 @@ class Record:
     headline: str | None = None
     teardown: str | None = None
     advice: str | None = None
+    is_disturbed: bool = False
 
     @property
     def unit(self) -> str | None:

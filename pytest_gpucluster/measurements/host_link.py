@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from pytest_gpucluster.errors import GpuMemoryError
 from pytest_gpucluster.inventory import numa
+from pytest_gpucluster.inventory.occupancy import HostLoad, HostWatch
 from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing
@@ -64,7 +65,8 @@ class HostLink:
     ``cpus`` is where the measurement ran, ``cpus_allowed`` where this process may run; ``cpus_are_local`` whether
     any of these is on ``numa_node``. ``pages_on`` are the nodes where the memory lay by the kernel, None where it does
     not say. ``memory_nodes`` are all nodes of the machine that have memory. ``telemetry`` is by kind (``h2d``, ``d2h``,
-    ``both``), one reading in each span; the link's generation and width are those under load.
+    ``both``), one reading in each span; the link's generation and width are those under load. ``host_load`` is what others
+    did on the host before, meanwhile and after; None where the kernel does not say it.
     """
 
     h2d_gb_s: float
@@ -86,12 +88,14 @@ class HostLink:
     size_bytes: int
     device: str
     telemetry: dict[str, Telemetry | None] = field(default_factory=dict)
+    host_load: HostLoad | None = None
 
     def evidence(self, way: str) -> dict[str, Any]:
         """The link's PCIe state and the GPU's clock, power, temperature and event reasons in one direction."""
         found = self.telemetry.get(way)
         link = {} if found is None else {"PCIe gen": or_none(found.pcie_gen_max), "PCIe width": or_none(found.pcie_width_min)}
-        return {**link, **evidence(found)}
+        load = {} if self.host_load is None else {"host load": self.host_load.text}
+        return {**link, **evidence(found), **load}
 
     @property
     def numa_is_known(self) -> bool:
@@ -166,7 +170,7 @@ def host_link(*, size_bytes: int, iterations: int, warmup: int, together: bool =
     allowed = frozenset(os.sched_getaffinity(0))
     local_cpus = allowed & locality.cpus_of(locality.node)
     device = torch.zeros(elements, dtype=torch.int64, device=timing.current_device())
-    with Snapshots(timing.gpu_uuid()) as snapshots:
+    with HostWatch() as watch, Snapshots(timing.gpu_uuid()) as snapshots:
         recipe = _Recipe(spans=iterations, warmup=warmup, together=together, snapshots=snapshots)
         near = _near(device, locality.node, local_cpus, recipe)
         far = None if together else _far(device, locality, allowed, recipe)
@@ -191,6 +195,7 @@ def host_link(*, size_bytes: int, iterations: int, warmup: int, together: bool =
         size_bytes=8 * elements,
         device=timing.device_name(),
         telemetry={way: snapshots.summary(way) for way in ("h2d", "d2h", "both")},
+        host_load=watch.load,
     )
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_gpucluster.inventory import numa
+from pytest_gpucluster.inventory.occupancy import HostLoad, HostWatch
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.protocol.functions import without_device
 
@@ -51,6 +52,7 @@ class HostMemory:
     """The triad's rate in GB/s on the slowest NUMA node, with its repeats, and on each.
 
     ``cpus_allowed`` is where this process may run; ``not_measured`` are the nodes with memory on which it may not.
+    ``host_load`` is what others did on the host before, meanwhile and after; None where the kernel does not say it.
     """
 
     triad_gb_s: float
@@ -59,12 +61,14 @@ class HostMemory:
     not_measured: list[int]
     cpus_allowed: str
     size_bytes: int
+    host_load: HostLoad | None = None
 
     @property
     def evidence(self) -> dict[str, Any]:
         """The rate on each NUMA node, with the CPUs that reached it."""
         rates = {f"NUMA node {one.node}": f"{one.triad_gb_s:.1f} GB/s by CPUs {one.cpus}" for one in self.nodes}
-        return {**rates, "CPUs allowed": self.cpus_allowed, "GiB each": self.size_bytes / 2**30}
+        load = {} if self.host_load is None else {"host load": self.host_load.text}
+        return {**rates, "CPUs allowed": self.cpus_allowed, "GiB each": self.size_bytes / 2**30, **load}
 
 
 @without_device
@@ -84,16 +88,17 @@ def host_memory(*, size_bytes: int, repeats: int, budget_s: float | None = None)
     allowed = frozenset(os.sched_getaffinity(0))
     cores = cores_by_node(allowed)
     measured: list[NumaRate] = []
-    for number, (node, cpus) in enumerate(cores.items()):
-        if not cpus:
-            continue
-        progress.report("triad" if node is None else f"triad on NUMA node {node}", number / len(cores))
-        _require_memory(node, size_bytes)
-        limit = {} if budget_s is None else {"budget_s": budget_s / sum(map(bool, cores.values()))}
-        rates = _triad(cpus, size_bytes, repeats, **limit)
-        measured.append(
-            NumaRate(node=node, triad_gb_s=statistics.median(rates), repeats_gb_s=rates, cpus=numa.format_cpulist(cpus))
-        )
+    with HostWatch() as watch:
+        for number, (node, cpus) in enumerate(cores.items()):
+            if not cpus:
+                continue
+            progress.report("triad" if node is None else f"triad on NUMA node {node}", number / len(cores))
+            _require_memory(node, size_bytes)
+            limit = {} if budget_s is None else {"budget_s": budget_s / sum(map(bool, cores.values()))}
+            rates = _triad(cpus, size_bytes, repeats, **limit)
+            measured.append(
+                NumaRate(node=node, triad_gb_s=statistics.median(rates), repeats_gb_s=rates, cpus=numa.format_cpulist(cpus))
+            )
     slowest = min(measured, key=lambda one: one.triad_gb_s)
     return HostMemory(
         triad_gb_s=slowest.triad_gb_s,
@@ -102,6 +107,7 @@ def host_memory(*, size_bytes: int, repeats: int, budget_s: float | None = None)
         not_measured=[node for node, cpus in cores.items() if node is not None and not cpus],
         cpus_allowed=numa.format_cpulist(allowed),
         size_bytes=size_bytes,
+        host_load=watch.load,
     )
 
 
@@ -214,13 +220,15 @@ class LaunchLatency:
     """Times of the host in microseconds, each a median.
 
     ``launch_us`` is the time of one launch of many without waiting, ``round_trip_us`` that of a launch and the wait for its
-    end. Both include torch's own part, some 2 us. ``repeats_us`` are the spans behind ``launch_us``.
+    end. Both include torch's own part, some 2 us. ``repeats_us`` are the spans behind ``launch_us``. ``host_load`` is as in
+    :class:`HostMemory`.
     """
 
     launch_us: float
     round_trip_us: float
     repeats_us: list[float]
     device: str
+    host_load: HostLoad | None = None
 
 
 def launch_latency(*, launches: int, repeats: int) -> LaunchLatency:
@@ -233,9 +241,10 @@ def launch_latency(*, launches: int, repeats: int) -> LaunchLatency:
     if launches < 1 or repeats < 1:
         raise ValueError(f"{launches} launches, {repeats} times, are nothing to measure")
     counter = torch.zeros(1, dtype=torch.int64, device=timing.current_device())
-    spans_us = [_row_us(counter, launches) for _ in range(repeats + 1)][1:]  # the first one loads the kernel
-    progress.report("round trips", 0.5)
-    trips_us = [_row_us(counter, 1) for _ in range(launches)]
+    with HostWatch() as watch:
+        spans_us = [_row_us(counter, launches) for _ in range(repeats + 1)][1:]  # the first one loads the kernel
+        progress.report("round trips", 0.5)
+        trips_us = [_row_us(counter, 1) for _ in range(launches)]
     if (total := int(counter.item())) != (repeats + 2) * launches:
         raise ArithmeticError(f"{(repeats + 2) * launches} launches added up to {total}")
     return LaunchLatency(
@@ -243,6 +252,7 @@ def launch_latency(*, launches: int, repeats: int) -> LaunchLatency:
         round_trip_us=statistics.median(trips_us),
         repeats_us=spans_us,
         device=timing.device_name(),
+        host_load=watch.load,
     )
 
 

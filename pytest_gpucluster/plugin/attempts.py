@@ -41,6 +41,12 @@ def count(item: pytest.Item, event: str) -> None:
     _counts(item)[event] += 1
 
 
+def forget(item: pytest.Item) -> None:
+    """Count from 0 again: the run itself looks at this test a second time."""
+    item.stash[_COUNTS] = Counter()
+    item.stash[_RAISED] = None
+
+
 @contextlib.contextmanager
 def counted_runs(item: pytest.Item) -> Iterator[None]:
     """Count every call of the test's own ``runtest``: pytest makes one, a plugin that repeats tests makes more."""

@@ -81,6 +81,11 @@ class Live:
         self._screen.write(text, **markup)
 
     @property
+    def planned_s(self) -> float:
+        """How long the whole run is planned to take, in seconds."""
+        return self._meter.planned_s
+
+    @property
     def is_line_due(self) -> bool:
         """Whether a log has had no line for a while."""
         return self._clock() - self._shown_s >= max(LOG_S, self._meter.planned_s / LOG_LINES)

@@ -234,6 +234,7 @@ def blamed(record: Record, error: MeasurementError | RanksFailedError) -> Record
         cause=blame.cause,
         among=tuple(place.id for place in blame.among),
         advice=blame.advice,
+        is_disturbed=getattr(error, "kind", None) == "not_idle",
     )
 
 

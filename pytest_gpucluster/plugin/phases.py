@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
-from pytest_gpucluster.judging.verdict import ERROR, FAILED
+from pytest_gpucluster.judging.second_chance import AGAIN, is_due, with_first_look
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, PASSED
 from pytest_gpucluster.plugin import soak_reports
 from pytest_gpucluster.plugin.attempts import attempts_of, count, counted_calls, counted_runs, hidden_by_a_hook
 from pytest_gpucluster.plugin.distributed import run_distributed_test
 from pytest_gpucluster.plugin.outcome import BAD, ItemContext, make_fit, outcome_of, show_waived
-from pytest_gpucluster.plugin.stash_keys import CRITERION, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE
+from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE, WAITS
 from pytest_gpucluster.reporting.junit import properties_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Phases:
         self._current: pytest.Item | None = None
         self._fixtures: list[Any] = []
         self._own: list[Results] = []
-        self._of_fixtures: dict[str, list[Results]] = {}
+        self.of_fixtures: dict[str, list[Results]] = {}
+        """What was measured by the fixtures that are kept for several tests."""
         self._last_users: dict[tuple[Any, Place | None], pytest.Item] = {}
         self._soak: Soak | None = None
         self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
@@ -103,7 +105,7 @@ class Phases:
         if shared is None:
             self._own.append(made)
         else:
-            self._of_fixtures.setdefault(shared.argname, []).append(made)
+            self.of_fixtures.setdefault(shared.argname, []).append(made)
 
     def _hollow(self, item: pytest.Item) -> MeasurementError | None:
         """Why a pass shows nothing: the function did not run, or left an error of its own measurements unread.
@@ -116,7 +118,7 @@ class Phases:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
         unread = [*self._own]
         for name in getattr(item, "fixturenames", ()):
-            made = self._of_fixtures.get(name, [])
+            made = self.of_fixtures.get(name, [])
             if self._is_last(item, name) or not any(one.is_read for one in made):
                 unread += made
         own = item.stash[PAIR].place
@@ -171,7 +173,7 @@ class Phases:
         """Remember which fixture is being set up: a measurement in it is for all tests that use the fixture."""
         self._fixtures.append(fixturedef)
         if fixturedef.scope != "function":  # of another one of this name, or of another parameter
-            self._of_fixtures.pop(fixturedef.argname, None)
+            self.of_fixtures.pop(fixturedef.argname, None)
         try:
             return (yield)
         finally:
@@ -220,7 +222,7 @@ class Phases:
             self._take_part(item, call, copy.copy(report))
         else:
             record = self._take(item, call, report)
-        if call.when == "teardown" and RECORD in item.stash:
+        if call.when == "teardown" and RECORD in item.stash and not waits(item):
             self._terminal.live.done(item.stash[RECORD])
         make_fit(report)  # last: whatever was put into the report is shown
         if record is not None and self.send is not None:
@@ -260,6 +262,11 @@ class Phases:
         record = outcome_of(report, call, test)
         if record is None:
             return None
+        first = item.stash.get(FIRST_LOOK, None)
+        if first is not None and AGAIN not in record.evidence:
+            record = with_first_look(record, first)
+            if record.outcome != PASSED and isinstance(report.longrepr, str):
+                report.longrepr = record.reason
         record = self._session.waive(record)
         if record.waiver is not None:
             show_waived(report, record.reason or "waived")
@@ -281,16 +288,26 @@ class Phases:
             self._session.recorder.record_outcome(replace(record, outcome=outcome, waivable=False))
 
     def _found_before(self, item: pytest.Item) -> Record | None:
-        """The bad outcome on record before this phase: of a round of a soak, or of another try of the same test."""
+        """The bad outcome on record before this phase: of a round of a soak, or of another try of the same test.
+
+        That of the first look is none: the second one decides.
+        """
         found = self._session.plan.record(*item.stash[PAIR].key)
-        return found if found is not None and found.outcome in BAD else None
+        if found is None or found is item.stash.get(FIRST_LOOK, None):
+            return None
+        return found if found.outcome in BAD else None
+
+    def is_of_soak(self, item: pytest.Item) -> bool:
+        """Whether the rounds of a soak judge this test too."""
+        uses = "soak" in getattr(item, "fixturenames", ())
+        return uses or (self._soak is not None and self._soak.has_work(item.stash[PAIR].criterion))
 
     def _unmeasured(self, item: pytest.Item) -> str | None:
         """What the soak of this test did not measure; None if it measured everything, or if the test has no soak."""
         if CRITERION not in item.stash:
             return None
         pair, soak = item.stash[PAIR], self._soak
-        if soak is None or not (soak.has_work(pair.criterion) or "soak" in getattr(item, "fixturenames", ())):
+        if soak is None or not self.is_of_soak(item):
             return None
         found: str | None = soak.unmeasured(pair.criterion, pair.place)
         return found
@@ -300,6 +317,11 @@ class Phases:
         known = {name for name, _ in item.user_properties}
         facts = properties_of(record, self._session.state.places().get(record.place or ""))
         item.user_properties += [(name, fact) for name, fact in facts if name not in known]
+
+
+def waits(item: pytest.Item) -> bool:
+    """Whether the outcome of a test is left for a second look."""
+    return item.stash.get(WAITS, False) and RECORD in item.stash and is_due(item.stash[RECORD])
 
 
 def _fixture_of(item: Any, name: str) -> tuple[Any, int]:

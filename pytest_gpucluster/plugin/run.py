@@ -7,6 +7,7 @@ Who has which hook of pytest::
     all_tests.py   what was collected, ignored and left out
     run.py         pytest_sessionstart, _runtestloop: start, self-test
     collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
+    second_chance.py  pytest_runtest_protocol, _runtestloop, _runtest_setup: what is undecided is run once more at the end
     phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
     screen.py      pytest_report_teststatus: no letters where a bar shows the progress
     end.py         pytest_keyboard_interrupt, _sessionfinish, _terminal_summary: verdict, reports, exit status
@@ -15,11 +16,13 @@ Who has which hook of pytest::
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.cluster.calls import look_again
 from pytest_gpucluster.cluster.parts import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
@@ -33,6 +36,7 @@ from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.run_readings import Readings
+from pytest_gpucluster.plugin.second_chance import SecondChance
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
 from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.protocol.secret import Secret
@@ -78,6 +82,7 @@ class Run:
         self.readings = Readings(lambda: self.session.cluster, self.collection)
         self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
+        self.second_chance = SecondChance(self.phases, self.terminal.live, self._termination, self._look_again)
         self._is_due = False
 
     def register(self) -> None:
@@ -91,6 +96,7 @@ class Run:
             "screen": self.terminal.screen,
             "collection": self.collection,
             "phases": self.phases,
+            "second-chance": self.second_chance,
             "end": self.end,
         }
         for name, plugin in plugins.items():
@@ -147,6 +153,11 @@ class Run:
     def note_results(self, made: Results) -> None:
         """Remember what was measured until its test has ended."""
         self.phases.note_results(made)
+
+    def _look_again(self) -> None:
+        """Ask again who uses the GPUs that were not idle before this run; where nobody answers, what is known stays."""
+        with contextlib.suppress(GpuclusterError):
+            look_again(self.session.cluster)
 
     def pytest_sessionstart(self) -> None:
         """Handle SIGTERM from here on. No file is touched before the tests are collected and accepted."""

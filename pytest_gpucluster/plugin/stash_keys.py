@@ -22,6 +22,10 @@ IN_BODY = pytest.StashKey[bool]()
 """Of a test: whether its body runs now, so that a report is of a block of ``subtests.test()``."""
 RECORD = pytest.StashKey[Record]()
 """Of a test that has run: its outcome so far."""
+FIRST_LOOK = pytest.StashKey[Record]()
+"""Of a test that is measured again: the outcome of the first look."""
+WAITS = pytest.StashKey[bool]()
+"""Of a test: whether an undecided outcome waits for a second look."""
 COMMAND = pytest.StashKey[tuple[str, ...]]()
 """Of the configuration: the words that a user typed where another command started pytest."""
 SIMULATION = pytest.StashKey[Simulation]()

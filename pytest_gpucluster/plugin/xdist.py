@@ -51,6 +51,7 @@ def register(config: pytest.Config, run: Run, relayed: RelayedController | None)
         config.pluginmanager.register(XdistController(config, run), "gpucluster-xdist")
     else:
         run.phases.send = send_outcome
+        run.second_chance.point_at = point_at
         config.pluginmanager.register(XdistWorker(relayed), "gpucluster-xdist")
 
 
@@ -194,6 +195,13 @@ def _needs_all(item: pytest.Item) -> bool:
     place = item.stash[PAIR].place
     is_of_one_gpu = place is not None and place.gpu is not None
     return item.get_closest_marker("distributed") is not None or (not is_of_one_gpu and uses_us(item))
+
+
+def point_at(item: pytest.Item) -> None:
+    """Say that a report that comes after the loop of this worker is of this test."""
+    for plugin in item.config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":
+            plugin.item_index = item.session.items.index(item)
 
 
 def send_outcome(report: pytest.TestReport, record: Record, rule: Rule | None) -> None:

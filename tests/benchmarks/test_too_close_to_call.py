@@ -33,6 +33,19 @@ def test_a_busy_host_leaves_no_healthy_link_open(script: Any) -> None:
     assert slow["passed"] == 0
 
 
+def test_a_second_look_accepts_no_slow_link(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a host of 8 GPUs leaves links open, both looks together leave fewer, and accept no link 5 % below its limit."""
+    model = script.MODELS["host_to_device, busy host of 8 GPUs"]
+    terms = {"count": 20, "allowed": 0.08, "seed": 7}
+    once, _ = script.outcomes(script.judged_now, model, model.healthy, runs=400, **terms)
+    twice, _ = script.outcomes(script.judged_twice, model, model.healthy, runs=400, **terms)
+    slow, _ = script.outcomes(script.judged_twice, model, script.SLOW, runs=200, **terms)
+    assert twice["open"] < once["open"]
+    assert slow["passed"] == 0
+    script.main(["--healthy", "5", "--slow", "5", "--second-look", "--only", "hbm_bandwidth"])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("| `hbm_bandwidth` | 0 | 0 | 0 | 0 |")
+
+
 def test_the_same_seed_gives_the_same_table(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Word for word."""
     arguments = ["--healthy", "5", "--slow", "5", "--only", "hbm_bandwidth", "host_to_device"]

@@ -92,8 +92,9 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
 PLANTED_PAIR = [("node0-gpu1", "node0-gpu2"), ("node0-gpu2", "node0-gpu1")]
 WITHOUT_A_RANK = ("absent", "busy", "lost", "versions")
 """Faults that take every measurement over all GPUs along."""
-NOT_ONE_EACH = ("shared", "clique", "fast", "links", "trunk")
-"""A fault of which no value tells, one of other GPUs, a wrong clock, and two that are searched: each has tests of its own."""
+NOT_ONE_EACH = ("shared", "clique", "fast", "links", "trunk", "guest", "loaded", "noisy")
+"""A fault of which no value tells, one of other GPUs, a wrong clock, two that are searched, and three that are gone in a second
+look (test_second_chance.py): each has tests of its own."""
 
 
 def with_rails(folder: Path) -> str:

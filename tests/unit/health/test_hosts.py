@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.health.hosts import HINTS, HostMinimum, judge_limits, judge_settings, judge_variables
+from pytest_gpucluster.health.hosts import HINTS, HostMinimum, judge_limits, judge_settings, judge_shared_link, judge_variables
 from pytest_gpucluster.inventory.host import HostFacts
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.places import Inventory, Place
 from tests.support.findings import NOTHING, said
 
 HIDDEN = NotAvailable("Permission denied")
@@ -137,3 +137,48 @@ def test_each_hint(hint: Any) -> None:
 def test_variables_that_are_right(variables: dict[str, str]) -> None:
     """No hint; nor for what a run sets by itself."""
     assert judge_variables(variables, fabric="infiniband").count == 0
+
+
+# Links to the host that are all slow.
+
+WAYS = ("host to device", "device to host")
+
+
+def links(*rates: tuple[float, float], node: int = 0) -> dict[Place, tuple[float, float]]:
+    """The GPUs of one host, with their rates in the judged direction and in the other one."""
+    return {Place(id=f"node{node}-gpu{gpu}", node=node, gpu=gpu, hostname="h"): rate for gpu, rate in enumerate(rates)}
+
+
+def blamed(rates: dict[Place, tuple[float, float]]) -> tuple[str, ...]:
+    """Who is blamed for the first GPU's link, beside the GPU itself, at a limit of 50 GB/s."""
+    found = judge_shared_link(next(iter(rates)), rates, holds=lambda rate: rate > 50, ways=WAYS)
+    assert (found.kind == "node") is bool(found.bad)
+    return tuple(place.id for place in found.culprits(()))
+
+
+@pytest.mark.parametrize(
+    ("rates", "names"),
+    [
+        (links((45.5, 54.6), (45.6, 54.6)), ("node0",)),
+        (links(*[(45.5, 45.0)] * 8), ("node0",)),
+        (links((45.5, 54.6), (55.0, 54.6)), ()),
+        (links((45.5, 54.6), (45.5, 54.6), (50.5, 54.6)), ()),
+        (links((45.5, 54.6)), ()),
+        (links((55.5, 54.6), (55.5, 54.6)), ()),
+        (links((45.5, 54.6)) | links((45.5, 54.6), node=1), ()),
+        (links((45.5, 54.6), (45.5, 54.6)) | links((55.5, 54.6), node=1), ("node0",)),
+    ],
+)
+def test_a_host_whose_links_are_all_slow_is_to_blame(rates: dict[Place, tuple[float, float]], names: tuple[str, ...]) -> None:
+    """All GPUs of one host in one direction: the host. One alone, one that holds, or GPUs of different hosts: the GPU."""
+    assert blamed(rates) == names
+
+
+def test_both_directions_stand_in_the_finding() -> None:
+    """With what to look at, and what a virtual machine cannot see."""
+    rates = links((45.5, 54.6), (45.6, 54.7))
+    found = judge_shared_link(next(iter(rates)), rates, holds=lambda rate: rate > 50, ways=WAYS)
+    (fact,) = found.facts
+    assert "all 2 GPUs of this host are slow host to device 45.5 to 45.6 GB/s; device to host 54.6 to 54.7 GB/s" in fact
+    assert "PCIe root" in str(found.advice)
+    assert "virtual machine" in str(found.advice)

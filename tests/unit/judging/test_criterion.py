@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,9 @@ from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import text_of
 from tests.support.entries import limit, threshold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 A = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
 B = Place(id="node0-gpu1", node=0, gpu=1, rank=1, hostname="gpu-node-0")
@@ -406,3 +410,86 @@ def test_a_remark_stays_with_the_value(value: float) -> None:
         judge.require(value, remark="compared with itself")
     assert judge.judged is not None
     assert judge.judged.remark == ("compared with itself" if value > 700 else None)
+
+
+# A host that others keep busy.
+
+WHO = "stress-ng (pid 4711, alice) 800 % CPU (8.0 of 112 CPUs busy with others)"
+
+
+def measured(value: float, *, disturbed: str | None = WHO, again: Callable[[], Repeats] | None = None) -> Repeats:
+    """Ten equal repeats, measured while somebody kept the host busy."""
+    return Repeats(value=value, samples=[value] * 10, disturbed_by=disturbed, again=again)
+
+
+def test_a_value_beside_the_work_of_others_is_no_failure() -> None:
+    """An error that names who, the value and its limit; the host is to blame, and not the GPU."""
+    judge = criterion(noise=0.08)
+    with pytest.raises(MeasurementError) as caught:
+        judge.require(measured(500))
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(f"host not idle: {WHO} on ")
+    assert "500 TFLOPS, not above 700 TFLOPS" in first
+    assert (caught.value.kind, caught.value.blames) == ("not_idle", "host")
+    assert [place.id for place in caught.value.culprits] == [f"node{A.node}"]
+    assert judge.judged is None
+    assert judge.first_error is caught.value, "a test that swallows it does not make it green"
+
+
+def test_a_value_that_holds_passes_though_the_host_was_busy() -> None:
+    """The load could only have made it slower."""
+    judge = criterion(noise=0.08)
+    judge.require(measured(800))
+    assert judge.judged is not None
+    assert judge.judged.outcome == "passed"
+
+
+def test_a_busy_host_in_any_round_counts() -> None:
+    """Also where the first round, or the last one, was quiet."""
+    third = measured(690, disturbed=None)
+    second = measured(690, again=lambda: third)
+    with pytest.raises(MeasurementError, match="host not idle"):
+        criterion(noise=0.08).require(measured(690, disturbed=None, again=lambda: second))
+
+
+def test_an_idle_host_excuses_nothing() -> None:
+    """One GPU alone that is slow fails as before."""
+    with pytest.raises(CriterionFailedError):
+        criterion(noise=0.08).require(measured(500, disturbed=None))
+
+
+def test_a_quiet_failure_beside_a_disturbed_value_is_a_failure() -> None:
+    """Of several places, the one that nobody disturbed decides."""
+    judge = criterion(None, noise=0.08)
+    with pytest.raises(CriterionFailedError):
+        judge.require({A: measured(400), B: measured(500, disturbed=None)})
+    assert judge.judged is not None
+    assert judge.judged.culprits == (B.id,)
+
+
+def test_an_undecided_value_names_who_was_there() -> None:
+    """Too close to call stays too close to call, with who may have disturbed it."""
+    judge = criterion(noise=0.08)
+    samples = [690.0, 710.0] * 5
+    with pytest.raises(MeasurementError, match=re.escape(f"host not idle: {WHO}")) as caught:
+        judge.require(Repeats(value=700.1, samples=samples, disturbed_by=WHO))
+    assert caught.value.kind == "noisy"
+
+
+def test_a_comparison_beside_the_work_of_others_is_no_failure() -> None:
+    """A host that is slower than its siblings because somebody works there: what a finding says of it counts as well."""
+    judge = criterion(kind="max", value=6)
+    with pytest.raises(MeasurementError, match="host not idle"):
+        judge.judge(Finding(value=compared(30.0), disturbed_by=WHO))
+    judge = criterion(kind="max", value=6)
+    judge.judge(Finding(value=compared(2.0), disturbed_by=WHO))
+    assert judge.judged is not None
+    assert judge.judged.outcome == "passed"
+
+
+def test_an_advisory_miss_beside_the_work_of_others_stays_a_remark() -> None:
+    """It is no failure anyway."""
+    judge = criterion(noise=0.08, severity="advisory")
+    judge.require(measured(500))
+    assert judge.judged is not None
+    assert judge.judged.advisory

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.judging.siblings import Compared, Healthy, Siblings, compare
+from pytest_gpucluster.judging.siblings import Compared, Healthy, Shortfall, Siblings, compare, with_repeats
 from tests.support.healthy_siblings import SEEN, draw_hosts, straggler_entries
 
 if TYPE_CHECKING:
@@ -262,3 +262,27 @@ def test_slow_siblings_are_named_or_left_open(quantity: str, plant: str) -> None
             outcomes, _ = judged(quantity, [slowed])
             slow = [found for found, share in zip(outcomes, shares, strict=True) if share == 1]
             assert PASSED not in slow, (size, slowed)
+
+
+# A member whose own repeats are disturbed.
+
+
+@pytest.mark.parametrize(
+    ("percent", "allowed_percent", "spread", "is_open"),
+    [
+        (9.0, 2.0, 0.31, True),
+        (9.0, 2.0, 0.05, False),
+        (7.0, 2.0, 0.31, False),
+        (9.0, 10.0, 0.31, False),
+        (50.0, 2.0, 0.0, False),
+    ],
+)
+def test_a_disturbed_link_is_not_named_slow(percent: float, allowed_percent: float, spread: float, *, is_open: bool) -> None:
+    """49.97 GB/s with a spread of 31 % beside siblings at 54.8 is left open. A link that is slow in each repeat fails."""
+    shortfall = Shortfall(percent=percent, score=9.0, siblings=3, median=54.8, mad=0.1, explained_percent=allowed_percent)
+    member = Compared(shortfall=shortfall, allowed_percent=allowed_percent, doubt=None)
+    samples = [50.0 * (1 + 1.25 * spread * (at / 19 - 0.5)) for at in range(20)]
+    found = with_repeats(member, samples, limit_percent=8.0)
+    assert (found.doubt is not None) is is_open
+    assert found.shortfall is shortfall
+    assert with_repeats(member, samples[:2], limit_percent=8.0) is member

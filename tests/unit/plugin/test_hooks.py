@@ -21,6 +21,9 @@ APART = {
 TWICE = {
     "pytest_collection": "options.py has a hint for every command line; collection.py belongs to a run",
     "pytest_collection_modifyitems": "options.py starts a run that nothing asked for; collection.py belongs to a run",
+    "pytest_runtest_protocol": "second_chance.py runs a test in place of pytest; phases.py is round that",
+    "pytest_runtest_setup": "second_chance.py ends what is measured again; phases.py says whether a test begins",
+    "pytest_runtestloop": "run.py has what comes before the first test, second_chance.py what comes after the last one",
     "pytest_sessionstart": "all_tests.py is there in every project; run.py belongs to a run",
 }
 

@@ -1,0 +1,78 @@
+"""What is measured once more when the rest of a run is over, and what both looks say together. Pure.
+
+Undecided is what was too close to call, and what another process or the host kept from being measured. The second look
+decides alone: a disturbance makes a part slower, so the first value says nothing against a healthy part. What the first look
+decided stays decided: a failure is never measured again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.verdict import ERROR, MISSING, NOISY, PASSED, WORDS, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+AGAIN = "measured again at the end"
+"""A key of the evidence (true), and the words on the screen. The keys ``first look...`` have what the first look showed."""
+SHARE, LEAST_S = 0.5, 60.0
+"""All second looks together begin within this share of the planned time of a run, and within so many seconds in any case."""
+SHOWN, LONGEST = 6, 160
+"""Criteria that are named, and characters of a first reason; all is in results.json."""
+
+
+def budget_s(planned_s: float) -> float:
+    """How many seconds the second looks of a run may use before the last one begins; ``planned_s``: of the whole run."""
+    return max(LEAST_S, SHARE * planned_s)
+
+
+def is_due(record: Record) -> bool:
+    """Whether a test with this outcome is measured once more. A waived outcome has somebody who answers for it."""
+    is_open = record.outcome == NOISY or (record.outcome == ERROR and record.is_disturbed)
+    return is_open and record.waiver is None and record.teardown is None
+
+
+def with_first_look(second: Record, first: Record) -> Record:
+    """The outcome of the second look, with what the first one showed in its evidence and in its text.
+
+    A second look that did not take place (the run was ended, a node was lost) leaves the first outcome.
+    """
+    if second.outcome == MISSING:
+        return replace(first, reason=f"{first.reason}\n  not measured again: {second.message}")
+    evidence = {
+        **second.evidence,
+        AGAIN: True,
+        "first look": first.outcome,
+        "first look value": first.value,
+        "first look reason": first.message,
+    }
+    seen_first = _short(first) if first.value is None else _value(first)
+    shown = f"{AGAIN}: {_value(second)}; first {WORDS[first.outcome]}: {seen_first}"
+    if second.outcome == PASSED and not second.advisory:
+        return replace(second, evidence=evidence, remark="; ".join(filter(None, (second.remark, shown))))
+    return replace(second, evidence=evidence, reason=f"{second.reason or second.outcome}\n  {shown}")
+
+
+def in_words(records: Iterable[Record]) -> str:
+    """What is measured again, by criterion: ``host_to_device 2, device_to_host``."""
+    counts: dict[str, int] = {}
+    for record in records:
+        counts[record.criterion] = counts.get(record.criterion, 0) + 1
+    shown = [name if number == 1 else f"{name} {number}" for name, number in counts.items()]
+    more = [f"and {len(shown) - SHOWN} more criteria"] if len(shown) > SHOWN else []
+    return ", ".join([*shown[:SHOWN], *more])
+
+
+def _short(record: Record) -> str:
+    """The cause of what software did, which names no place; else the reason."""
+    text = record.cause if record.cause is not None and record.blames == "software" else record.message
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _value(record: Record) -> str:
+    if record.value is None:
+        return WORDS[record.outcome]
+    return f"{format_number(float(record.value))} {record.unit}"
