@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 RESULTS_DIR = "gpucluster-results"
 LEVELS = ("quick", "standard", "soak")
+JUNIT_FORMS = ("place", "node", "criterion")
+"""What one testcase of the JUnit file is about."""
 DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SOAK_S = 8 * 3600.0
 """How long ``soak`` without a duration lasts."""
@@ -61,6 +63,12 @@ OPTIONS = (
         repeats=True,
         help="the tests of this part alone, by its identity: UUID, serial number or gpuN; repeatable",
     ),
+    Option(
+        name="--gpucluster-junit",
+        metavar="place|node|criterion",
+        help="what a testcase of the JUnit file is about (default: place; of more than 20,000 testcases node)",
+    ),
+    Option(name="--gpucluster-junit-strict", help="a JUnit file without properties inside testcases, for strict schemas"),
     Option(name="--gpucluster-selftest", help="plant faults before the run, and say which it finds"),
 )
 COMPARED = ("--gpucluster-profile", "--gpucluster-expect", "--gpucluster-level")
@@ -90,7 +98,13 @@ class PartName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that the options ask for. ``only``: the parts whose tests are selected; all without one."""
+    """Everything that the options ask for.
+
+    Attributes:
+        only: the parts whose tests are selected; all without one.
+        junit: what a testcase of the JUnit file is about; None: by their number.
+        junit_strict: the JUnit file has no properties inside testcases.
+    """
 
     thresholds: Path | None
     profile: str | None
@@ -102,6 +116,8 @@ class Settings:
     inline: bool
     selftest: bool = False
     only: tuple[PartName, ...] = ()
+    junit: str | None = None
+    junit_strict: bool = False
 
 
 def results_dir(given: argparse.Namespace, *, start: Path) -> Path:
@@ -131,6 +147,8 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         inline=given.gpucluster_inline,
         selftest=given.gpucluster_selftest,
         only=tuple(map(parse_part, given.gpucluster_only or ())),
+        junit=parse_junit(given.gpucluster_junit),
+        junit_strict=given.gpucluster_junit_strict,
     )
 
 
@@ -169,6 +187,19 @@ def parse_part(text: str) -> PartName:
     if not host or (colon and not part):
         raise ConfigurationError(f"--gpucluster-only: {text!r} names no part; say HOST, HOST:UUID, HOST:SERIAL or HOST:gpu3")
     return PartName(host=host, part=part or None)
+
+
+def parse_junit(text: str | None) -> str | None:
+    """What a testcase of the JUnit file is about.
+
+    Raises:
+        ConfigurationError: another word than :data:`JUNIT_FORMS`.
+    """
+    if text is not None and text not in JUNIT_FORMS:
+        raise ConfigurationError(
+            f"--gpucluster-junit: {text!r} is not one of {', '.join(JUNIT_FORMS)}.{did_you_mean(text, JUNIT_FORMS)}"
+        )
+    return text
 
 
 def parse_level(text: str) -> tuple[str, float | None]:

@@ -13,6 +13,8 @@ from pytest_gpucluster.controller.call import LAST_CALL_S
 from pytest_gpucluster.judging.verdict import ACCEPTED, MISSING, NOT_SELECTED, PASSED, WAIVED, Verdict
 from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname, written_whole
 from pytest_gpucluster.plugin.outcome import BAD
+from pytest_gpucluster.plugin.verdict_item import report_verdict
+from pytest_gpucluster.reporting.junit import verdict_testcase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -120,7 +122,9 @@ class End:
         self.verdict = self._session.decide()
         error = self._session.recorder.finish(self.verdict)
         self._disk_errors += [error] if error is not None else []
-        finish_junit(self._config, self._session.recorder.report(self.verdict))
+        report = self._session.recorder.report(self.verdict)
+        report_verdict(session, verdict_testcase(report))
+        finish_junit(self._config, report)
         session.exitstatus = self._exit_status(session)
 
     def _why_unfinished(self, session: pytest.Session) -> tuple[str, str]:

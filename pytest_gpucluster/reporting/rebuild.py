@@ -6,13 +6,14 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.settings import JUNIT_FORMS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
-from pytest_gpucluster.reporting.results import ReportedTest, RunReport
+from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class JournalState:
     verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
     unread: list[int] = field(default_factory=list)
+    junit: JunitForm = JunitForm()
 
     def take(self, event: dict[str, Any]) -> None:
         """Add one event. An unknown event belongs to a newer version and is ignored."""
@@ -58,6 +60,7 @@ class JournalState:
 
     def _on_started(self, event: dict[str, Any]) -> None:
         self.facts, self.versions = event["facts"], event["versions"]
+        self.junit = _junit_form(event.get("settings", {}))
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_planned(self, event: dict[str, Any]) -> None:
@@ -138,7 +141,14 @@ class JournalState:
             facts=facts,
             is_rehearsal=self.terms.rehearsal or self.terms.simulated,
             is_rebuilt=True,
+            junit=self.junit,
         )
+
+
+def _junit_form(settings: Mapping[str, str]) -> JunitForm:
+    """What the run was asked of its JUnit file; a journal of an older version does not say it."""
+    form = settings.get("junit")
+    return JunitForm(form=form if form in JUNIT_FORMS else None, is_strict=settings.get("junit_strict") == "True")
 
 
 def read_journal(path: Path) -> JournalState:
