@@ -83,7 +83,9 @@ class _Hooks:
         hook: Callable[..., Any] = manager.subset_hook_caller(name, [one for one in left_out if one is not None])
         if name in PHASES:
             return _then(hook, getattr(self._item, PHASES[name]))
-        return _corrected(hook, self._item) if name == "pytest_runtest_logreport" else hook
+        if name == "pytest_runtest_makereport":
+            return _made(hook, self._item)
+        return _shown(hook, self._item) if name == "pytest_runtest_logreport" else hook
 
 
 def add_verdict(session: pytest.Session) -> None:
@@ -132,18 +134,29 @@ def _then(hook: Callable[..., Any], phase: Callable[[], None]) -> Callable[..., 
     return call
 
 
-def _corrected(hook: Callable[..., Any], item: VerdictItem) -> Callable[..., Any]:
-    """The hook that gives a report to the reporters: a report that a plugin changed says again what the verdict is."""
+def _made(hook: Callable[..., Any], item: VerdictItem) -> Callable[..., Any]:
+    """The hook that makes the report of a phase."""
 
-    def call(report: pytest.TestReport) -> None:
-        is_bad = report.when == item.bad_phase
-        expected = item.bad_outcome if is_bad else "passed"
-        if report.outcome != expected:
-            report = _own_report(item, when=report.when)
-        item.is_shown = item.is_shown or is_bad or (item.bad_phase is None and report.when == "call")
-        hook(report=report)
+    def call(**arguments: Any) -> pytest.TestReport:
+        return _corrected(hook(**arguments), item)
 
     return call
+
+
+def _shown(hook: Callable[..., Any], item: VerdictItem) -> Callable[..., Any]:
+    """The hook that gives a report to the reporters."""
+
+    def call(report: pytest.TestReport) -> None:
+        item.is_shown = item.is_shown or report.when == (item.bad_phase or "call")
+        hook(report=_corrected(report, item))
+
+    return call
+
+
+def _corrected(report: pytest.TestReport, item: VerdictItem) -> pytest.TestReport:
+    """The report; one that a plugin changed says again what the verdict is."""
+    expected = item.bad_outcome if report.when == item.bad_phase else "passed"
+    return report if report.outcome == expected else _own_report(item, when=report.when)
 
 
 def _own_report(item: VerdictItem, when: Any = None) -> pytest.TestReport:

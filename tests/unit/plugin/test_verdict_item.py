@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,6 @@ from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.plugin import verdict_item
 from pytest_gpucluster.plugin.verdict_item import NODEID, VerdictItem
 from pytest_gpucluster.reporting.junit import verdict_testcase
-from pytest_gpucluster.reporting.junit_folding import Testcase
 from pytest_gpucluster.reporting.rebuild import CUT_SHORT, NO_VERDICT, JournalState
 from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 from tests.support import reporters
@@ -21,6 +21,8 @@ from tests.support.fleet_records import failed, fleet
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
+
+    from pytest_gpucluster.reporting.junit_folding import Testcase
 
 PLACES = fleet(2, 2)
 TESTS = "def test_good(): pass\ndef test_other(): pass\n"
@@ -136,6 +138,8 @@ def session(folder: Path, kind: str, *options: str, tests: str = TESTS, conftest
     """A session with a verdict of this kind; its exit code, and what its reporters were told in order."""
     (folder / "test_own.py").write_text(tests, encoding="utf-8")
     (folder / "conftest.py").write_text(conftest, encoding="utf-8")
+    for module in ("test_own", "conftest"):  # of the session before
+        sys.modules.pop(module, None)
     run = Run(verdict_testcase(RUNS[kind][1]))
     code = pytest.main([*QUIET, f"--rootdir={folder}", *options, "test_own.py"], plugins=[run])
     return int(code), run.ran
