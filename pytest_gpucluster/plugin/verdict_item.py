@@ -6,6 +6,7 @@ run, and it runs when the verdict is decided, however the session ended. So noth
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -108,11 +109,10 @@ def report_verdict(session: pytest.Session, testcase: Testcase) -> None:
     session.testscollected = len(session.items)
     item.testcase = testcase
     item.user_properties += testcase.properties
-    try:
+    with contextlib.suppress(Exception):  # pytest.exit too: nothing that a plugin raises here may cost a report
         item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
-    finally:
-        if not item.is_shown:
-            item.ihook.pytest_runtest_logreport(report=_own_report(item))
+    if not item.is_shown:
+        item.ihook.pytest_runtest_logreport(report=_own_report(item))
 
 
 def _new_item(session: pytest.Session) -> VerdictItem:
