@@ -77,8 +77,7 @@ def are_few(testcases: Sequence[Testcase]) -> bool:
 
 
 def folded_nodeid(nodeid: str, place: Place | None, form: str) -> str:
-    """The node id of the testcase that an outcome is folded into: ``test_b[x-node3-gpu5]`` is ``test_b[x-node3]`` or
-    ``test_b[x]``."""
+    """The node id of the testcase that an outcome is in: of ``test_b[x-node3-gpu5]`` ``test_b[x-node3]`` or ``test_b[x]``."""
     address, bracket, parameters = nodeid.partition("[")
     if form == "place" or place is None or not bracket or not parameters.endswith("]"):
         return nodeid

@@ -13,7 +13,7 @@ from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDIC
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
-from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
+from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class JournalState:
     verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
     unread: list[int] = field(default_factory=list)
-    junit: JunitForm = JunitForm()
+    junit: JunitForm = BY_NUMBER
 
     def take(self, event: dict[str, Any]) -> None:
         """Add one event. An unknown event belongs to a newer version and is ignored."""

@@ -10,7 +10,7 @@ from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
 from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
-from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
+from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class RunStatus:
     terms: Terms
     places: Mapping[str, Place]
     facts: Mapping[str, Any]
-    junit: JunitForm = JunitForm()
+    junit: JunitForm = BY_NUMBER
 
 
 class Recorder:

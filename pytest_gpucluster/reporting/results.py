@@ -133,6 +133,10 @@ class JunitForm:
     is_strict: bool = False
 
 
+BY_NUMBER = JunitForm()
+"""Nothing was asked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """Everything that results.json and a JUnit file are made from.
@@ -151,7 +155,7 @@ class RunReport:
     facts: Mapping[str, Any]
     is_rehearsal: bool
     is_rebuilt: bool = False
-    junit: JunitForm = JunitForm()
+    junit: JunitForm = BY_NUMBER
 
     @property
     def waivers(self) -> list[str]:

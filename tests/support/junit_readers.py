@@ -43,7 +43,7 @@ CHILDREN: dict[str, set[str]] = {
 
 
 def gitlab(text: str) -> Iterator[str]:
-    """Size, elements, testcases, long texts, and names: "only the first test is used and others with the same name are ignored"."""
+    """Size, elements, testcases, long texts, and names: of duplicates "only the first test is used"."""
     root = ET.fromstring(text)  # noqa: S314 -- our own file
     cases = [*root.iter("testcase")]
     numbers = {

@@ -63,9 +63,7 @@ def of_html(folder: Path) -> list[Reported]:
     (blob,) = re.findall(r'data-jsonblob="(.*?)"></div>', page, re.DOTALL)
     tests = json.loads(blob)["tests"]
     return [
-        Reported(name=one["testId"], outcome=one["result"].lower(), text=one["log"])
-        for rows in tests.values()
-        for one in rows
+        Reported(name=one["testId"], outcome=one["result"].lower(), text=one["log"]) for rows in tests.values() for one in rows
     ]
 
 

@@ -68,7 +68,9 @@ def objections(text: str, *, jenkins: bool = False, buildkite: bool = False) -> 
 def large() -> tuple[dict[str, Place], list[Record], list[str]]:
     """128 x 8, with 5 % of all GPUs bad."""
     places = fleet(128, 8)
-    bad = [name for number, name in enumerate(name for name, place in places.items() if place.gpu is not None) if number % 20 == 7]
+    bad = [
+        name for number, name in enumerate(name for name, place in places.items() if place.gpu is not None) if number % 20 == 7
+    ]
     return places, records_of(places, gpu=GPU_CRITERIA, node=NODE_CRITERIA, bad=bad), bad
 
 
