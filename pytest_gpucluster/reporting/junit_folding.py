@@ -108,13 +108,13 @@ def _fold(nodeid: str, group: Sequence[JudgedCase], places: Mapping[str, Place])
             nodeid=nodeid, kind=one.kind, message=one.message, text=one.text, error_type=one.error_type, output=one.output
         )
     outputs = [f"{_where(case, places)}: {case.testcase.output}" for case in group if case.testcase.output is not None]
-    listed = [f"{_where(case, places)}: {SAID[case.testcase.kind]}: {case.testcase.message}" for case in others]
+    listed = [f"{SAID[case.testcase.kind]}: {_said(case, places)}" for case in others]
     kinds = Counter(case.testcase.kind for case in others)
     counts = ", ".join(f"{kinds[kind]} of {len(group)} {SAID[kind]}" for kind in WORST_FIRST if kinds[kind])
     return Testcase(
         nodeid=nodeid,
         kind=one.kind,
-        message=f"{counts}; the worst is {_where(worst, places)}: {one.message}" if others else "",
+        message=f"{counts}; the worst: {_said(worst, places)}" if others else "",
         text="\n".join([*listed, "", f"{_where(worst, places)}:", one.text]),
         error_type=one.error_type,
         output="\n".join(outputs) or None,
@@ -125,6 +125,12 @@ def _badness(case: JudgedCase) -> tuple[int, float]:
     """Smaller is worse: by kind, then by how far outside its limit the value is."""
     margin = case.record.margin_percent
     return WORST_FIRST.index(case.testcase.kind), margin if margin is not None else 0.0
+
+
+def _said(case: JudgedCase, places: Mapping[str, Place]) -> str:
+    """The message of a testcase, which names its place."""
+    where, message = _where(case, places), case.testcase.message
+    return message if where in message else f"{where}: {message}"
 
 
 def _where(case: JudgedCase, places: Mapping[str, Place]) -> str:

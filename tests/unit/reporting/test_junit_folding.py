@@ -150,11 +150,12 @@ def test_the_worst_is_named_and_every_bad_one_listed(form: str) -> None:
     (case, _) = cases_of(junit_text(report_of(records, places, form=form))).values()
     (body,) = case.findall("failure")
     message, text = body.attrib["message"], body.text or ""
-    assert message.startswith("2 of 5 failed, 1 of 5 not measured; the worst is gpu-node-0 gpu 2 ")
+    assert message.startswith("2 of 5 failed, 1 of 5 not measured; the worst: gpu-node-0 gpu 2 ")
     assert "498" in message
     lines = text.split("\n\n")[0].splitlines()
-    assert [line.split(" serial")[0] for line in lines] == [f"gpu-node-0 gpu {number}" for number in (1, 2, 3)]
-    assert lines[2].endswith("not measured: rank 3 was lost")
+    words = [("failed", 1), ("failed", 2), ("not measured", 3)]
+    assert [line.split(" serial")[0] for line in lines] == [f"{word}: gpu-node-0 gpu {number}" for word, number in words]
+    assert lines[2].endswith("(node0-gpu3): rank 3 was lost")
     output = case.findtext("system-out") or ""
     assert [f"remark of node0-gpu{number}" in output for number in range(5)] == [True, False, False, False, True]
 
