@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.reporting.junit import VERDICT_CASE, Testcase
+from pytest_gpucluster.reporting.junit import VERDICT_CASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pytest_gpucluster.reporting.junit_folding import Testcase
 
 NODEID = f"::{VERDICT_CASE}"
 """Its node id: a test of no file. Allure takes every node id for ``file::name``."""
@@ -80,8 +83,11 @@ class _Hooks:
         if name == "pytest_exception_interact":
             return _do_nothing  # a verdict is no place for a debugger
         manager = self._item.config.pluginmanager
-        left_out = [manager.get_plugin(one) for one in (*OF_TESTS, *((RUNNER,) if name in PHASES else ()))]
-        hook: Callable[..., Any] = manager.subset_hook_caller(name, [one for one in left_out if one is not None])
+        names = (*OF_TESTS, RUNNER) if name in PHASES else OF_TESTS
+        left_out = [manager.get_plugin(one) for one in names if manager.hasplugin(one)]
+        if name in PHASES or name == "pytest_runtest_protocol":
+            left_out += filter(_is_conftest, manager.get_plugins())
+        hook: Callable[..., Any] = manager.subset_hook_caller(name, left_out)
         if name in PHASES:
             return _then(hook, getattr(self._item, PHASES[name]))
         if name == "pytest_runtest_makereport":
@@ -118,6 +124,11 @@ def report_verdict(session: pytest.Session, testcase: Testcase) -> None:
 def _new_item(session: pytest.Session) -> VerdictItem:
     item: VerdictItem = VerdictItem.from_parent(session, name=VERDICT_CASE, nodeid=NODEID)
     return item
+
+
+def _is_conftest(plugin: object) -> bool:
+    """Whether a plugin is for the tests of a folder: its set-up of a test may take a minute, and the verdict is in no folder."""
+    return Path(getattr(plugin, "__file__", None) or "").name == "conftest.py"
 
 
 def _do_nothing(**_: Any) -> None:
@@ -162,7 +173,7 @@ def _corrected(report: pytest.TestReport, item: VerdictItem) -> pytest.TestRepor
 def _own_report(item: VerdictItem, when: Any = None) -> pytest.TestReport:
     """The report of a phase, by default of the one that says the verdict, as nobody changed it."""
     assert item.testcase is not None
-    phase = when or item.bad_phase or "call"
+    phase: Any = when or item.bad_phase or "call"
     is_bad = phase == item.bad_phase
     words: Any = item.testcase.text
     if item.bad_outcome == "skipped":

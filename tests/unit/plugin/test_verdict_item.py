@@ -206,6 +206,7 @@ def test_no_option_leaves_it_out(tmp_path: Path, kind: str, options: str) -> Non
 
 
 CONFTESTS = {
+    "takes long": "import time\ndef pytest_runtest_setup(item):\n    if 'verdict' in item.name: time.sleep(600)",
     "reverses": "def pytest_collection_modifyitems(items): items.reverse()",
     "clears what was collected": "def pytest_collection_finish(session): session.items.clear()",
     "reorders late": "def pytest_collection_finish(session): session.items.reverse()",
