@@ -127,7 +127,7 @@ def _new_item(session: pytest.Session) -> VerdictItem:
 
 
 def _is_conftest(plugin: object) -> bool:
-    """Whether a plugin is for the tests of a folder: its set-up of a test may take a minute, and the verdict is in no folder."""
+    """Whether a plugin is for the tests of a folder. Its set-up may take a minute, and the verdict is in no folder."""
     return Path(getattr(plugin, "__file__", None) or "").name == "conftest.py"
 
 
