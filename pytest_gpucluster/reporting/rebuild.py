@@ -13,7 +13,7 @@ from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDIC
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
-from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
+from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
 if TYPE_CHECKING:
@@ -33,11 +33,12 @@ TRIED = ("started", "planned", "bound", "selftest", "soak_resumed", "verdict")
 class JournalState:
     """What the events of a journal say about a run.
 
+    ``started`` has the versions and the settings of the run.
     ``verdict_word`` is the verdict of the run itself, ``unread`` the numbers of the lines that could not be read.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    started: dict[str, Any] = field(default_factory=dict)
     terms: Terms = field(default_factory=lambda: Terms(rehearsal=True, level_reached=False))
     places: dict[str, Place] = field(default_factory=dict)
     records: dict[tuple[str, str | None], Record] = field(default_factory=dict)
@@ -48,7 +49,19 @@ class JournalState:
     verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
     unread: list[int] = field(default_factory=list)
-    junit: JunitForm = BY_NUMBER
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the run's software."""
+        found: dict[str, str] = self.started.get("versions", {})
+        return found
+
+    @property
+    def junit(self) -> JunitForm:
+        """What the run was asked of its JUnit file; a journal of an older version does not say it."""
+        settings = self.started.get("settings", {})
+        form = settings.get("junit")
+        return JunitForm(form=form if form in JUNIT_FORMS else None, is_strict=settings.get("junit_strict") == "True")
 
     def take(self, event: dict[str, Any]) -> None:
         """Add one event. An unknown event belongs to a newer version and is ignored."""
@@ -59,8 +72,8 @@ class JournalState:
             reader(event)
 
     def _on_started(self, event: dict[str, Any]) -> None:
-        self.facts, self.versions = event["facts"], event["versions"]
-        self.junit = _junit_form(event.get("settings", {}))
+        self.facts = event["facts"]
+        self.started = {"versions": event["versions"], "settings": event.get("settings", {})}
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_planned(self, event: dict[str, Any]) -> None:
@@ -143,12 +156,6 @@ class JournalState:
             is_rebuilt=True,
             junit=self.junit,
         )
-
-
-def _junit_form(settings: Mapping[str, str]) -> JunitForm:
-    """What the run was asked of its JUnit file; a journal of an older version does not say it."""
-    form = settings.get("junit")
-    return JunitForm(form=form if form in JUNIT_FORMS else None, is_strict=settings.get("junit_strict") == "True")
 
 
 def read_journal(path: Path) -> JournalState:
