@@ -39,7 +39,7 @@ from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.interrupted_soak import link_to
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
-from pytest_gpucluster.reporting.results import bound_facts
+from pytest_gpucluster.reporting.results import JunitForm, bound_facts
 from pytest_gpucluster.thresholds.resolve import SEEN_PORTS
 
 if TYPE_CHECKING:
@@ -152,7 +152,9 @@ class RunState:
 
     def _status(self) -> RunStatus:
         facts = {**self.facts(), "environment": self._environment(), "timings": self.timings()}
-        return RunStatus(terms=self.terms, places=self.places(), facts=facts)
+        settings = self.setup.settings
+        junit = JunitForm(form=settings.junit, is_strict=settings.junit_strict)
+        return RunStatus(terms=self.terms, places=self.places(), facts=facts, junit=junit)
 
     def _environment(self) -> dict[str, Any]:
         """Versions, GPUs and variables of the run, as results.json has them."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 RESULTS_DIR = "gpucluster-results"
 LEVELS = ("quick", "standard", "soak")
+JUNIT_FORMS = ("place", "node", "criterion")
+"""What one testcase of the JUnit file is about."""
 DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SOAK_S = 8 * 3600.0
 """How long ``soak`` without a duration lasts."""
@@ -61,6 +63,12 @@ OPTIONS = (
         repeats=True,
         help="the tests of this part alone, by its identity: UUID, serial number or gpuN; repeatable",
     ),
+    Option(
+        name="--gpucluster-junit",
+        metavar="place|node|criterion",
+        help="what a testcase of the JUnit file is about (default: place; of more than 20,000 testcases node)",
+    ),
+    Option(name="--gpucluster-junit-strict", help="a JUnit file without properties inside testcases, for strict schemas"),
     Option(name="--gpucluster-selftest", help="plant faults before the run, and say which it finds"),
     Option(name="--gpucluster-summary", metavar="FILE", type=Path, help="write a summary in Markdown"),
     Option(name="--gpucluster-metrics", metavar="FILE", type=Path, help="write metrics of Prometheus (a textfile collector's)"),
@@ -94,8 +102,12 @@ class PartName:
 class Settings:
     """Everything that the options ask for.
 
-    ``only``: the parts whose tests are selected; all without one. ``summary`` and ``metrics``: where these files go besides
-    what lies in the results directory.
+    Attributes:
+        only: the parts whose tests are selected; all without one.
+        summary: where the summary in Markdown goes; None: nowhere.
+        metrics: where the metrics go besides the results directory.
+        junit: what a testcase of the JUnit file is about; None: by their number.
+        junit_strict: the JUnit file has no properties inside testcases.
     """
 
     thresholds: Path | None
@@ -110,6 +122,8 @@ class Settings:
     only: tuple[PartName, ...] = ()
     summary: Path | None = None
     metrics: Path | None = None
+    junit: str | None = None
+    junit_strict: bool = False
 
 
 def results_dir(given: argparse.Namespace, *, start: Path) -> Path:
@@ -141,6 +155,8 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         only=tuple(map(parse_part, given.gpucluster_only or ())),
         summary=_placed(given, "gpucluster_summary", start=start),
         metrics=_placed(given, "gpucluster_metrics", start=start),
+        junit=parse_junit(given.gpucluster_junit),
+        junit_strict=given.gpucluster_junit_strict,
     )
 
 
@@ -184,6 +200,19 @@ def parse_part(text: str) -> PartName:
     if not host or (colon and not part):
         raise ConfigurationError(f"--gpucluster-only: {text!r} names no part; say HOST, HOST:UUID, HOST:SERIAL or HOST:gpu3")
     return PartName(host=host, part=part or None)
+
+
+def parse_junit(text: str | None) -> str | None:
+    """What a testcase of the JUnit file is about.
+
+    Raises:
+        ConfigurationError: another word than :data:`JUNIT_FORMS`.
+    """
+    if text is not None and text not in JUNIT_FORMS:
+        raise ConfigurationError(
+            f"--gpucluster-junit: {text!r} is not one of {', '.join(JUNIT_FORMS)}.{did_you_mean(text, JUNIT_FORMS)}"
+        )
+    return text
 
 
 def parse_level(text: str) -> tuple[str, float | None]:

@@ -20,6 +20,7 @@ from pytest_gpucluster.plugin.activation import is_own_fixture
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
+from pytest_gpucluster.plugin.verdict_item import add_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
@@ -141,12 +142,15 @@ class Collection:
     def _tests(self) -> Selector:
         return Selector(self._session.plan.nodeids())
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Fix the expected set, before any test runs."""
+        """Fix the expected set, before any test runs; the verdict becomes the last item, after what was chosen."""
         self.items = tuple(item for item in session.items if PAIR in item.stash)  # those that were refused have none
         if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.UsageError)):
             return  # pytest calls this on its way out too; after Ctrl-C, the end of the run reports what is missing
         self.expect(expected_of(session.items), subjects=subjects_of(session.items))
+        if self._session.recorder.is_open:
+            add_verdict(session)
 
     def criteria(self) -> list[str]:
         """The criteria that a selected test judges and no rule excludes."""

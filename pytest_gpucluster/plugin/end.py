@@ -17,6 +17,8 @@ from pytest_gpucluster.page.outputs import Wanted, write_outputs
 from pytest_gpucluster.page.summary import Written
 from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname, written_whole
 from pytest_gpucluster.plugin.outcome import BAD
+from pytest_gpucluster.plugin.verdict_item import report_verdict
+from pytest_gpucluster.reporting.junit import verdict_testcase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -126,7 +128,9 @@ class End:
         self._disk_errors += [error] if error is not None else []
         if error is None and self._session.recorder.is_open:
             self._terminal.said = write_outputs(self._session.setup.settings.results_dir, self._wanted)
-        finish_junit(self._config, self._session.recorder.report(self.verdict))
+        report = self._session.recorder.report(self.verdict)
+        report_verdict(session, verdict_testcase(report))
+        finish_junit(self._config, report)
         session.exitstatus = self._exit_status(session)
 
     @property

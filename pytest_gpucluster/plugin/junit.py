@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 from _pytest.junitxml import bin_xml_escape, xml_key  # no public way
 
 from pytest_gpucluster.reporting.files import is_replaceable, whole_file
-from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, make_fit, names_of, suite_element
+from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, folded_names, make_fit, strictly, suite_element
+from pytest_gpucluster.reporting.junit_folding import names_of
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from xml.etree import ElementTree as ET
 
     import pytest
 
     from pytest_gpucluster.reporting.results import RunReport
 
+Names = tuple[str, str]
+"""(classname, name) of a testcase."""
 OUTPUT = ("system-out", "system-err")
 BAD = ("failure", "error", "skipped")
 
@@ -56,7 +59,10 @@ def finish_junit(config: pytest.Config, report: RunReport) -> None:
     unfit = [case.nodeid for case in report.cases if bin_xml_escape(case.nodeid) != case.nodeid]
     for element in theirs:
         _fit(element, unfit, prefix=writer.prefix)
-    elements = _merged(suite, theirs, prefix=writer.prefix)
+    folded = {_prefixed(names, writer.prefix): _prefixed(into, writer.prefix) for names, into in folded_names(report).items()}
+    elements = _merged(suite, theirs, prefix=writer.prefix, folded=folded)
+    for element in elements if report.junit.is_strict else ():
+        strictly(element)
     writer.node_reporters_ordered = [FinishedTestcase(element) for element in elements]
     writer.stats = Counter(next((child.tag for child in element if child.tag in BAD), "passed") for element in elements)
     writer.cnt_double_fail_tests = 0
@@ -119,11 +125,20 @@ def _is_reported(element: ET.Element) -> bool:
     return "name" in element.attrib
 
 
-def _merged(suite: ET.Element, theirs: list[ET.Element], *, prefix: str | None) -> list[ET.Element]:
-    """Our testcases in their order, each with what pytest knows of it; before them those that only pytest has."""
-    waiting: dict[tuple[str, str], list[ET.Element]] = {}
+def _merged(
+    suite: ET.Element, theirs: list[ET.Element], *, prefix: str | None, folded: Mapping[Names, Names]
+) -> list[ET.Element]:
+    """Our testcases in their order, each with what pytest knows of it; before them those that only pytest has.
+
+    Of a test that is ``folded`` into another testcase only the time is left.
+    """
+    waiting: dict[Names, list[ET.Element]] = {}
+    times: dict[Names, float] = defaultdict(float)
     for element in theirs:
-        waiting.setdefault(_names(element), []).append(element)
+        if _names(element) in folded:
+            times[folded[_names(element)]] += float(element.get("time", "0"))
+        else:
+            waiting.setdefault(_names(element), []).append(element)
     ours = suite.findall("testcase")
     for element in ours:
         element.attrib.update(zip(("classname", "name"), _prefixed(_names(element), prefix), strict=True))
@@ -131,7 +146,7 @@ def _merged(suite: ET.Element, theirs: list[ET.Element], *, prefix: str | None) 
         if same:
             _take_over(element, same.pop(0))
         else:
-            element.set("time", "0.000")
+            element.set("time", f"{times[_names(element)]:.3f}")
     return [*(element for left in waiting.values() for element in left), *ours]
 
 

@@ -39,6 +39,7 @@ from pytest_gpucluster.plugin.run_readings import Readings
 from pytest_gpucluster.plugin.second_chance import SecondChance
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
 from pytest_gpucluster.plugin.terminal import Terminal
+from pytest_gpucluster.plugin.verdict_item import set_aside
 from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.reporting.files import require_writable
 from pytest_gpucluster.reporting.results import selftest_lines
@@ -222,7 +223,8 @@ class Run:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Run the self-test before the first test."""
+        """Run the self-test before the first test. The verdict comes after all hooks of this loop: ``end.py`` runs it."""
+        set_aside(session)
         if self.session.setup.settings.selftest and self.session.recorder.is_open and session.items:
             self._run_selftest()
         return (yield)

@@ -13,6 +13,7 @@ from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.live import Live
 from pytest_gpucluster.plugin.screen import Screen
 from pytest_gpucluster.plugin.stash_keys import COMMAND
+from pytest_gpucluster.plugin.verdict_item import NODEID
 from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.lines import printed
@@ -155,7 +156,7 @@ class HiddenReports:
         ours = self._judged()
         for section in SECTIONS:
             reports = reporter.stats.get(section, [])
-            others = [one for one in reports if one.nodeid not in ours or one.sections or not isinstance(one.longrepr, str)]
+            others = [one for one in reports if not _is_shown(one, ours)]
             if len(others) < len(reports):
                 self._hidden[section] = reports
                 reporter.stats[section] = others
@@ -174,6 +175,12 @@ class HiddenReports:
         """The tests whose failures the block of bad parts shows in full; what a plain test says stays pytest's to show."""
         records = self._session.plan
         return {records.nodeid(one) for one in records if not (one.outcome == FAILED and one.limit is None)}
+
+
+def _is_shown(report: Any, ours: set[str]) -> bool:
+    """Whether another section has the text of a report: the verdict, or a failure in the block of bad parts."""
+    is_judged = report.nodeid in ours and not report.sections and isinstance(report.longrepr, str)
+    return is_judged or report.nodeid == NODEID
 
 
 def shows_own(config: pytest.Config) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from junit_xml import TestCase, TestSuite, to_xml_report_string
+from junit_xml import TestCase, TestSuite
 
-from pytest_gpucluster.judging.culprits import first_seen, name_of
+from pytest_gpucluster.judging.culprits import find_culprits, first_seen, name_of
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
     ERROR,
@@ -27,6 +27,17 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
     is_only_measured,
 )
+from pytest_gpucluster.reporting.junit_folding import (
+    JudgedCase,
+    Kind,
+    Properties,
+    Testcase,
+    are_few,
+    folded,
+    folded_nodeid,
+    form_of,
+    names_of,
+)
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.text import first_line, visible
 
@@ -44,40 +55,13 @@ OWN_TESTS = "only tests of your own were given, so no cluster is judged"
 PLACE_PROPERTIES = ("hostname", "rank", "uuid", "serial", "pci")
 NOT_MEASURED = (ERROR, NOISY, MISSING)
 LINE = "\n<testcase "
+COUNTED = ("disabled", "errors", "failures", "tests", "time")
+STRICT_NAMES = ("name", "time", "classname")
+"""The attributes of a testcase that every schema knows."""
 
-Kind = Literal["passed", "failure", "error", "skipped"]
-Properties = tuple[tuple[str, str], ...]
 KINDS: dict[str, Kind] = {PASSED: "passed", FAILED: "failure", SKIPPED: "skipped", NOT_SELECTED: "skipped", WAIVED: "skipped"}
 """By how an outcome is counted; every other one is an error."""
 VERDICT_KINDS: dict[str, Kind] = {ACCEPTED: "passed", WITH_WAIVERS: "passed", REJECTED: "failure", REHEARSED: "skipped"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Testcase:
-    """One testcase. ``message`` is one line, ``text`` says everything; ``output`` is there also if it passed."""
-
-    nodeid: str
-    kind: Kind
-    message: str = ""
-    text: str = ""
-    error_type: str = ERROR
-    properties: Properties = ()
-    output: str | None = None
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """(classname, name)."""
-        classname, name = names_of(self.nodeid)
-        return visible(classname), visible(name)
-
-
-def names_of(nodeid: str) -> tuple[str, str]:
-    """``tests/test_a.py::test_b[x]`` as (classname, name), as pytest's own writer has them before it escapes characters."""
-    address, bracket, parameters = nodeid.partition("[")
-    names = address.split("::")
-    names[0] = names[0].replace("/", ".").removesuffix(".py")
-    names[-1] += bracket + parameters
-    return ".".join(names[:-1]), names[-1]
 
 
 def make_fit(element: ET.Element) -> None:
@@ -88,14 +72,36 @@ def make_fit(element: ET.Element) -> None:
 
 
 def junit_text(report: RunReport) -> str:
-    """The whole file: one testcase an outcome, the self-test first, ``gpucluster.verdict`` last."""
-    text = to_xml_report_string([_Suite(report)], prettyprint=False)  # the pretty one reads its own text once more
+    """The whole file: one testcase an outcome, a node or a criterion, the self-test first, ``gpucluster.verdict`` last."""
+    suite = suite_element(report)
+    root = ET.Element("testsuites", {name: suite.attrib[name] for name in COUNTED if name in suite.attrib})
+    root.append(suite)
+    text = ET.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text.replace("<testcase ", LINE)}\n'
 
 
 def suite_element(report: RunReport) -> ET.Element:
     """The one ``testsuite`` of :func:`junit_text`."""
     return _Suite(report).build_xml_doc()
+
+
+def folded_names(report: RunReport) -> dict[tuple[str, str], tuple[str, str]]:
+    """(classname, name) of the testcase that a test is part of in this file, by those that pytest gives the test."""
+    form = form_of(report.junit.form, sum(map(_count, report.cases)))
+    if form == "place":
+        return {}
+    placed = ((case.nodeid, report.places.get(case.record.place or "")) for case in report.cases)
+    return {names_of(nodeid): names_of(folded_nodeid(nodeid, place, form)) for nodeid, place in placed}
+
+
+def strictly(element: ET.Element) -> None:
+    """Take out of a suite, or of a testcase, what the xUnit schema of Jenkins forbids (junit-10.xsd of its xunit plugin)."""
+    for case in element.iter("testcase"):
+        for properties in case.findall("properties"):
+            case.remove(properties)
+        for name in {*case.attrib} - {*STRICT_NAMES}:
+            del case.attrib[name]
+    element.attrib.pop("disabled", None)
 
 
 def properties_of(record: Record, place: Place | None) -> Properties:
@@ -121,7 +127,14 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
     """The suite of a report, with the properties that junit-xml cannot carry: of testcases, and several of one name."""
 
     def __init__(self, report: RunReport) -> None:
-        self._testcases = list(_testcases(report))
+        judged = list(_judged(report))
+        form = form_of(report.junit.form, len(judged))
+        own = [one.testcase for one in judged] if form == "place" else folded(judged, report.places, form)
+        is_by_suite = form != "place" or report.junit.is_strict or not are_few(own)
+        if is_by_suite:
+            own = [replace(one, properties=()) for one in own]
+        self._testcases = [*_selftest(report), *own, verdict_testcase(report)]
+        self._is_strict = report.junit.is_strict
         places = sorted(report.places.values(), key=lambda place: (place.rank != 0, place.node))
         hosts = [
             place.hostname for place in places if place.hostname
@@ -130,6 +143,9 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
         waivers = tuple(("waiver", line) for line in report.waivers)
         self._properties: Properties = (*waivers, *changes_of(report.verdict))
+        if is_by_suite:
+            parts = tuple(("place", place.label) for place in report.places.values() if place.gpu is not None)
+            self._properties = (("verdict", report.verdict.word), *self._properties, *parts)
         if report.is_rebuilt:
             self._properties = (("rebuilt_from", "journal.jsonl"), *self._properties)
 
@@ -137,20 +153,36 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         """Add the properties to the elements that junit-xml makes, and escape what XML cannot hold."""
         suite: ET.Element = super().build_xml_doc(encoding)
         for element, testcase in zip(suite.findall("testcase"), self._testcases, strict=True):
+            element.attrib.setdefault("classname", "")  # junit-xml leaves an empty one out, and Buildkite demands it
             _add_properties(element, testcase.properties)
         _add_properties(suite, self._properties)
+        if self._is_strict:
+            strictly(suite)
         make_fit(suite)
         return suite
 
 
-def _testcases(report: RunReport) -> Iterator[Testcase]:
+def _selftest(report: RunReport) -> Iterator[Testcase]:
     if "selftest" in report.facts:
         yield _selftest_testcase(report.facts["selftest"])
+
+
+def _judged(report: RunReport) -> Iterator[JudgedCase]:
+    """A testcase of each outcome, in the order of the plan."""
     earlier = first_seen(case.record for case in report.cases)
     for case in report.cases:
         first = earlier.get((case.record.criterion, case.record.place))
-        yield from _testcases_of(case, report.places, first=first)
-    yield _verdict_testcase(report.verdict)
+        for testcase in _testcases_of(case, report.places, first=first):
+            yield JudgedCase(testcase=testcase, record=case.record)
+
+
+def _count(case: ReportedTest) -> int:
+    """How many testcases :func:`_testcases_of` makes."""
+    return 0 if _never_ran(case.record) else 1 + (case.record.teardown is not None)
+
+
+def _never_ran(record: Record) -> bool:
+    return record.outcome == NOT_SELECTED and not record.started
 
 
 def _testcases_of(case: ReportedTest, places: Mapping[str, Place], *, first: Record | None) -> Iterator[Testcase]:
@@ -159,7 +191,7 @@ def _testcases_of(case: ReportedTest, places: Mapping[str, Place], *, first: Rec
     ``first``: the record that had the same error before, whose testcase has the whole text.
     """
     record = case.record
-    if record.outcome == NOT_SELECTED and not record.started:
+    if _never_ran(record):
         return
     counted = counted_as(record)
     properties = properties_of(record, places.get(record.place or ""))
@@ -190,16 +222,32 @@ def _selftest_testcase(facts: Mapping[str, Any]) -> Testcase:
     )
 
 
-def _verdict_testcase(verdict: Verdict) -> Testcase:
+def verdict_testcase(report: RunReport) -> Testcase:
+    """The testcase of the verdict, the same for every reporter. Its text names every bad part of a rejected cluster."""
+    verdict = report.verdict
     why = f"{OWN_TESTS}: {verdict.line}" if verdict.is_not_asked_for else verdict.line
     return Testcase(
         nodeid=VERDICT_CASE,
         kind="skipped" if verdict.is_not_asked_for else VERDICT_KINDS.get(verdict.word, "error"),
         message=why,
-        text=why,
+        text="\n".join([why, *_bad_parts(report)]),
         properties=(("verdict", verdict.word), *changes_of(verdict)),
         output=verdict.line,
     )
+
+
+def _bad_parts(report: RunReport) -> list[str]:
+    """Of a rejected cluster: a line for each part that is to blame, and for each bad outcome that blames none."""
+    if report.verdict.word != REJECTED:
+        return []  # the verdict's line says what is open
+    lines, blamed = [], set()
+    for one in find_culprits((case.record for case in report.cases), report.places):
+        where = report.places[one.place].label if one.place is not None else f"{len(one.places)} places"
+        lines.append(f"bad: {where}: {', '.join(one.criteria)}: {next(iter(one.evidence), one.advice)}")
+        blamed |= {id(record) for record in one.records}
+    left = (case.record for case in report.cases if id(case.record) not in blamed)
+    bad = (record for record in left if KINDS.get(counted_as(record), "error") in ("failure", "error"))
+    return [*lines, *(f"bad: {name_of(record)}: {record.message}" for record in bad)]
 
 
 def _junit_xml_case(testcase: Testcase) -> TestCase:

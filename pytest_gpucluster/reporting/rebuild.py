@@ -6,13 +6,14 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.settings import JUNIT_FORMS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
-from pytest_gpucluster.reporting.results import ReportedTest, RunReport
+from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ TRIED = ("started", "planned", "bound", "selftest", "soak_resumed", "verdict")
 class JournalState:
     """What the events of a journal say about a run.
 
+    ``started`` has the versions and the settings of the run.
     ``verdict_word`` is the verdict of the run itself, ``unread`` the numbers of the lines that could not be read.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    started: dict[str, Any] = field(default_factory=dict)
     terms: Terms = field(default_factory=lambda: Terms(rehearsal=True, level_reached=False))
     places: dict[str, Place] = field(default_factory=dict)
     records: dict[tuple[str, str | None], Record] = field(default_factory=dict)
@@ -48,6 +50,19 @@ class JournalState:
     selftest: dict[str, Any] | None = None
     unread: list[int] = field(default_factory=list)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the run's software."""
+        found: dict[str, str] = self.started.get("versions", {})
+        return found
+
+    @property
+    def junit(self) -> JunitForm:
+        """What the run was asked of its JUnit file; a journal of an older version does not say it."""
+        settings = self.started.get("settings", {})
+        form = settings.get("junit")
+        return JunitForm(form=form if form in JUNIT_FORMS else None, is_strict=settings.get("junit_strict") == "True")
+
     def take(self, event: dict[str, Any]) -> None:
         """Add one event. An unknown event belongs to a newer version and is ignored."""
         self.began_s = self.began_s or float(event["at_s"])
@@ -57,7 +72,8 @@ class JournalState:
             reader(event)
 
     def _on_started(self, event: dict[str, Any]) -> None:
-        self.facts, self.versions = event["facts"], event["versions"]
+        self.facts = event["facts"]
+        self.started = {"versions": event["versions"], "settings": event.get("settings", {})}
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_planned(self, event: dict[str, Any]) -> None:
@@ -138,6 +154,7 @@ class JournalState:
             facts=facts,
             is_rehearsal=self.terms.rehearsal or self.terms.simulated,
             is_rebuilt=True,
+            junit=self.junit,
         )
 
 

@@ -10,7 +10,7 @@ from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
 from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
-from pytest_gpucluster.reporting.results import ReportedTest, RunReport
+from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
 
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ class RunStatus:
     """What the reports say about a run besides its records, at one moment.
 
     ``places`` are the expected GPUs and nodes by id. ``facts`` are those of results.json, with ``environment`` and ``timings``.
+    ``junit`` is what was asked of the JUnit file.
     """
 
     terms: Terms
     places: Mapping[str, Place]
     facts: Mapping[str, Any]
+    junit: JunitForm = BY_NUMBER
 
 
 class Recorder:
@@ -175,7 +177,14 @@ class Recorder:
     def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> RunReport:
         cases = tuple(ReportedTest(nodeid=self._plan.nodeid(record), record=record) for record in records)
         rehearsal = status.terms.rehearsal or status.terms.simulated
-        return RunReport(cases=cases, verdict=verdict, places=status.places, facts=status.facts, is_rehearsal=rehearsal)
+        return RunReport(
+            cases=cases,
+            verdict=verdict,
+            places=status.places,
+            facts=status.facts,
+            is_rehearsal=rehearsal,
+            junit=status.junit,
+        )
 
     def _files(self, *, junit: Path | None) -> ReportFiles:
         assert self._directory is not None

@@ -121,6 +121,23 @@ class ReportedTest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JunitForm:
+    """What was asked of the JUnit file.
+
+    Attributes:
+        form: ``place``, ``node`` or ``criterion``; None: by the number of testcases.
+        is_strict: without what the xUnit schema of Jenkins forbids, such as properties inside a testcase.
+    """
+
+    form: str | None = None
+    is_strict: bool = False
+
+
+BY_NUMBER = JunitForm()
+"""Nothing was asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """Everything that results.json and a JUnit file are made from.
 
@@ -129,6 +146,7 @@ class RunReport:
         places: the expected GPUs and nodes by id.
         facts: the other top-level members of results.json.
         is_rebuilt: made from a journal after the run, not by the run itself.
+        junit: what was asked of the JUnit file.
     """
 
     cases: tuple[ReportedTest, ...]
@@ -137,6 +155,7 @@ class RunReport:
     facts: Mapping[str, Any]
     is_rehearsal: bool
     is_rebuilt: bool = False
+    junit: JunitForm = BY_NUMBER
 
     @property
     def waivers(self) -> list[str]:

@@ -28,6 +28,8 @@ OPTIONS = {
     "--gpucluster-gate",
     "--gpucluster-inline",
     "--gpucluster-only",
+    "--gpucluster-junit",
+    "--gpucluster-junit-strict",
     "--gpucluster-selftest",
     "--gpucluster-summary",
     "--gpucluster-metrics",

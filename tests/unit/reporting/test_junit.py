@@ -18,7 +18,7 @@ from pytest_gpucluster.plugin.junit import finish_junit
 from pytest_gpucluster.reporting.junit import junit_text, properties_of, suite_element
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
-from pytest_gpucluster.reporting.results import ReportedTest, RunReport, place_facts
+from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport, place_facts
 from tests.support.entries import limit
 
 if TYPE_CHECKING:
@@ -175,14 +175,20 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with every outcome."""
+    return run_in(tmp_path, JunitForm())
+
+
+def run_in(tmp_path: Path, junit: JunitForm) -> Run:
+    """A run with every outcome, of whose files this was asked."""
     plan = Plan()
     terms = Terms(rehearsal=False, level_reached=True)
     facts = {**FACTS, "selftest": SELFTEST, "environment": {}, "timings": {"total_s": 1.0}}
-    recorder = Recorder(plan, status=lambda: RunStatus(terms=terms, places=PLACES, facts=facts))
+    recorder = Recorder(plan, status=lambda: RunStatus(terms=terms, places=PLACES, facts=facts, junit=junit))
+    settings = {"junit": str(junit.form), "junit_strict": str(junit.is_strict)}
     for record in (*STARTED, NEVER_RUN[0]):
         plan.expect(record.criterion, record.place, nodeid=nodeid(record))
     recorder.open(tmp_path / "results", junit=tmp_path / "live.xml")
-    recorder.write("started", versions={}, facts=FACTS)
+    recorder.write("started", versions={}, facts=FACTS, settings=settings)
     recorder.record_plan()
     recorder.write("bound", places=[place_facts(HOT), place_facts(GONE)], nodes=[place_facts(NODE)], unheard={})
     recorder.record_selftest(SELFTEST)
@@ -209,6 +215,23 @@ def test_the_three_files_agree(run: Run) -> None:
     for found in live[1:]:
         kinds.setdefault(found.name.removeprefix("test_").partition("[")[0], []).append(found.kind)
     assert kinds == KINDS
+
+
+@pytest.mark.parametrize("form", ["place", "node", "criterion"])
+@pytest.mark.parametrize("schema", ["strict", "usual"])
+def test_the_three_files_agree_in_every_form(tmp_path: Path, form: str, schema: str) -> None:
+    """What was asked of the file is in the journal too."""
+    is_strict = schema == "strict"
+    run = run_in(tmp_path, JunitForm(form=form, is_strict=is_strict))
+    live = cases_of(run.live)
+    assert cases_of(run.final) == live
+    assert cases_of(run.rebuilt) == live
+    places = {"place": "[node0-gpu0]", "node": "[node0]", "criterion": ""}
+    assert f"test_rate{places[form]}" in {case.name for case in live}
+    for suite in (run.live, run.final, run.rebuilt):
+        told = [*suite.findall("testcase/properties")]
+        assert bool(told) != is_strict
+        assert len(told) <= 2 or form == "place"
 
 
 def test_what_a_testcase_says(run: Run) -> None:
