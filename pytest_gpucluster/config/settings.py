@@ -9,7 +9,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
@@ -23,6 +23,7 @@ LEVELS = ("quick", "standard", "soak")
 DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SOAK_S = 8 * 3600.0
 """How long ``soak`` without a duration lasts."""
+Resume: TypeAlias = Literal["never", "unfinished", "always"]
 DEADLINES_S = {"quick": 120.0, "standard": 300.0, "soak": 600.0}
 """The deadline of a call without a deadline in its recipe, by level."""
 
@@ -53,6 +54,7 @@ OPTIONS = (
     Option(name="--gpucluster-expect", metavar="nodes=N,gpus_per_node=M", help="the inventory that was promised"),
     Option(name="--gpucluster-level", metavar="LEVEL", help="quick, standard (default), soak or soak:8h"),
     Option(name="--gpucluster-results", metavar="DIR", type=Path, help=f"results directory (default: {RESULTS_DIR})"),
+    Option(name="--gpucluster-resume", help="go on with the unfinished run in the results directory, and begin no other"),
     Option(name="--gpucluster-gate", help="exit 0 only for the verdict ACCEPTED"),
     Option(name="--gpucluster-inline", help="run functions in this process, for one place (pdb)"),
     Option(
@@ -90,7 +92,10 @@ class PartName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that the options ask for. ``only``: the parts whose tests are selected; all without one."""
+    """Everything that the options ask for. ``only``: the parts whose tests are selected; all without one.
+
+    ``resume``: go on with the unfinished run in the results directory: never, where there is one, or nothing else.
+    """
 
     thresholds: Path | None
     profile: str | None
@@ -102,6 +107,7 @@ class Settings:
     inline: bool
     selftest: bool = False
     only: tuple[PartName, ...] = ()
+    resume: Resume = "never"
 
 
 def results_dir(given: argparse.Namespace, *, start: Path) -> Path:
@@ -131,7 +137,15 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         inline=given.gpucluster_inline,
         selftest=given.gpucluster_selftest,
         only=tuple(map(parse_part, given.gpucluster_only or ())),
+        resume=_resume(given, soak_s=soak_s),
     )
+
+
+def _resume(given: argparse.Namespace, *, soak_s: float | None) -> Resume:
+    """A run goes on where its directory is named. A soak that was cut short goes on by rules of its own, without an option."""
+    if given.gpucluster_resume:
+        return "always"
+    return "never" if given.gpucluster_results is None or soak_s is not None else "unfinished"
 
 
 def reaches(level: str, other: str) -> bool:

@@ -63,6 +63,7 @@ class Record:
         headline: the reason in one line, where that is not the first line of ``reason``.
         teardown: how the teardown failed after another failure or error.
         advice: what the part that is to blame asks for; None: what is usual for its kind.
+        part: in which part of the run this was found, from 1; a run that is gone on with has several.
     """
 
     criterion: str
@@ -86,6 +87,7 @@ class Record:
     headline: str | None = None
     teardown: str | None = None
     advice: str | None = None
+    part: int = 1
 
     @property
     def unit(self) -> str | None:

@@ -17,6 +17,7 @@ from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.activation import is_own_fixture
+from pytest_gpucluster.plugin.earlier_parts import digests_of
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.all_tests import AllTests
+    from pytest_gpucluster.plugin.earlier_parts import EarlierParts
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 
@@ -39,7 +41,9 @@ class Collection:
         terminal: Terminal,
         all_tests: AllTests,
         begin: Callable[[], None],
+        look_for_earlier: Callable[[], None],
         places_of_parts: Callable[[], frozenset[str]],
+        earlier: EarlierParts,
     ) -> None:
         """What collection needs of a run.
 
@@ -48,14 +52,18 @@ class Collection:
             terminal: shows the forecast, and later what criteria remark.
             all_tests: every test of the given paths.
             begin: called when all tests are accepted.
+            look_for_earlier: finds the unfinished run that this one goes on with, before a file is touched.
             places_of_parts: asks for the ids of the places that ``--gpucluster-only`` names.
+            earlier: the earlier parts of this run, where it goes on with an unfinished one.
         """
         self._session = session
         self._all_tests = all_tests
         self._terminal = terminal
         self._begin = begin
+        self._look_for_earlier = look_for_earlier
         self._places_of_parts = places_of_parts
         self._is_partial = False
+        self.earlier = earlier
         self.items: tuple[pytest.Item, ...] = ()
         """The tests that will run."""
 
@@ -90,6 +98,11 @@ class Collection:
             items[:] = without(items, above)
         if items and self._session.setup.settings.only:
             self._leave_other_parts(config, items)
+        self._look_for_earlier()
+        kept = self.earlier.leave_out_kept(items)
+        if kept:
+            config.hook.pytest_deselected(items=kept)
+            items[:] = without(items, kept)
         soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}
         items[:] = in_run_order(items, pairs, soaking=soaking)
 
@@ -146,7 +159,7 @@ class Collection:
         self.items = tuple(item for item in session.items if PAIR in item.stash)  # those that were refused have none
         if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.UsageError)):
             return  # pytest calls this on its way out too; after Ctrl-C, the end of the run reports what is missing
-        self.expect(expected_of(session.items), subjects=subjects_of(session.items))
+        self.expect(expected_of(session.items), subjects=subjects_of(self._all_tests.tests()))
 
     def criteria(self) -> list[str]:
         """The criteria that a selected test judges and no rule excludes."""
@@ -162,10 +175,14 @@ class Collection:
         self._terminal.group_by(subjects)
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)
+        self.earlier.fill(self._all_tests.tests())
         self._leave_out_plain_tests()
         self._session.state.own_tests_only = not (self._all_tests.are_packaged() or self._is_partial)
         self._session.fix_plan()
         if self._session.recorder.is_open:
+            self._session.recorder.write("test_files", files=digests_of(self.items))
+            if self.earlier.line is not None:
+                self._terminal.live.say(f"gpucluster: {self.earlier.line}")
             suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
             self._terminal.live.announce(self._session.forecast(suite))
             for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.items if NO_LIMIT in item.stash):
@@ -212,9 +229,10 @@ def without(items: Sequence[pytest.Item], left_out: Iterable[pytest.Item]) -> li
     return [item for item in items if item not in out]
 
 
-def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:
+def subjects_of(items: Iterable[pytest.Item]) -> dict[str, str]:
     """The subject of each criterion: the first of our marks on its test."""
-    marked = {item.stash[PAIR].criterion: [name for name in SUBJECTS if item.get_closest_marker(name)] for item in items}
+    paired = [item for item in items if PAIR in item.stash]
+    marked = {item.stash[PAIR].criterion: [name for name in SUBJECTS if item.get_closest_marker(name)] for item in paired}
     return {criterion: names[0] for criterion, names in marked.items() if names}
 
 

@@ -27,6 +27,7 @@ from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
+from pytest_gpucluster.plugin.earlier_parts import EarlierParts
 from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
@@ -40,6 +41,7 @@ from pytest_gpucluster.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.cluster.soak import Soak
@@ -71,7 +73,16 @@ class Run:
         self.session = Session(setup, rootdir=config.rootpath, caller=self, controller=controller, secret=secret)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
-        self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
+        self.earlier = EarlierParts(self.session)
+        self.collection = Collection(
+            self.session,
+            self.terminal,
+            config.stash[ALL_TESTS],
+            begin=self.begin,
+            look_for_earlier=self.look_for_earlier,
+            places_of_parts=self.places_of_parts,
+            earlier=self.earlier,
+        )
         self.readings = Readings(lambda: self.session.cluster, self.collection)
         self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
@@ -162,19 +173,41 @@ class Run:
         Raises:
             pytest.UsageError: the results directory or the JUnit file cannot be written.
         """
-        if not self._is_due:
+        if not self._is_due or (self.earlier.is_ahead and not self._is_under_xdist):
             return
         self._is_due = False
-        option, is_distributed = self._config.option, self._is_under_xdist
-        junit = getattr(option, "xmlpath", None)
+        is_distributed = self._is_under_xdist
+        self.session.command = self._command
         try:
             self.session.open(
-                junit=self._config.invocation_params.dir / junit if junit else None,
+                junit=self._junit,
                 observer=None if is_distributed else self._observer,
                 writes_before_calls=not is_distributed,  # there, calls come from other threads
             )
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
+
+    @property
+    def _junit(self) -> Path | None:
+        """The JUnit file that pytest will write; None without one."""
+        junit = getattr(self._config.option, "xmlpath", None)
+        return self._config.invocation_params.dir / junit if junit else None
+
+    @property
+    def _command(self) -> dict[str, Any]:
+        """How this run was started: pytest's arguments, the folder, and the nodes and ranks where torchrun did it."""
+        launch, called = self.session.setup.launch, self._config.invocation_params
+        torchrun = None if launch is None else {"nodes": launch.num_nodes, "ranks": launch.local_world_size}
+        return {"arguments": [*map(str, called.args)], "folder": str(called.dir), "torchrun": torchrun}
+
+    def look_for_earlier(self) -> None:
+        """Go on with the unfinished run in the results directory, if this is wanted and there is one.
+
+        Raises:
+            pytest.UsageError: it cannot be gone on with.
+        """
+        if self._is_due and not self._is_under_xdist:
+            self.earlier.look(junit=self._junit)
 
     def places_of_parts(self) -> frozenset[str]:
         """The ids of the places that ``--gpucluster-only`` names; the parts themselves are asked, before a file is touched.
@@ -184,9 +217,8 @@ class Run:
         """
         if not self._is_due:
             raise pytest.UsageError(f"{ONLY} asks the parts who they are, and this command starts nothing; leave it out")
-        junit = getattr(self._config.option, "xmlpath", None)
         try:
-            binding = self.session.meet_early(junit=self._config.invocation_params.dir / junit if junit else None)
+            binding = self.session.meet_early(junit=self._junit)
             return places_of_parts(self.session.setup.settings.only, binding)
         except GpuclusterError as error:
             raise pytest.UsageError(str(error)) from None

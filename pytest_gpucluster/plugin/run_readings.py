@@ -34,6 +34,10 @@ WHEN = {
     "watched": "in a soak that was cut short before this run",
     "between": "after a soak was cut short and before this run, while nobody watched",
 }
+WHEN_OF_PARTS = {
+    "watched": "in an earlier part of this run",
+    "between": "after an earlier part of this run and before this one, while nobody watched",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,22 @@ class Readings:
         self._last: dict[str, _Taken] = {}
         self._record = SnapshotRecord()
         self.earlier: Spans = {}
-        """What earlier runs had read, and nobody judged."""
+        """What earlier runs, or earlier parts of this one, had read."""
+        self.goes_on = False
+        """Whether this is a later part of a run, whose earlier parts have to be judged too."""
+        self.newcomers: frozenset[str] = frozenset()
+        """The ids of places at which nothing answered in the earlier parts."""
+        self._written: set[str] = set()
+
+    def take_earlier(self, spans: Spans) -> None:
+        """Take over what was read earlier. What the journal gets from here on stands by itself."""
+        self.earlier, self._record = spans, SnapshotRecord()
+
+    def new_lasts(self) -> dict[str, Snapshot]:
+        """By reader, what was read after the last measurement, and was not asked for here before."""
+        new = {reader: taken for reader, taken in self._last.items() if reader in self.judges and reader not in self._written}
+        self._written.update(new)
+        return {reader: taken.snapshot for reader, taken in new.items()}
 
     @property
     def _marks(self) -> Iterator[tuple[pytest.Item, pytest.Mark]]:
@@ -230,9 +249,13 @@ class Readings:
             CriterionFailedError: something was bad then.
         """
         mark, unknown = item.get_closest_marker(MARK), None
-        if mark is None or not self.earlier:
+        place = item.stash[PAIR].place
+        if mark is None or (place is not None and place.id in self.newcomers) or not (self.earlier or self.goes_on):
             return None
-        for span in self.earlier.get(_reader_of(mark), ()):
+        spans, when = self.earlier.get(_reader_of(mark), ()), WHEN_OF_PARTS if self.goes_on else WHEN
+        if self.goes_on and not spans:
+            return MeasurementError(f"{mark.args[0].__qualname__} was not read in the earlier parts of this run", kind="missing")
+        for span in spans:
             is_apart = span.kind == "between" and not span.is_needed  # of no soak: perhaps a boot, certainly other work
             if span.first == span.last or (is_apart and not mark.kwargs.get("over_boots", False)):
                 continue
@@ -241,10 +264,10 @@ class Readings:
             except CriterionFailedError:
                 criterion = item.stash[CRITERION]
                 if criterion.judged is not None:
-                    criterion.judged = replace(criterion.judged, reason=f"{criterion.judged.reason}\nseen {WHEN[span.kind]}")
+                    criterion.judged = replace(criterion.judged, reason=f"{criterion.judged.reason}\nseen {when[span.kind]}")
                 raise
             except MeasurementError as error:
-                text = f"{error}\n{WHEN[span.kind]}"
+                text = f"{error}\n{when[span.kind]}"
                 if span.is_needed and unknown is None:
                     unknown = MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
         return unknown

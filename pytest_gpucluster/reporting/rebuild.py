@@ -12,6 +12,7 @@ from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDIC
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
+from pytest_gpucluster.reporting.parts import Part, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
@@ -25,14 +26,15 @@ CUT_SHORT = "not run: the run was cut short, its controller died"
 NO_VERDICT = "the run ended before its verdict"
 NOT_AN_EVENT = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What a line raises that is no event of a journal, wherever that comes to light."""
-TRIED = ("started", "planned", "bound", "selftest", "soak_resumed", "verdict")
+TRIED = ("started", "resumed", "planned", "bound", "selftest", "soak_resumed", "verdict")
 
 
 @dataclass(slots=True, kw_only=True)
 class JournalState:
     """What the events of a journal say about a run.
 
-    ``verdict_word`` is the verdict of the run itself, ``unread`` the numbers of the lines that could not be read.
+    ``verdict_word`` is the verdict of the run itself, ``unread`` the numbers of the lines that could not be read. ``started``
+    is the first event, ``parts`` the earlier parts of a run that was gone on with, ``files`` the digests of its test files.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -47,6 +49,10 @@ class JournalState:
     verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
     unread: list[int] = field(default_factory=list)
+    started: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    part_began_s: float = 0.0
+    files: dict[str, str] = field(default_factory=dict)
 
     def take(self, event: dict[str, Any]) -> None:
         """Add one event. An unknown event belongs to a newer version and is ignored."""
@@ -58,7 +64,17 @@ class JournalState:
 
     def _on_started(self, event: dict[str, Any]) -> None:
         self.facts, self.versions = event["facts"], event["versions"]
+        self.started, self.part_began_s = event, self.ended_s
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
+
+    def _on_resumed(self, event: dict[str, Any]) -> None:
+        """The run goes on: what ended it, and its verdict, are past."""
+        self.parts = tuple(Part(**part) for part in event["parts"])
+        self.part_began_s, self.finished, self.verdict_word = self.ended_s, False, None
+        self.terms = replace(self.terms, objections=())
+
+    def _on_test_files(self, event: dict[str, Any]) -> None:
+        self.files.update({str(name): str(digest) for name, digest in event["files"].items()})
 
     def _on_planned(self, event: dict[str, Any]) -> None:
         simulated = self.terms.simulated or bool(event["terms"].get("simulated"))  # either line may be damaged
@@ -71,7 +87,8 @@ class JournalState:
             self.records[key], self.nodeids[key] = record, row["nodeid"]
 
     def _on_bound(self, event: dict[str, Any]) -> None:
-        self.places = {place["id"]: Place(**place) for place in (*event["places"], *event.get("nodes", ()))}
+        bound = [Place(**place) for place in (*event["places"], *event.get("nodes", ()))]
+        self.places = {place.id: last_known(self.places.get(place.id), place) for place in bound}
         shape = event.get("shape", self.terms.shape)
         self.terms = replace(self.terms, remarks=tuple(event.get("remarks", ())), shape=shape)
         if "changed_terms" in event:  # what other nodes said
@@ -109,11 +126,18 @@ class JournalState:
             self.terms = replace(self.terms, objections=(*self.terms.objections, NO_VERDICT))
         if self.unread:
             self.terms = replace(self.terms, objections=(*self.terms.objections, self._damage))
+        remarks = parts_remarks(self.parts_facts)
+        self.terms = replace(self.terms, remarks=(*(one for one in self.terms.remarks if one not in remarks), *remarks))
         verdict = decide(self.records.values(), self.terms)
         if (verdict.is_good or self.verdict_word == REJECTED) and self.verdict_word not in (None, verdict.word):
             self.terms = replace(self.terms, objections=(*self.terms.objections, f"the run itself said {self.verdict_word}"))
             return decide(self.records.values(), self.terms)
         return verdict
+
+    @property
+    def parts_facts(self) -> list[dict[str, Any]]:
+        """When each part of the run was measured, as results.json has it; empty for a run that went on at once."""
+        return parts_facts(self.parts, self.records.values(), began_s=self.part_began_s, now_s=self.ended_s)
 
     @property
     def _damage(self) -> str:
@@ -126,7 +150,8 @@ class JournalState:
             **self.facts,
             "waivers": waivers.states_from(self.facts.get("waivers", []), self.records.values()),
             "environment": {"versions": self.versions, "rebuilt_from_journal": True},
-            "timings": {"total_s": round(self.ended_s - self.began_s, 3)},
+            "timings": {"total_s": round(self.ended_s - (self.part_began_s or self.began_s), 3)},
+            **({"parts": self.parts_facts} if self.parts else {}),
             **({"selftest": self.selftest} if self.selftest is not None else {}),
         }
         return RunReport(
@@ -151,6 +176,11 @@ def read_journal(path: Path) -> JournalState:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    return state_of(content)
+
+
+def state_of(content: bytes) -> JournalState:
+    """The state after the last event of a journal's text."""
     state = JournalState()
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n") if content else (), start=1):
         try:
@@ -189,6 +219,7 @@ def _copy(state: JournalState) -> JournalState:
         records={**state.records},
         nodeids={**state.nodeids},
         unread=[*state.unread],
+        files={**state.files},
     )
 
 

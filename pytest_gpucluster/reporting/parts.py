@@ -1,0 +1,100 @@
+"""The parts of a run that was gone on with: when each was measured, and on which hardware. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.judging.verdict import MISSING, NOT_SELECTED, PENDING, SKIPPED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.judging.verdict import Record
+    from pytest_gpucluster.places import Place
+
+UNMEASURED = (PENDING, MISSING, NOT_SELECTED, SKIPPED)
+IDENTITY = {
+    "hostname": "hostname",
+    "uuid": "UUID",
+    "serial": "serial number",
+    "pci": "PCI address",
+    "boot_id": "boot id",
+    "driver": "driver",
+    "board": "board",
+}
+"""By what a part is known to be the same one, and not booted since, with its word for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a run, from its first to its last event; in seconds since 1970."""
+
+    began_s: float
+    ended_s: float
+
+
+def parts_facts(earlier: Sequence[Part], records: Iterable[Record], *, began_s: float, now_s: float) -> list[dict[str, Any]]:
+    """When each part was measured and how many outcomes stand from it, as results.json has it; empty without earlier parts.
+
+    Args:
+        earlier: the parts before the one that runs, or ran last.
+        records: of the run.
+        began_s: when the last part began, in seconds since 1970.
+        now_s: when it ended, or now.
+    """
+    if not earlier:
+        return []
+    counts = Counter(record.part for record in records if record.outcome not in UNMEASURED)
+    return [
+        {"part": number, "began": utc(one.began_s), "ended": utc(one.ended_s), "outcomes": counts[number]}
+        for number, one in enumerate([*earlier, Part(began_s=began_s, ended_s=now_s)], start=1)
+    ]
+
+
+def parts_remarks(facts: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What the verdict says of the parts; ``facts`` are those of :func:`parts_facts`."""
+    if not facts:
+        return ()
+    each = (f"part {one['part']} from {one['began']} to {one['ended']} ({one['outcomes']} outcomes)" for one in facts)
+    return (f"measured in {len(facts)} parts: {', '.join(each)}",)
+
+
+def utc(at_s: float) -> str:
+    """A moment in seconds since 1970 as ``2026-11-26T18:22:05Z``."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
+
+
+def is_known(place: Place | None) -> bool:
+    """Whether something has answered at this place, so that another part in its place can be told from it."""
+    return place is not None and bool(place.uuid or place.serial or place.boot_id)
+
+
+def last_known(before: Place | None, now: Place) -> Place:
+    """The place as it is bound now; where nothing answers now, what answered there before, so that it stays known."""
+    return replace(before, rank=None) if before is not None and is_known(before) and not is_known(now) else now
+
+
+def why_other_parts(before: Mapping[str, Place], now: Mapping[str, Place]) -> str | None:
+    """The first part that is not the one that was measured before, with the difference; None if all are the same.
+
+    A place at which nothing answered in one of the two has no difference.
+    """
+    for name, place in now.items():
+        older = before.get(name)
+        if older is None or not (is_known(older) or older.gpu is None):
+            continue
+        for field, word in IDENTITY.items():
+            was, is_now = getattr(older, field), getattr(place, field)
+            is_absent = is_now is None if place.gpu is None else not is_known(place)
+            if was != is_now and not is_absent and (was is not None or place.gpu is not None):
+                return f"{place.on_host} has another {word}: it was {_words(was)}, and is {_words(is_now)}"
+    return None
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    return ", ".join(f"{name} {one}" for name, one in value.items()) or "unknown" if hasattr(value, "items") else str(value)
