@@ -55,11 +55,11 @@ def launch_or_usage_error() -> Launch | None:
         raise pytest.UsageError(str(error)) from None
 
 
-def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, requested: dict[str, str]) -> None:
+def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, requested: dict[str, str] | None) -> None:
     """Replace this process by its agent: same pid for torchrun, and nothing of pytest left.
 
     ``target``: where this process would write reports; its agent does if it keeps the journal replica.
-    ``requested``: what its options ask for. The controller compares that with its own.
+    ``requested``: what its options ask for. The controller compares that with its own; None: they ask for nothing.
     """
     from pytest_gpucluster.agent import main
     from pytest_gpucluster.controller.controller import address_of, rank_of

@@ -19,7 +19,8 @@ from pytest_gpucluster.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-OWN = ("journal.jsonl", "results.json", "report.html", "metrics.prom", "junit.xml", "logs")
+JOURNAL = "journal.jsonl"
+OWN = (JOURNAL, "results.json", "report.html", "metrics.prom", "junit.xml", "logs")
 LOGS = ("logs",)
 PREVIOUS, LOCK, PROBE = "previous", ".lock", ".probe"
 WRITTEN_THROUGH = (stat.S_ISREG, stat.S_ISCHR, stat.S_ISFIFO)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, PENDING
+from pytest_gpucluster.reporting.files import JOURNAL
 from pytest_gpucluster.reporting.parts import Part
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, state_of
 from pytest_gpucluster.reporting.run_spans import read_spans
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.reporting.rebuild import JournalState
     from pytest_gpucluster.reporting.run_spans import Spans
 
-JOURNAL = "journal.jsonl"
 UNSETTLED = (PENDING, MISSING, ERROR, NOISY)
 """Outcomes that a new measurement can settle."""
 SAME = {
