@@ -37,7 +37,7 @@ class Torchrun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How a run was started, as its journal has it: pytest's arguments, the folder, and the shape of torchrun, if it was used."""
+    """How a run was started, as its journal has it: pytest's arguments, the folder, and torchrun's shape, if it was used."""
 
     arguments: tuple[str, ...]
     folder: str

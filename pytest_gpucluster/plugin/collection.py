@@ -17,7 +17,7 @@ from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.activation import is_own_fixture
-from pytest_gpucluster.plugin.earlier_parts import digests_of
+from pytest_gpucluster.plugin.earlier_parts import EarlierParts, digests_of
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.all_tests import AllTests
-    from pytest_gpucluster.plugin.earlier_parts import EarlierParts
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 
@@ -41,9 +40,7 @@ class Collection:
         terminal: Terminal,
         all_tests: AllTests,
         begin: Callable[[], None],
-        look_for_earlier: Callable[[], None],
         places_of_parts: Callable[[], frozenset[str]],
-        earlier: EarlierParts,
     ) -> None:
         """What collection needs of a run.
 
@@ -52,18 +49,15 @@ class Collection:
             terminal: shows the forecast, and later what criteria remark.
             all_tests: every test of the given paths.
             begin: called when all tests are accepted.
-            look_for_earlier: finds the unfinished run that this one goes on with, before a file is touched.
             places_of_parts: asks for the ids of the places that ``--gpucluster-only`` names.
-            earlier: the earlier parts of this run, where it goes on with an unfinished one.
         """
         self._session = session
         self._all_tests = all_tests
         self._terminal = terminal
         self._begin = begin
-        self._look_for_earlier = look_for_earlier
         self._places_of_parts = places_of_parts
         self._is_partial = False
-        self.earlier = earlier
+        self.earlier = EarlierParts(session)
         self.items: tuple[pytest.Item, ...] = ()
         """The tests that will run."""
 
@@ -98,7 +92,6 @@ class Collection:
             items[:] = without(items, above)
         if items and self._session.setup.settings.only:
             self._leave_other_parts(config, items)
-        self._look_for_earlier()
         kept = self.earlier.leave_out_kept(items)
         if kept:
             config.hook.pytest_deselected(items=kept)

@@ -115,4 +115,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run = run_of(config)
     run.start()
     if is_new:  # pytest asks only those plugins to modify the items that were registered before
+        run.pytest_collection_modifyitems()
         run.collection.pytest_collection_modifyitems(config, items)

@@ -5,7 +5,7 @@ Who has which hook of pytest::
     options.py     pytest_addoption, _load_initial_conftests, _configure, _collection_modifyitems: in every project
     exit_code.py   pytest_cmdline_main: around everything
     all_tests.py   what was collected, ignored and left out
-    run.py         pytest_sessionstart, _runtestloop: start, self-test
+    run.py         pytest_sessionstart, _collection_modifyitems, _runtestloop: start, an unfinished run, self-test
     collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
     phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
     screen.py      pytest_report_teststatus: no letters where a bar shows the progress
@@ -27,7 +27,6 @@ from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
-from pytest_gpucluster.plugin.earlier_parts import EarlierParts
 from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
@@ -73,16 +72,7 @@ class Run:
         self.session = Session(setup, rootdir=config.rootpath, caller=self, controller=controller, secret=secret)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
-        self.earlier = EarlierParts(self.session)
-        self.collection = Collection(
-            self.session,
-            self.terminal,
-            config.stash[ALL_TESTS],
-            begin=self.begin,
-            look_for_earlier=self.look_for_earlier,
-            places_of_parts=self.places_of_parts,
-            earlier=self.earlier,
-        )
+        self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
         self.readings = Readings(lambda: self.session.cluster, self.collection)
         self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
@@ -173,7 +163,7 @@ class Run:
         Raises:
             pytest.UsageError: the results directory or the JUnit file cannot be written.
         """
-        if not self._is_due or (self.earlier.is_ahead and not self._is_under_xdist):
+        if not self._is_due or (self.collection.earlier.is_ahead and not self._is_under_xdist):
             return
         self._is_due = False
         is_distributed = self._is_under_xdist
@@ -200,14 +190,16 @@ class Run:
         torchrun = None if launch is None else {"nodes": launch.num_nodes, "ranks": launch.local_world_size}
         return {"arguments": [*map(str, called.args)], "folder": str(called.dir), "torchrun": torchrun}
 
-    def look_for_earlier(self) -> None:
+    def pytest_collection_modifyitems(self) -> None:
         """Go on with the unfinished run in the results directory, if this is wanted and there is one.
+
+        Called before the tests are paired: those whose outcome is kept are left out then.
 
         Raises:
             pytest.UsageError: it cannot be gone on with.
         """
         if self._is_due and not self._is_under_xdist:
-            self.earlier.look(junit=self._junit)
+            self.collection.earlier.look(junit=self._junit)
 
     def places_of_parts(self) -> frozenset[str]:
         """The ids of the places that ``--gpucluster-only`` names; the parts themselves are asked, before a file is touched.

@@ -254,7 +254,8 @@ class Readings:
             return None
         spans, when = self.earlier.get(_reader_of(mark), ()), WHEN_OF_PARTS if self.goes_on else WHEN
         if self.goes_on and not spans:
-            return MeasurementError(f"{mark.args[0].__qualname__} was not read in the earlier parts of this run", kind="missing")
+            text = f"{mark.args[0].__qualname__} was not read in the earlier parts of this run"
+            return MeasurementError(text, kind="missing")
         for span in spans:
             is_apart = span.kind == "between" and not span.is_needed  # of no soak: perhaps a boot, certainly other work
             if span.first == span.last or (is_apart and not mark.kwargs.get("over_boots", False)):

@@ -157,7 +157,7 @@ def _require_unfinished(folder: Path, state: JournalState, unsettled: Collection
     if state.terms.objections:
         raise NothingUnfinishedError(f"no measurement settles what the run in {folder} objects to: {state.terms.objections[0]}")
     if state.finished and not any(one.outcome in unsettled and one.waiver is None for one in state.records.values()):
-        raise NothingUnfinishedError(f"the run in {folder} has ended ({state.verdict_word}), and nothing in it is left to measure")
+        raise NothingUnfinishedError(f"the run in {folder} has ended ({state.verdict_word}): nothing in it is left to measure")
 
 
 def require_unchanged(unfinished: UnfinishedRun) -> int:
