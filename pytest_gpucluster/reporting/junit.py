@@ -27,6 +27,7 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
     is_only_measured,
 )
+from pytest_gpucluster.reporting.parts import words_of_parts
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.text import first_line, visible
 
@@ -107,6 +108,7 @@ def properties_of(record: Record, place: Place | None) -> Properties:
     facts["advisory"] = record.message if record.advisory else None
     facts["remark"] = record.remark
     facts["judged"] = "false" if is_only_measured(record) else None
+    facts["part"] = record.part if record.part > 1 else None
     return tuple((name, str(fact)) for name, fact in facts.items() if fact is not None)
 
 
@@ -129,7 +131,8 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
         super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
         waivers = tuple(("waiver", line) for line in report.waivers)
-        self._properties: Properties = (*waivers, *changes_of(report.verdict))
+        parts = tuple((f"part {number}", words) for number, words in enumerate(words_of_parts(report.facts), start=1))
+        self._properties: Properties = (*waivers, *changes_of(report.verdict), *parts)
         if report.is_rebuilt:
             self._properties = (("rebuilt_from", "journal.jsonl"), *self._properties)
 

@@ -58,8 +58,13 @@ def parts_remarks(facts: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """What the verdict says of the parts; ``facts`` are those of :func:`parts_facts`."""
     if not facts:
         return ()
-    each = (f"part {one['part']} from {one['began']} to {one['ended']} ({one['outcomes']} outcomes)" for one in facts)
+    each = [f"part {number} {words}" for number, words in enumerate(words_of_parts({"parts": facts}), start=1)]
     return (f"measured in {len(facts)} parts: {', '.join(each)}",)
+
+
+def words_of_parts(facts: Mapping[str, Any]) -> list[str]:
+    """When each part was measured and how many outcomes stand from it; ``facts`` are the members of results.json."""
+    return [f"from {one['began']} to {one['ended']} ({one['outcomes']} outcomes)" for one in facts.get("parts", ())]
 
 
 def utc(at_s: float) -> str:

@@ -126,8 +126,7 @@ class JournalState:
             self.terms = replace(self.terms, objections=(*self.terms.objections, NO_VERDICT))
         if self.unread:
             self.terms = replace(self.terms, objections=(*self.terms.objections, self._damage))
-        remarks = parts_remarks(self.parts_facts)
-        self.terms = replace(self.terms, remarks=(*(one for one in self.terms.remarks if one not in remarks), *remarks))
+        self.terms = replace(self.terms, remarks=(*self.terms.remarks, *parts_remarks(self.parts_facts)))
         verdict = decide(self.records.values(), self.terms)
         if (verdict.is_good or self.verdict_word == REJECTED) and self.verdict_word not in (None, verdict.word):
             self.terms = replace(self.terms, objections=(*self.terms.objections, f"the run itself said {self.verdict_word}"))

@@ -30,7 +30,7 @@ SAME = {
     "profile": "the profile",
     "expected": "the number of nodes or GPUs",
     "thresholds_sha256": "the file of limits",
-    "waivers": "the waivers",
+    "waivers": "the set of waivers",
     "simulated": "the simulated fleet",
 }
 """Of the facts of a run: what must be the same in all its parts, in words."""
