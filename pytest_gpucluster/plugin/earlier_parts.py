@@ -170,10 +170,10 @@ class EarlierParts:
         )
         readings.goes_on = bool(unfinished.kept)
 
-    def write_last_readings(self, readings: Readings) -> None:
-        """Write what was read after the last measurement into the journal, as far as it is new."""
-        if self._has_readings:
-            for facts in readings.facts(readings.new_lasts()):
+    def write_new_readings(self, readings: Readings) -> None:
+        """Write into the journal what was read since the test before: now and then, and after the last measurement."""
+        if self._has_readings and self._session.recorder.is_open:
+            for facts in readings.facts({**readings.while_it_runs(), **readings.new_lasts()}):
                 self._session.recorder.write("soak_reading", **facts)
 
 

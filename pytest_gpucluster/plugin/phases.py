@@ -149,7 +149,7 @@ class Phases:
                 return (yield)
         finally:
             self._current = None
-            self._earlier.write_last_readings(self._readings)
+            self._earlier.write_new_readings(self._readings)
             if self._termination.signal is not None:
                 item.session.shouldstop = f"terminated by {self._termination.signal}"
 
@@ -197,6 +197,7 @@ class Phases:
         unknown = self._readings.judge_earlier(pyfuncitem, self._session.state.places())
         with counted_calls(pyfuncitem):
             made = yield
+        self._readings.remark_on(pyfuncitem)
         if unknown is not None:
             raise unknown
         return made

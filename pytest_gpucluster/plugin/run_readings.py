@@ -16,6 +16,7 @@ from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, Meas
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
 from pytest_gpucluster.reporting.run_spans import Snapshot, SnapshotRecord
+from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,8 @@ MARK = "over_run"
 OF_EARLIER_RUNS = ("between", "over_boots")
 """Arguments of the mark that are none of the reader."""
 DEADLINE_S = 60.0
+EVERY_S, EACH = 10.0, 50
+"""While a run goes on: what only it can hear is written down at most so often, and at most each so manieth second."""
 WHEN = {
     "watched": "in a soak that was cut short before this run",
     "between": "after a soak was cut short and before this run, while nobody watched",
@@ -127,10 +130,31 @@ class Readings:
         self.newcomers: frozenset[str] = frozenset()
         """The ids of places at which nothing answered in the earlier parts."""
         self._written: set[str] = set()
+        self._unwatched: str | None = None
+        self._next_s = 0.0
 
     def take_earlier(self, spans: Spans) -> None:
         """Take over what was read earlier. What the journal gets from here on stands by itself."""
         self.earlier, self._record = spans, SnapshotRecord()
+
+    def while_it_runs(self) -> dict[str, Snapshot]:
+        """By reader, what is read now, if it is time; empty otherwise. At most 2 % of the time, and not in the first 10 s.
+
+        Only readers of what is gone with this run: what came since an event was heard can be read again by no other.
+        """
+        began_s = time.monotonic()
+        if not self._next_s:
+            self._next_s = began_s + EVERY_S
+        if began_s < self._next_s or self._last:
+            return {}
+        found: dict[str, _Taken] = {}
+        for _, mark in self._marks:
+            if "between" in mark.kwargs:
+                with contextlib.suppress(GpuclusterError):
+                    self._read(found, *mark.args, **mark.kwargs)
+        now_s = time.monotonic()
+        self._next_s = now_s + max(EVERY_S, EACH * (now_s - began_s))
+        return {reader: taken.snapshot for reader, taken in found.items()}
 
     def new_lasts(self) -> dict[str, Snapshot]:
         """By reader, what was read after the last measurement, and was not asked for here before."""
@@ -248,7 +272,7 @@ class Readings:
         Raises:
             CriterionFailedError: something was bad then.
         """
-        mark, unknown = item.get_closest_marker(MARK), None
+        mark, unknown, self._unwatched = item.get_closest_marker(MARK), None, None
         place = item.stash[PAIR].place
         if mark is None or (place is not None and place.id in self.newcomers) or not (self.earlier or self.goes_on):
             return None
@@ -268,10 +292,20 @@ class Readings:
                     criterion.judged = replace(criterion.judged, reason=f"{criterion.judged.reason}\nseen {when[span.kind]}")
                 raise
             except MeasurementError as error:
+                if self.goes_on and span.kind == "between" and "between" in mark.kwargs:
+                    self._unwatched = f"what came while nobody watched is not known: {first_line(str(error))}"
+                    continue
                 text = f"{error}\n{when[span.kind]}"
                 if span.is_needed and unknown is None:
                     unknown = MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
         return unknown
+
+    def remark_on(self, item: pytest.Item) -> None:
+        """Say beside the outcome of a test what of the time between two parts of its run is not known."""
+        criterion = item.stash.get(CRITERION, None)
+        if self._unwatched is not None and criterion is not None and criterion.judged is not None:
+            said = "; ".join(filter(None, (criterion.judged.remark, self._unwatched)))
+            criterion.judged = replace(criterion.judged, remark=said)
 
     def _judge_span(self, item: pytest.Function, mark: pytest.Mark, span: Span, by_id: Mapping[str, Place]) -> None:
         """Judge one span, by the test's own function or by the mark's judge of the time between two runs.
