@@ -54,7 +54,6 @@ OPTIONS = (
     Option(name="--gpucluster-expect", metavar="nodes=N,gpus_per_node=M", help="the inventory that was promised"),
     Option(name="--gpucluster-level", metavar="LEVEL", help="quick, standard (default), soak or soak:8h"),
     Option(name="--gpucluster-results", metavar="DIR", type=Path, help=f"results directory (default: {RESULTS_DIR})"),
-    Option(name="--gpucluster-resume", help="go on with the unfinished run in the results directory, and begin no other"),
     Option(name="--gpucluster-gate", help="exit 0 only for the verdict ACCEPTED"),
     Option(name="--gpucluster-inline", help="run functions in this process, for one place (pdb)"),
     Option(
@@ -65,6 +64,8 @@ OPTIONS = (
     ),
     Option(name="--gpucluster-selftest", help="plant faults before the run, and say which it finds"),
 )
+RESUME = "gpucluster_resume"
+"""Of an option that ``gpucluster resume`` gives and no person: go on with a run, or with nothing."""
 COMPARED = ("--gpucluster-profile", "--gpucluster-expect", "--gpucluster-level")
 """The options whose words are compared between nodes as they are, where they are not understood."""
 INI_HELP = "treat every run here as an acceptance run"
@@ -143,7 +144,7 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
 
 def _resume(given: argparse.Namespace, *, soak_s: float | None) -> Resume:
     """A run goes on where its directory is named. A soak that was cut short goes on by rules of its own, without an option."""
-    if given.gpucluster_resume:
+    if getattr(given, RESUME, False):
         return "always"
     return "never" if given.gpucluster_results is None or soak_s is not None else "unfinished"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, requested_of_node, results_dir
+from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, RESUME, requested_of_node, results_dir
 from pytest_gpucluster.plugin.activation import (
     ACTIVE,
     REFUSAL,
@@ -51,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpucluster", "GPU cluster acceptance")
     for option in OPTIONS:
         group.addoption(option.name, **option.keywords)
+    group.addoption("--gpucluster-resume", action="store_true", dest=RESUME, help=argparse.SUPPRESS)
     parser.addini("gpucluster", INI_HELP, type="bool", default=False)
 
 

@@ -30,27 +30,25 @@ IDENTITY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part of a run, from its first to its last event; in seconds since 1970."""
+    """One part of a run, from its begin to its last outcome; in seconds since 1970."""
 
     began_s: float
     ended_s: float
 
+    @classmethod
+    def until(cls, outcome_s: float, *, began_s: float) -> Part:
+        """The part that began then; the last outcome may be of the part before it."""
+        return cls(began_s=began_s, ended_s=max(began_s, outcome_s))
 
-def parts_facts(earlier: Sequence[Part], records: Iterable[Record], *, began_s: float, now_s: float) -> list[dict[str, Any]]:
-    """When each part was measured and how many outcomes stand from it, as results.json has it; empty without earlier parts.
 
-    Args:
-        earlier: the parts before the one that runs, or ran last.
-        records: of the run.
-        began_s: when the last part began, in seconds since 1970.
-        now_s: when it ended, or now.
-    """
-    if not earlier:
+def parts_facts(parts: Sequence[Part], records: Iterable[Record]) -> list[dict[str, Any]]:
+    """When each part was measured and how many outcomes stand from it, as results.json has it; empty for one part."""
+    if len(parts) < 2:
         return []
     counts = Counter(record.part for record in records if record.outcome not in UNMEASURED)
     return [
         {"part": number, "began": utc(one.began_s), "ended": utc(one.ended_s), "outcomes": counts[number]}
-        for number, one in enumerate([*earlier, Part(began_s=began_s, ended_s=now_s)], start=1)
+        for number, one in enumerate(parts, start=1)
     ]
 
 

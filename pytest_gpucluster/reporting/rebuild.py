@@ -52,6 +52,7 @@ class JournalState:
     started: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
     part_began_s: float = 0.0
+    outcome_s: float = 0.0
     files: dict[str, str] = field(default_factory=dict)
 
     def take(self, event: dict[str, Any]) -> None:
@@ -108,6 +109,7 @@ class JournalState:
     def _on_outcome(self, event: dict[str, Any]) -> None:
         record = record_from_facts(event["record"])
         self.records[record.criterion, record.place] = record
+        self.outcome_s = self.ended_s
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
         self.finished, self.verdict_word = True, event.get("verdict")
@@ -136,7 +138,12 @@ class JournalState:
     @property
     def parts_facts(self) -> list[dict[str, Any]]:
         """When each part of the run was measured, as results.json has it; empty for a run that went on at once."""
-        return parts_facts(self.parts, self.records.values(), began_s=self.part_began_s, now_s=self.ended_s)
+        return parts_facts(self.all_parts, self.records.values())
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """The parts of the run, the last one up to its last outcome."""
+        return (*self.parts, Part.until(self.outcome_s, began_s=self.part_began_s))
 
     @property
     def _damage(self) -> str:

@@ -11,7 +11,7 @@ from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record, Ter
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
 from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
-from pytest_gpucluster.reporting.parts import parts_facts, parts_remarks
+from pytest_gpucluster.reporting.parts import Part, parts_facts, parts_remarks
 from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 from pytest_gpucluster.reporting.unfinished_run import require_unchanged
 from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.judging.plan import Plan
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.parts import Part
     from pytest_gpucluster.reporting.unfinished_run import UnfinishedRun
 
 PLANNED = ("criterion", "place", "outcome", "reason")
@@ -54,7 +53,7 @@ class Recorder:
         self.cut_soak: InterruptedSoak | None = None
         self.resumed: Mapping[str, Any] | None = None
         self._parts: tuple[Part, ...] = ()
-        self._began_s = time.time()
+        self._began_s = self._ended_s = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -116,7 +115,8 @@ class Recorder:
         """Write the expected set and the terms of the verdict."""
         if self.is_open:
             if self._parts:
-                self.write("resumed", parts=[asdict(part) for part in self._parts])
+                self._began_s = _now_s()
+                self.write("resumed", at_s=self._began_s, parts=[asdict(part) for part in self._parts])
             self.write("planned", **planned_facts(self._plan, self._status().terms))
             self._writer.note()
 
@@ -125,7 +125,7 @@ class Recorder:
         record = replace(record, part=self.part)
         self._plan.set_outcome(record)
         if self.is_open:
-            self.write("outcome", record=record_facts(record))
+            self._write_outcome(record)
             self._writer.note()
 
     def close_pending(self, *, outcome: str, why: str) -> list[Record]:
@@ -133,8 +133,12 @@ class Recorder:
         closed = [replace(record, part=self.part) for record in self._plan.close(outcome=outcome, why=why)]
         for record in closed:
             self._plan.set_outcome(record)
-            self.write("outcome", record=record_facts(record))
+            self._write_outcome(record)
         return closed
+
+    def _write_outcome(self, record: Record) -> None:
+        self._ended_s = _now_s()
+        self.write("outcome", at_s=self._ended_s, record=record_facts(record))
 
     def record_soak_resumed(self, cut: InterruptedSoak, *, away_s: float) -> None:
         """Write that the soak goes on with what an earlier run had measured, ``away_s`` seconds after it was cut short."""
@@ -151,7 +155,7 @@ class Recorder:
     @property
     def parts_facts(self) -> list[dict[str, Any]]:
         """When each part of the run was measured, as results.json has it; empty for a run of one part."""
-        return parts_facts(self._parts, self._plan, began_s=self._began_s, now_s=time.time())
+        return parts_facts((*self._parts, Part.until(self._ended_s, began_s=self._began_s)), self._plan)
 
     @property
     def soak_remarks(self) -> tuple[str, ...]:
@@ -219,6 +223,11 @@ class Recorder:
     def _files(self, *, junit: Path | None) -> ReportFiles:
         assert self._directory is not None
         return ReportFiles(results=self._directory.path / "results.json", junit=junit)
+
+
+def _now_s() -> float:
+    """Seconds since 1970, as the journal has them."""
+    return round(time.time(), 3)
 
 
 def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, PENDING
 from pytest_gpucluster.reporting.files import JOURNAL
-from pytest_gpucluster.reporting.parts import Part
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, state_of
 from pytest_gpucluster.reporting.run_spans import read_spans
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.judging.verdict import Record
+    from pytest_gpucluster.reporting.parts import Part
     from pytest_gpucluster.reporting.rebuild import JournalState
     from pytest_gpucluster.reporting.run_spans import Spans
 
@@ -69,7 +69,7 @@ class UnfinishedRun:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Its parts up to now."""
-        return (*self.state.parts, Part(began_s=self.state.part_began_s, ended_s=self.state.ended_s))
+        return self.state.all_parts
 
     def why_other(self, started: Mapping[str, Any]) -> str | None:
         """What a run asks for that this one did not, so that they cannot be one; None if they can.

@@ -68,9 +68,9 @@ def test_the_other_program_has_left(folder: Path) -> None:
     ("kind", "said"),
     [
         ("limits", "the file of limits is another one"),
-        ("seed", "the simulated fleet is another one"),
+        pytest.param("seed", "the simulated fleet is another one", marks=pytest.mark.slow),
         ("part", "gpu-node-0 gpu 0 has another serial number: it was SIM-SWAPPED, and is SIM-00000-00"),
-        ("file", "FAILED"),
+        pytest.param("failed", "FAILED in the run", marks=pytest.mark.slow),
     ],
 )
 def test_another_run_is_refused(folder: Path, kind: str, said: str) -> None:
@@ -79,7 +79,7 @@ def test_another_run_is_refused(folder: Path, kind: str, said: str) -> None:
     text = journal.read_text(encoding="utf-8")
     if kind == "part":
         text = text.replace("SIM-00000-00", "SIM-SWAPPED")
-    if kind == "file":
+    if kind == "failed":
         lines = text.splitlines()
         text = "".join(f"{line}\n" for line in lines[:-1]).replace('"outcome": "error"', '"outcome": "failed"')
     journal.write_text(text, encoding="utf-8")
