@@ -126,7 +126,9 @@ def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
         if config.option.gpucluster_inline:
             raise pytest.UsageError("--gpucluster-inline runs in one process; leave -n out")
         if config.option.gpucluster_resume:
-            raise pytest.UsageError("gpucluster resume asks the parts before any test is distributed, and that run had -n: begin another")
+            raise pytest.UsageError(
+                "gpucluster resume asks the parts before any test is distributed, and that run had -n: begin another"
+            )
         if config.option.gpucluster_only:
             raise pytest.UsageError("--gpucluster-only asks the parts before any test is distributed; leave -n out")
         if (config.option.gpucluster_level or "").startswith("soak"):

@@ -157,7 +157,7 @@ class EarlierParts:
         if self._has_readings or (unfinished is None and session.setup.settings.soak_s is not None):
             return
         self._has_readings = True
-        if unfinished is None:
+        if unfinished is None or not unfinished.kept:  # all is measured in this part
             soak_reports.write_readings(session, readings, {})
             return
         before, now = unfinished.state.places, session.state.places()
@@ -168,7 +168,7 @@ class EarlierParts:
         readings.newcomers = frozenset(
             name for name, one in now.items() if (one.node not in known if one.gpu is None else not is_known(before.get(name)))
         )
-        readings.goes_on = bool(unfinished.kept)
+        readings.goes_on = True
 
     def write_new_readings(self, readings: Readings) -> None:
         """Write into the journal what was read since the test before: now and then, and after the last measurement."""

@@ -73,7 +73,9 @@ def plan_of(*keys: str) -> Plan:
     return plan
 
 
-def write(folder: Path, *outcomes: Record, verdict: str | None = None, objections: tuple[str, ...] = (), **started: Any) -> Path:
+def write(
+    folder: Path, *outcomes: Record, verdict: str | None = None, objections: tuple[str, ...] = (), **started: Any
+) -> Path:
     """The results directory of a run with these outcomes; without a verdict its controller was killed."""
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / "journal.jsonl")
