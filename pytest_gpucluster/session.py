@@ -75,6 +75,7 @@ class RunState:
         self.changed_terms = [*setup.changed_terms]
         self.selftest: dict[str, Any] | None = None
         self.own_tests_only = False
+        self._plan = plan
         self.recorder = Recorder(plan, status=self._status)
 
     def places(self) -> Mapping[str, Place]:
@@ -124,7 +125,7 @@ class RunState:
         """What the verdict is about, as results.json has it."""
         selftest = {"selftest": self.selftest} if self.selftest is not None else {}
         resumed = {"soak_resumed": self.recorder.resumed} if self.recorder.resumed is not None else {}
-        parts = {"parts": found} if (found := self.recorder.parts_facts) else {}
+        parts = {"parts": found} if (found := self.recorder.parts.facts(self._plan)) else {}
         return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed, **parts}
 
     def started(self) -> dict[str, Any]:
@@ -196,8 +197,6 @@ class Session:
         self._run = secrets.token_hex(8)
         self._early: tempfile.TemporaryDirectory[str] | None = None
         self.unfinished: UnfinishedRun | None = None
-        self.command: Mapping[str, Any] = {}
-        """How this run was started, so that it can be started again."""
 
     def go_on_with(self, unfinished: UnfinishedRun) -> None:
         """Be the next part of an unfinished run. Called before anything is started."""
@@ -233,6 +232,7 @@ class Session:
         junit: Path | None = None,
         observer: Observer | None = None,
         writes_before_calls: bool = True,
+        command: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the results directory and start the agents; returns before they are ready.
 
@@ -240,6 +240,7 @@ class Session:
             junit: the JUnit file that pytest will write. An agent writes it if this process dies.
             observer: gets what ranks do and print; its ``on_call`` is the session's own.
             writes_before_calls: bring the reports up to date before each call, which may take long.
+            command: how this run was started, as plain data, so that it can be started again.
 
         Raises:
             ConfigurationError: the results directory or the JUnit file cannot be written.
@@ -250,7 +251,7 @@ class Session:
             self.recorder.look_for_cut_soak(self.state.facts(), read_versions())
         if self.unfinished is None:
             link = link_to(self.recorder.cut_soak)
-            self.recorder.write("started", run=self._run, command=self.command, **link, **self.state.started())
+            self.recorder.write("started", run=self._run, command=command, **link, **self.state.started())
         logs = self.setup.settings.results_dir.absolute() / "logs"
         on_call = self.recorder.catch_up if writes_before_calls else None
         observer = replace(observer or Observer(), on_call=on_call)

@@ -72,7 +72,7 @@ def command(results: Path, more: Sequence[str], *, launch: Launch | None) -> tup
         return [sys.executable, "-m", "pytest", *ours], Path.cwd()  # an agent, on a node that does not have the results
     unfinished = read_unfinished_run(results, completes=True)
     _require_own(results)
-    found = _command_of(unfinished.state.started, results)
+    found = _command_of(unfinished.state.history.started, results)
     if not Path(found.folder).is_dir():
         raise ConfigurationError(f"the run in {results} was started in {found.folder}, which is no folder here")
     pytest = ["-m", "pytest", *found.arguments, *ours]

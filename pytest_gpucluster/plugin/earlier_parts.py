@@ -90,7 +90,7 @@ class EarlierParts:
             ConfigurationError, MeasurementError: it does not, or the parts cannot be asked.
         """
         where = f"the unfinished run in {unfinished.folder}"
-        why = unfinished.why_other(self._session.state.started())
+        why = unfinished.why_other(self._session.state.history.started())
         if why is None and self._session.setup.settings.soak_s is not None and not unfinished.spans:
             why = "its journal has no reading from before its soak"
         if why is None:
@@ -112,7 +112,7 @@ class EarlierParts:
         kept = unfinished.kept
         found = [item for item in items if item.stash[PAIR].key in kept and not _is_again(item)]
         for name, digest in digests_of(found).items():
-            if unfinished.state.files.get(name, digest) != digest:
+            if unfinished.state.history.files.get(name, digest) != digest:
                 raise pytest.UsageError(
                     f"the unfinished run in {unfinished.folder} cannot go on: {name} is not the file that it was; {ADVICE}"
                 )
@@ -144,7 +144,7 @@ class EarlierParts:
         unfinished = self._session.unfinished
         if unfinished is None:
             return None
-        number = self._session.recorder.part
+        number = self._session.recorder.parts.number
         num_kept = sum(one.part < number and one.outcome not in UNMEASURED for one in self._session.plan)
         return f"part {number} of the run in {unfinished.folder}: {num_kept} outcomes stay as they were measured"
 

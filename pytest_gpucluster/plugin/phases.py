@@ -70,7 +70,6 @@ class Phases:
         self._collection = collection
         self._termination = termination
         self._readings = readings
-        self._earlier = collection.earlier
         self._current: pytest.Item | None = None
         self._fixtures: list[Any] = []
         self._own: list[Results] = []
@@ -149,7 +148,7 @@ class Phases:
                 return (yield)
         finally:
             self._current = None
-            self._earlier.write_new_readings(self._readings)
+            self._collection.earlier.write_new_readings(self._readings)
             if self._termination.signal is not None:
                 item.session.shouldstop = f"terminated by {self._termination.signal}"
 
@@ -166,7 +165,7 @@ class Phases:
         if self._termination.signal is not None:
             raise MeasurementError(f"not run: terminated by {self._termination.signal}", kind="missing")
         self._readings.take_first()
-        self._earlier.write_readings(self._readings)
+        self._collection.earlier.write_readings(self._readings)
         self._own.clear()  # the readings are for others
 
     @pytest.hookimpl(wrapper=True)

@@ -167,10 +167,10 @@ class Run:
             return
         self._is_due = False
         is_distributed = self._is_under_xdist
-        self.session.command = self._command
         try:
             self.session.open(
                 junit=self._junit,
+                command=self._command,
                 observer=None if is_distributed else self._observer,
                 writes_before_calls=not is_distributed,  # there, calls come from other threads
             )

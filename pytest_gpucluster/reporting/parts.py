@@ -41,6 +41,42 @@ class Part:
         return cls(began_s=began_s, ended_s=max(began_s, outcome_s))
 
 
+class RunParts:
+    """The parts of a run that is measured now, as its recorder counts them."""
+
+    def __init__(self) -> None:
+        """It is a whole run, unless :meth:`go_on_after` says otherwise."""
+        self.earlier: tuple[Part, ...] = ()
+        self._began_s = self._outcome_s = 0.0
+
+    def go_on_after(self, earlier: tuple[Part, ...]) -> None:
+        """Be the next part after these."""
+        self.earlier = earlier
+
+    @property
+    def number(self) -> int:
+        """Which part this is, from 1."""
+        return 1 + len(self.earlier)
+
+    def begin(self) -> float:
+        """This part begins; the time, as the journal has it."""
+        self._began_s = _now_s()
+        return self._began_s
+
+    def outcome(self) -> float:
+        """There is an outcome; the time, as the journal has it."""
+        self._outcome_s = _now_s()
+        return self._outcome_s
+
+    def facts(self, records: Iterable[Record]) -> list[dict[str, Any]]:
+        """When each part was measured, as results.json has it; empty for a run of one part."""
+        return parts_facts((*self.earlier, Part.until(self._outcome_s, began_s=self._began_s)), records)
+
+
+def _now_s() -> float:
+    return round(time.time(), 3)
+
+
 def parts_facts(parts: Sequence[Part], records: Iterable[Record]) -> list[dict[str, Any]]:
     """When each part was measured and how many outcomes stand from it, as results.json has it; empty for one part."""
     if len(parts) < 2:

@@ -29,16 +29,34 @@ NOT_AN_EVENT = (ArithmeticError, AttributeError, LookupError, RecursionError, Ty
 TRIED = ("started", "resumed", "planned", "bound", "selftest", "soak_resumed", "verdict")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """How a run came to where it is.
+
+    ``started`` is its first event, ``parts`` its earlier parts, ``files`` the digests of its test files by name. The part that
+    ran last began at ``part_began_s``, and the last outcome came at ``outcome_s``, in seconds since 1970.
+    """
+
+    started: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    part_began_s: float = 0.0
+    outcome_s: float = 0.0
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """The parts of the run, the last one up to its last outcome."""
+        return (*self.parts, Part.until(self.outcome_s, began_s=self.part_began_s))
+
+
 @dataclass(slots=True, kw_only=True)
 class JournalState:
     """What the events of a journal say about a run.
 
-    ``verdict_word`` is the verdict of the run itself, ``unread`` the numbers of the lines that could not be read. ``started``
-    is the first event, ``parts`` the earlier parts of a run that was gone on with, ``files`` the digests of its test files.
+    ``verdict_word`` is the verdict of the run itself, ``unread`` the numbers of the lines that could not be read.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
     terms: Terms = field(default_factory=lambda: Terms(rehearsal=True, level_reached=False))
     places: dict[str, Place] = field(default_factory=dict)
     records: dict[tuple[str, str | None], Record] = field(default_factory=dict)
@@ -49,11 +67,7 @@ class JournalState:
     verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
     unread: list[int] = field(default_factory=list)
-    started: Mapping[str, Any] = field(default_factory=dict)
-    parts: tuple[Part, ...] = ()
-    part_began_s: float = 0.0
-    outcome_s: float = 0.0
-    files: dict[str, str] = field(default_factory=dict)
+    history: History = field(default_factory=History)
 
     def take(self, event: dict[str, Any]) -> None:
         """Add one event. An unknown event belongs to a newer version and is ignored."""
@@ -64,18 +78,20 @@ class JournalState:
             reader(event)
 
     def _on_started(self, event: dict[str, Any]) -> None:
-        self.facts, self.versions = event["facts"], event["versions"]
-        self.started, self.part_began_s = event, self.ended_s
+        self.facts = event["facts"]
+        self.history = replace(self.history, started={**event, "versions": dict(event["versions"])}, part_began_s=self.ended_s)
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_resumed(self, event: dict[str, Any]) -> None:
         """The run goes on: what ended it, and its verdict, are past."""
-        self.parts = tuple(Part(**part) for part in event["parts"])
-        self.part_began_s, self.finished, self.verdict_word = self.ended_s, False, None
+        parts = tuple(Part(**part) for part in event["parts"])
+        self.history = replace(self.history, parts=parts, part_began_s=self.ended_s)
+        self.finished, self.verdict_word = False, None
         self.terms = replace(self.terms, objections=())
 
     def _on_test_files(self, event: dict[str, Any]) -> None:
-        self.files.update({str(name): str(digest) for name, digest in event["files"].items()})
+        files = {str(name): str(digest) for name, digest in event["files"].items()}
+        self.history = replace(self.history, files={**self.history.files, **files})
 
     def _on_planned(self, event: dict[str, Any]) -> None:
         simulated = self.terms.simulated or bool(event["terms"].get("simulated"))  # either line may be damaged
@@ -109,7 +125,7 @@ class JournalState:
     def _on_outcome(self, event: dict[str, Any]) -> None:
         record = record_from_facts(event["record"])
         self.records[record.criterion, record.place] = record
-        self.outcome_s = self.ended_s
+        self.history = replace(self.history, outcome_s=self.ended_s)
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
         self.finished, self.verdict_word = True, event.get("verdict")
@@ -138,12 +154,13 @@ class JournalState:
     @property
     def parts_facts(self) -> list[dict[str, Any]]:
         """When each part of the run was measured, as results.json has it; empty for a run that went on at once."""
-        return parts_facts(self.all_parts, self.records.values())
+        return parts_facts(self.history.all_parts, self.records.values())
 
     @property
-    def all_parts(self) -> tuple[Part, ...]:
-        """The parts of the run, the last one up to its last outcome."""
-        return (*self.parts, Part.until(self.outcome_s, began_s=self.part_began_s))
+    def versions(self) -> Mapping[str, str]:
+        """The versions of the run's software."""
+        found: Mapping[str, str] = self.history.started.get("versions", {})
+        return found
 
     @property
     def _damage(self) -> str:
@@ -156,8 +173,8 @@ class JournalState:
             **self.facts,
             "waivers": waivers.states_from(self.facts.get("waivers", []), self.records.values()),
             "environment": {"versions": self.versions, "rebuilt_from_journal": True},
-            "timings": {"total_s": round(self.ended_s - (self.part_began_s or self.began_s), 3)},
-            **({"parts": self.parts_facts} if self.parts else {}),
+            "timings": {"total_s": round(self.ended_s - (self.history.part_began_s or self.began_s), 3)},
+            **({"parts": self.parts_facts} if self.history.parts else {}),
             **({"selftest": self.selftest} if self.selftest is not None else {}),
         }
         return RunReport(
@@ -225,7 +242,6 @@ def _copy(state: JournalState) -> JournalState:
         records={**state.records},
         nodeids={**state.nodeids},
         unread=[*state.unread],
-        files={**state.files},
     )
 
 

@@ -11,7 +11,7 @@ from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record, Ter
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
 from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
-from pytest_gpucluster.reporting.parts import Part, parts_facts, parts_remarks
+from pytest_gpucluster.reporting.parts import RunParts, parts_remarks
 from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 from pytest_gpucluster.reporting.unfinished_run import require_unchanged
 from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
@@ -52,8 +52,7 @@ class Recorder:
         self._writer = ReportWriter(self._write_unfinished)
         self.cut_soak: InterruptedSoak | None = None
         self.resumed: Mapping[str, Any] | None = None
-        self._parts: tuple[Part, ...] = ()
-        self._began_s = self._ended_s = 0.0
+        self.parts = RunParts()
 
     @property
     def is_open(self) -> bool:
@@ -85,7 +84,7 @@ class Recorder:
         self._directory = ResultsDirectory(folder, goes_on=unfinished is not None)
         self._junit = junit if junit is not None and is_replaceable(junit) else None
         if unfinished is not None:
-            self._parts = unfinished.parts
+            self.parts.go_on_after(unfinished.parts)
         try:
             keep = None if unfinished is None else require_unchanged(unfinished)
             self._journal = Journal(folder / "journal.jsonl", copy=replicate, keep=keep)
@@ -100,7 +99,7 @@ class Recorder:
             versions: of this run's software.
         """
         older = self._directory.older_run if self._directory is not None else None
-        if self._parts and self._directory is not None:
+        if self.parts.earlier and self._directory is not None:
             older = self._directory.path  # the run goes on, and so does its journal
         self.cut_soak = (
             find_interrupted_soak(older, facts=facts, versions=versions, now_s=time.time()) if older is not None else None
@@ -114,54 +113,39 @@ class Recorder:
     def record_plan(self) -> None:
         """Write the expected set and the terms of the verdict."""
         if self.is_open:
-            if self._parts:
-                self._began_s = _now_s()
-                self.write("resumed", at_s=self._began_s, parts=[asdict(part) for part in self._parts])
+            if self.parts.earlier:
+                self.write("resumed", at_s=self.parts.begin(), parts=[asdict(part) for part in self.parts.earlier])
             self.write("planned", **planned_facts(self._plan, self._status().terms))
             self._writer.note()
 
     def record_outcome(self, record: Record) -> None:
         """Take one outcome and write it at once."""
-        record = replace(record, part=self.part)
+        record = replace(record, part=self.parts.number)
         self._plan.set_outcome(record)
         if self.is_open:
-            self._write_outcome(record)
+            self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))
             self._writer.note()
 
     def close_pending(self, *, outcome: str, why: str) -> list[Record]:
         """Give this outcome to every record that has none, write them, and return them."""
-        closed = [replace(record, part=self.part) for record in self._plan.close(outcome=outcome, why=why)]
+        closed = [replace(record, part=self.parts.number) for record in self._plan.close(outcome=outcome, why=why)]
         for record in closed:
             self._plan.set_outcome(record)
-            self._write_outcome(record)
+            self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))
         return closed
-
-    def _write_outcome(self, record: Record) -> None:
-        self._ended_s = _now_s()
-        self.write("outcome", at_s=self._ended_s, record=record_facts(record))
 
     def record_soak_resumed(self, cut: InterruptedSoak, *, away_s: float) -> None:
         """Write that the soak goes on with what an earlier run had measured, ``away_s`` seconds after it was cut short."""
-        folder = "" if self._parts else cut.folder.name  # of a run that goes on, the soak is in its own journal
+        folder = "" if self.parts.earlier else cut.folder.name  # of a run that goes on, the soak is in its own journal
         facts = {"run": cut.run, "folder": folder, "rounds": cut.num_whole_rounds, "elapsed_s": cut.elapsed_s}
         self.resumed = {**facts, "away_s": round(away_s, 3)}
         self.write("soak_resumed", **self.resumed)
 
     @property
-    def part(self) -> int:
-        """Which part of the run this is, from 1."""
-        return 1 + len(self._parts)
-
-    @property
-    def parts_facts(self) -> list[dict[str, Any]]:
-        """When each part of the run was measured, as results.json has it; empty for a run of one part."""
-        return parts_facts((*self._parts, Part.until(self._ended_s, began_s=self._began_s)), self._plan)
-
-    @property
     def soak_remarks(self) -> tuple[str, ...]:
         """What a reader of the verdict must know of the soak, and of the parts of the run."""
         soak = () if self.resumed is None else (soak_remark(self.resumed),)
-        return (*soak, *parts_remarks(self.parts_facts))
+        return (*soak, *parts_remarks(self.parts.facts(self._plan)))
 
     def record_soak_turn(self, facts: Mapping[str, Any]) -> None:
         """Write what one measurement of a soak showed, so that another run can go on with it."""
@@ -223,11 +207,6 @@ class Recorder:
     def _files(self, *, junit: Path | None) -> ReportFiles:
         assert self._directory is not None
         return ReportFiles(results=self._directory.path / "results.json", junit=junit)
-
-
-def _now_s() -> float:
-    """Seconds since 1970, as the journal has them."""
-    return round(time.time(), 3)
 
 
 def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class UnfinishedRun:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Its parts up to now."""
-        return self.state.all_parts
+        return self.state.history.all_parts
 
     def why_other(self, started: Mapping[str, Any]) -> str | None:
         """What a run asks for that this one did not, so that they cannot be one; None if they can.
@@ -80,7 +80,7 @@ class UnfinishedRun:
         return next(self._differences(started), None)
 
     def _differences(self, started: Mapping[str, Any]) -> Iterator[str]:
-        before = self.state.started
+        before = self.state.history.started
         yield from _other_values(before["versions"], started["versions"])
         for name, words in SAME.items():
             was, is_now = (_lasting(name, one["facts"].get(name)) for one in (before, json.loads(json.dumps(started))))
@@ -135,16 +135,16 @@ def read_unfinished_run(folder: Path, *, completes: bool = False) -> UnfinishedR
         spans = read_spans(events, None)
     except NOT_AN_EVENT:
         raise ConfigurationError(f"the journal in {folder} is damaged, so no run can go on with it") from None
-    return UnfinishedRun(folder=folder, run=str(state.started["run"]), state=state, size=size, spans=spans)
+    return UnfinishedRun(folder=folder, run=str(state.history.started["run"]), state=state, size=size, spans=spans)
 
 
 def _require_unfinished(folder: Path, state: JournalState, unsettled: Collection[str]) -> None:
     """Refuse a run that has ended, and one that no measurement can settle."""
     failed = next((one for one in state.records.values() if one.outcome == FAILED and one.waiver is None), None)
     refusal: type[ConfigurationError] = NothingUnfinishedError if state.finished else ConfigurationError
-    if not state.started:
+    if not state.history.started:
         raise NothingUnfinishedError(f"the journal in {folder} has no beginning that can be read")
-    if not state.started.get("run") or not state.records:
+    if not state.history.started.get("run") or not state.records:
         raise NothingUnfinishedError(f"the run in {folder} ended before anything was planned: nothing of it can be kept")
     if failed is not None:
         where = failed.place or "the cluster"

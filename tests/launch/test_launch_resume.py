@@ -65,7 +65,7 @@ def begin(starter: Starter) -> list[Launch]:
     chosen = write_limits(starter.folder / "limits.yaml", limits, extends=False)
     (starter.folder / "wait").touch()
     launches = starter.nodes("--gpucluster", "--junitxml=junit.xml", chosen, ranks=1, prefixes=prefixes(*HOSTS))
-    launches[0].until(lambda: (starter.folder / "second").exists(), what="second criterion")
+    launches[0].until((starter.folder / "second").exists, what="second criterion")
     return launches
 
 
