@@ -90,7 +90,7 @@ class EarlierParts:
             ConfigurationError, MeasurementError: it does not, or the parts cannot be asked.
         """
         where = f"the unfinished run in {unfinished.folder}"
-        why = unfinished.why_other(self._session.state.history.started())
+        why = unfinished.why_other(self._session.state.started())
         if why is None and self._session.setup.settings.soak_s is not None and not unfinished.spans:
             why = "its journal has no reading from before its soak"
         if why is None:
