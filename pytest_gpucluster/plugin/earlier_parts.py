@@ -157,7 +157,7 @@ class EarlierParts:
         if self._has_readings or (unfinished is None and session.setup.settings.soak_s is not None):
             return
         self._has_readings = True
-        if unfinished is None or not unfinished.kept:  # all is measured in this part
+        if unfinished is None or not (unfinished.kept or unfinished.spans):  # all is measured in this part
             soak_reports.write_readings(session, readings, {})
             return
         before, now = unfinished.state.places, session.state.places()
