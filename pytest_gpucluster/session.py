@@ -22,7 +22,7 @@ from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.fleet.controller import FleetController
-from pytest_gpucluster.inventory.identity import read_versions
+from pytest_gpucluster.inventory.identity import read_variables, read_versions
 from pytest_gpucluster.judging import plan as planning
 from pytest_gpucluster.judging.forecast import Forecast, Suite, forecast, selftest_s
 from pytest_gpucluster.judging.promises import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.config.settings import Settings
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.protocol.secret import Secret
+    from pytest_gpucluster.reporting.unfinished_run import UnfinishedRun
     from pytest_gpucluster.run_setup import RunSetup
 
 JOIN_S = 120.0
@@ -75,6 +76,7 @@ class RunState:
         self.changed_terms = [*setup.changed_terms]
         self.selftest: dict[str, Any] | None = None
         self.own_tests_only = False
+        self._plan = plan
         self.recorder = Recorder(plan, status=self._status)
 
     def places(self) -> Mapping[str, Place]:
@@ -130,13 +132,15 @@ class RunState:
         """What the verdict is about, as results.json has it."""
         selftest = {"selftest": self.selftest} if self.selftest is not None else {}
         resumed = {"soak_resumed": self.recorder.resumed} if self.recorder.resumed is not None else {}
-        return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed}
+        parts = {"parts": found} if (found := self.recorder.parts.facts(self._plan)) else {}
+        return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed, **parts}
 
     def started(self) -> dict[str, Any]:
         """What a run is, before anything is planned, for the journal."""
         settings = self.setup.settings
         shown = {name: str(getattr(settings, name)) for name in settings.__slots__}
-        return {"versions": read_versions(), "settings": shown, "facts": self.facts()}
+        variables = read_variables(os.environ)
+        return {"versions": read_versions(), "settings": shown, "facts": self.facts(), "variables": variables}
 
     def timings(self) -> dict[str, float]:
         """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else."""
@@ -201,6 +205,12 @@ class Session:
         self._is_planned = False
         self._run = secrets.token_hex(8)
         self._early: tempfile.TemporaryDirectory[str] | None = None
+        self.unfinished: UnfinishedRun | None = None
+
+    def go_on_with(self, unfinished: UnfinishedRun) -> None:
+        """Be the next part of an unfinished run. Called before anything is started."""
+        self.unfinished = unfinished
+        self._run = unfinished.run
 
     @property
     def has_started(self) -> bool:
@@ -231,6 +241,7 @@ class Session:
         junit: Path | None = None,
         observer: Observer | None = None,
         writes_before_calls: bool = True,
+        command: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the results directory and start the agents; returns before they are ready.
 
@@ -238,14 +249,18 @@ class Session:
             junit: the JUnit file that pytest will write. An agent writes it if this process dies.
             observer: gets what ranks do and print; its ``on_call`` is the session's own.
             writes_before_calls: bring the reports up to date before each call, which may take long.
+            command: how this run was started, as plain data, so that it can be started again.
 
         Raises:
             ConfigurationError: the results directory or the JUnit file cannot be written.
         """
-        self.recorder.open(self.setup.settings.results_dir, junit=junit, replicate=self.controller.replicate)
+        results, replicate = self.setup.settings.results_dir, self.controller.replicate
+        self.recorder.open(results, junit=junit, replicate=replicate, unfinished=self.unfinished)
         if self.setup.settings.soak_s is not None:
             self.recorder.look_for_cut_soak(self.state.facts(), read_versions())
-        self.recorder.write("started", run=self._run, **link_to(self.recorder.cut_soak), **self.state.started())
+        if self.unfinished is None:
+            link = link_to(self.recorder.cut_soak)
+            self.recorder.write("started", run=self._run, command=command, **link, **self.state.started())
         logs = self.setup.settings.results_dir.absolute() / "logs"
         on_call = self.recorder.catch_up if writes_before_calls else None
         observer = replace(observer or Observer(), on_call=on_call)

@@ -93,12 +93,14 @@ def gpus_of(gpu_states, node):
     return {place.id: one.gpu for place, one in seen.items() if not isinstance(one.gpu, NotAvailable)}
 
 
+@pytest.mark.again
 def test_drift(drift_rows, host_states, node, criterion):
     """The host, its GPUs and its NICs are like the others, and as demanded."""
     assert host_states[node]
     criterion.judge(health.judge_drift(drift_rows, node.id))
 
 
+@pytest.mark.again
 def test_drift_coverage(drift_rows, host_states, criterion):
     """Enough facts were there to compare."""
     compared = [row for row in drift_rows if row.is_compared]

@@ -45,7 +45,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if chosen.command == "run":
         chosen.words += [word for word in extra if not word.startswith("-")]
         extra = [word for word in extra if word.startswith("-")]
-    if chosen.command not in ("launch", "demo"):
+    if chosen.command not in ("launch", "demo", "resume"):
         extra += chosen.beyond
     if extra:
         parser.error(f"unrecognized arguments: {' '.join(extra)}")
@@ -63,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     lint.add_argument("--tests", type=Path, nargs="+", action="extend", metavar="PATH", help=words)
     lint.add_argument("--schema", action="store_true", help="print the JSON schema for editors instead")
     lint.set_defaults(act=_lint)
+    resume = commands.add_parser("resume", help="go on with a run that was killed, or that left something unmeasured")
+    resume.usage = "gpucluster resume DIR [-- MORE PYTEST ARGUMENTS]"
+    resume.description = "Exit code 4, and a sentence, where that run cannot go on; otherwise that of the run."
+    resume.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
+    resume.set_defaults(act=_resume)
     _add_run(commands.add_parser("run", help="one measurement on this machine, outside pytest", allow_abbrev=False))
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
     _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
@@ -169,6 +174,12 @@ def _lint(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import lint
 
     return lint.main(chosen)
+
+
+def _resume(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import resume
+
+    return resume.main(chosen)
 
 
 def _run(chosen: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
@@ -25,6 +25,7 @@ JUNIT_FORMS = ("place", "node", "criterion")
 DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SOAK_S = 8 * 3600.0
 """How long ``soak`` without a duration lasts."""
+Resume: TypeAlias = Literal["never", "unfinished", "always"]
 DEADLINES_S = {"quick": 120.0, "standard": 300.0, "soak": 600.0}
 """The deadline of a call without a deadline in its recipe, by level."""
 
@@ -73,6 +74,8 @@ OPTIONS = (
     Option(name="--gpucluster-summary", metavar="FILE", type=Path, help="write a summary in Markdown"),
     Option(name="--gpucluster-metrics", metavar="FILE", type=Path, help="write metrics of Prometheus (a textfile collector's)"),
 )
+RESUME = "gpucluster_resume"
+"""Of an option that ``gpucluster resume`` gives and no person: go on with a run, or with nothing."""
 COMPARED = ("--gpucluster-profile", "--gpucluster-expect", "--gpucluster-level")
 """The options whose words are compared between nodes as they are, where they are not understood."""
 INI_HELP = "treat every run here as an acceptance run"
@@ -108,6 +111,7 @@ class Settings:
         metrics: where the metrics go besides the results directory.
         junit: what a testcase of the JUnit file is about; None: by their number.
         junit_strict: the JUnit file has no properties inside testcases.
+        resume: go on with the unfinished run in the results directory: never, where there is one, or nothing else.
     """
 
     thresholds: Path | None
@@ -124,6 +128,7 @@ class Settings:
     metrics: Path | None = None
     junit: str | None = None
     junit_strict: bool = False
+    resume: Resume = "never"
 
 
 def results_dir(given: argparse.Namespace, *, start: Path) -> Path:
@@ -157,7 +162,15 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         metrics=_placed(given, "gpucluster_metrics", start=start),
         junit=parse_junit(given.gpucluster_junit),
         junit_strict=given.gpucluster_junit_strict,
+        resume=_resume(given, soak_s=soak_s),
     )
+
+
+def _resume(given: argparse.Namespace, *, soak_s: float | None) -> Resume:
+    """A run goes on where its directory is named. A soak that was cut short goes on by rules of its own, without an option."""
+    if getattr(given, RESUME, False):
+        return "always"
+    return "never" if given.gpucluster_results is None or soak_s is not None else "unfinished"
 
 
 def _placed(given: argparse.Namespace, name: str, *, start: Path) -> Path | None:

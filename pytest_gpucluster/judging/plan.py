@@ -42,6 +42,11 @@ class Plan:
         self._records[criterion, place] = Record(criterion=criterion, place=place, outcome=PENDING)
         self._nodeids[criterion, place] = nodeid
 
+    def keep(self, record: Record, *, nodeid: str) -> None:
+        """Expect a record that an earlier part of the run has settled already."""
+        self.set_outcome(record)
+        self._nodeids[record.criterion, record.place] = nodeid
+
     def leave_out(self, key: Key, *, why: str, cause: str | None = None, nodeid: str | None = None) -> None:
         """Mark what is due and no selected test judges, unless it is expected; ``why`` is the reason, ``cause`` its kind."""
         if key not in self._records:

@@ -65,6 +65,7 @@ class Record:
         teardown: how the teardown failed after another failure or error.
         advice: what the part that is to blame asks for; None: what is usual for its kind.
         is_disturbed: another process, or the load of the host, caused the error: a second look may do without.
+        part: in which part of the run this was found, from 1; a run that is gone on with has several.
     """
 
     criterion: str
@@ -90,6 +91,7 @@ class Record:
     teardown: str | None = None
     advice: str | None = None
     is_disturbed: bool = False
+    part: int = 1
 
     @property
     def unit(self) -> str | None:

@@ -55,11 +55,11 @@ def launch_or_usage_error() -> Launch | None:
         raise pytest.UsageError(str(error)) from None
 
 
-def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, requested: dict[str, str]) -> None:
+def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, requested: dict[str, str] | None) -> None:
     """Replace this process by its agent: same pid for torchrun, and nothing of pytest left.
 
     ``target``: where this process would write reports; its agent does if it keeps the journal replica.
-    ``requested``: what its options ask for. The controller compares that with its own.
+    ``requested``: what its options ask for. The controller compares that with its own; None: they ask for nothing.
     """
     from pytest_gpucluster.agent import main
     from pytest_gpucluster.controller.controller import address_of, rank_of
@@ -125,6 +125,10 @@ def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
             )
         if config.option.gpucluster_inline:
             raise pytest.UsageError("--gpucluster-inline runs in one process; leave -n out")
+        if config.option.gpucluster_resume:
+            raise pytest.UsageError(
+                "gpucluster resume asks the parts before any test is distributed, and that run had -n: begin another"
+            )
         if config.option.gpucluster_only:
             raise pytest.UsageError("--gpucluster-only asks the parts before any test is distributed; leave -n out")
         if (config.option.gpucluster_level or "").startswith("soak"):

@@ -17,6 +17,7 @@ from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.activation import is_own_fixture
+from pytest_gpucluster.plugin.earlier_parts import EarlierParts, digests_of
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
@@ -57,6 +58,7 @@ class Collection:
         self._begin = begin
         self._places_of_parts = places_of_parts
         self._is_partial = False
+        self.earlier = EarlierParts(session)
         self.items: tuple[pytest.Item, ...] = ()
         """The tests that will run."""
 
@@ -91,6 +93,10 @@ class Collection:
             items[:] = without(items, above)
         if items and self._session.setup.settings.only:
             self._leave_other_parts(config, items)
+        kept = self.earlier.leave_out_kept(items)
+        if kept:
+            config.hook.pytest_deselected(items=kept)
+            items[:] = without(items, kept)
         soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}
         items[:] = in_run_order(items, pairs, soaking=soaking)
 
@@ -148,7 +154,7 @@ class Collection:
         self.items = tuple(item for item in session.items if PAIR in item.stash)  # those that were refused have none
         if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.UsageError)):
             return  # pytest calls this on its way out too; after Ctrl-C, the end of the run reports what is missing
-        self.expect(expected_of(session.items), subjects=subjects_of(session.items))
+        self.expect(expected_of(session.items), subjects=subjects_of(self._all_tests.tests()))
         if self._session.recorder.is_open:
             add_verdict(session)
 
@@ -166,10 +172,14 @@ class Collection:
         self._terminal.group_by(subjects)
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)
+        self.earlier.fill(self._all_tests.tests())
         self._leave_out_plain_tests()
         self._session.state.own_tests_only = not (self._all_tests.are_packaged() or self._is_partial)
         self._session.fix_plan()
         if self._session.recorder.is_open:
+            self._session.recorder.write("test_files", files=digests_of(self.items))
+            if self.earlier.line is not None:
+                self._terminal.live.say(f"gpucluster: {self.earlier.line}")
             suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
             self._terminal.live.announce(self._session.forecast(suite))
             for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.items if NO_LIMIT in item.stash):
@@ -216,9 +226,10 @@ def without(items: Sequence[pytest.Item], left_out: Iterable[pytest.Item]) -> li
     return [item for item in items if item not in out]
 
 
-def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:
+def subjects_of(items: Iterable[pytest.Item]) -> dict[str, str]:
     """The subject of each criterion: the first of our marks on its test."""
-    marked = {item.stash[PAIR].criterion: [name for name in SUBJECTS if item.get_closest_marker(name)] for item in items}
+    paired = [item for item in items if PAIR in item.stash]
+    marked = {item.stash[PAIR].criterion: [name for name in SUBJECTS if item.get_closest_marker(name)] for item in paired}
     return {criterion: names[0] for criterion, names in marked.items() if names}
 
 

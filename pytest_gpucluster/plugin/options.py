@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, requested_of_node, results_dir
+from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, RESUME, requested_of_node, results_dir
 from pytest_gpucluster.plugin.activation import (
     ACTIVE,
     REFUSAL,
@@ -20,6 +22,7 @@ from pytest_gpucluster.plugin.activation import (
 )
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS, AllTests
 from pytest_gpucluster.plugin.exit_code import ExitCodeGuard, guard_immediate_exit
+from pytest_gpucluster.reporting.files import JOURNAL
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -40,6 +43,7 @@ MARKS = {
     "over_run(function, per='gpu')": "judges what a reader gave before the first test and at the end, so it runs last",
     "compares": "compares places with each other, so all of them are measured, whichever tests are selected",
     "each_entry(argument)": "one test for each entry NAME[...] of the limits, which gets what stands in the brackets",
+    "again": "judges what may change, so a run that goes on with an unfinished one judges it again",
     "at_end": "judges what happened during the whole run, so it runs after everything else",
 }
 
@@ -49,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpucluster", "GPU cluster acceptance")
     for option in OPTIONS:
         group.addoption(option.name, **option.keywords)
+    group.addoption("--gpucluster-resume", action="store_true", dest=RESUME, help=argparse.SUPPRESS)
     parser.addini("gpucluster", INI_HELP, type="bool", default=False)
 
 
@@ -61,8 +66,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         launch = launch_or_usage_error()
         if launch is not None and launch.rank > 0:
             roots = [early_config.rootpath, early_config.invocation_params.dir]
-            requested = requested_of_node(early_config.known_args_namespace, start=roots[1])
-            become_agent(launch, roots=roots, target=_report_target(early_config), requested=requested)
+            given, target = early_config.known_args_namespace, _report_target(early_config)
+            is_blind = given.gpucluster_resume and not Path(target.folder, JOURNAL).exists()  # the run is known elsewhere
+            requested = None if is_blind else requested_of_node(given, start=roots[1])
+            become_agent(launch, roots=roots, target=target, requested=requested)
     guard_immediate_exit(early_config)
     result = yield
     early_config.stash[ALL_TESTS] = AllTests(early_config)
@@ -126,4 +133,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run = run_of(config)
     run.start()
     if is_new:  # pytest asks only those plugins to modify the items that were registered before
+        run.pytest_collection_modifyitems()
         run.collection.pytest_collection_modifyitems(config, items)

@@ -150,6 +150,7 @@ class Phases:
                 return (yield)
         finally:
             self._current = None
+            self._collection.earlier.write_new_readings(self._readings)
             if self._termination.signal is not None:
                 item.session.shouldstop = f"terminated by {self._termination.signal}"
 
@@ -166,6 +167,7 @@ class Phases:
         if self._termination.signal is not None:
             raise MeasurementError(f"not run: terminated by {self._termination.signal}", kind="missing")
         self._readings.take_first()
+        self._collection.earlier.write_readings(self._readings)
         self._own.clear()  # the readings are for others
 
     @pytest.hookimpl(wrapper=True)
@@ -196,6 +198,7 @@ class Phases:
         unknown = self._readings.judge_earlier(pyfuncitem, self._session.state.places())
         with counted_calls(pyfuncitem):
             made = yield
+        self._readings.remark_on(pyfuncitem)
         if unknown is not None:
             raise unknown
         return made

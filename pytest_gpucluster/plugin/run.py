@@ -5,7 +5,7 @@ Who has which hook of pytest::
     options.py     pytest_addoption, _load_initial_conftests, _configure, _collection_modifyitems: in every project
     exit_code.py   pytest_cmdline_main: around everything
     all_tests.py   what was collected, ignored and left out
-    run.py         pytest_sessionstart, _runtestloop: start, self-test
+    run.py         pytest_sessionstart, _collection_modifyitems, _runtestloop: start, an unfinished run, self-test
     collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
     second_chance.py  pytest_runtest_protocol, _runtestloop, _runtest_setup: what is undecided is run once more at the end
     phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
@@ -49,6 +49,7 @@ from pytest_gpucluster.thresholds.resolve import BOUNDS_OF_FABRIC
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.cluster.soak import Soak
@@ -189,22 +190,46 @@ class Run:
         Raises:
             pytest.UsageError: the results directory or the JUnit file cannot be written.
         """
-        if not self._is_due:
+        if not self._is_due or (self.collection.earlier.is_ahead and not self._is_under_xdist):
             return
         self._is_due = False
-        option, is_distributed = self._config.option, self._is_under_xdist
-        junit = getattr(option, "xmlpath", None)
+        is_distributed = self._is_under_xdist
         settings = self.session.setup.settings
         try:
             for file in filter(None, (settings.summary, settings.metrics)):
                 require_writable(file)
             self.session.open(
-                junit=self._config.invocation_params.dir / junit if junit else None,
+                junit=self._junit,
+                command=self._command,
                 observer=None if is_distributed else self._observer,
                 writes_before_calls=not is_distributed,  # there, calls come from other threads
             )
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
+
+    @property
+    def _junit(self) -> Path | None:
+        """The JUnit file that pytest will write; None without one."""
+        junit = getattr(self._config.option, "xmlpath", None)
+        return self._config.invocation_params.dir / junit if junit else None
+
+    @property
+    def _command(self) -> dict[str, Any]:
+        """How this run was started: pytest's arguments, the folder, and the nodes and ranks where torchrun did it."""
+        launch, called = self.session.setup.launch, self._config.invocation_params
+        torchrun = None if launch is None else {"nodes": launch.num_nodes, "ranks": launch.local_world_size}
+        return {"arguments": [*map(str, called.args)], "folder": str(called.dir), "torchrun": torchrun}
+
+    def pytest_collection_modifyitems(self) -> None:
+        """Go on with the unfinished run in the results directory, if this is wanted and there is one.
+
+        Called before the tests are paired: those whose outcome is kept are left out then.
+
+        Raises:
+            pytest.UsageError: it cannot be gone on with.
+        """
+        if self._is_due and not self._is_under_xdist:
+            self.collection.earlier.look(junit=self._junit)
 
     def places_of_parts(self) -> frozenset[str]:
         """The ids of the places that ``--gpucluster-only`` names; the parts themselves are asked, before a file is touched.
@@ -214,9 +239,8 @@ class Run:
         """
         if not self._is_due:
             raise pytest.UsageError(f"{ONLY} asks the parts who they are, and this command starts nothing; leave it out")
-        junit = getattr(self._config.option, "xmlpath", None)
         try:
-            binding = self.session.meet_early(junit=self._config.invocation_params.dir / junit if junit else None)
+            binding = self.session.meet_early(junit=self._junit)
             return places_of_parts(self.session.setup.settings.only, binding)
         except GpuclusterError as error:
             raise pytest.UsageError(str(error)) from None

@@ -16,6 +16,7 @@ from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, Meas
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
 from pytest_gpucluster.reporting.run_spans import Snapshot, SnapshotRecord
+from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,9 +31,15 @@ MARK = "over_run"
 OF_EARLIER_RUNS = ("between", "over_boots")
 """Arguments of the mark that are none of the reader."""
 DEADLINE_S = 60.0
+EVERY_S, EACH = 10.0, 50
+"""While a run goes on: what only it can hear is written down at most so often, and at most each so manieth second."""
 WHEN = {
     "watched": "in a soak that was cut short before this run",
     "between": "after a soak was cut short and before this run, while nobody watched",
+}
+WHEN_OF_PARTS = {
+    "watched": "in an earlier part of this run",
+    "between": "after an earlier part of this run and before this one, while nobody watched",
 }
 
 
@@ -117,7 +124,43 @@ class Readings:
         self._last: dict[str, _Taken] = {}
         self._record = SnapshotRecord()
         self.earlier: Spans = {}
-        """What earlier runs had read, and nobody judged."""
+        """What earlier runs, or earlier parts of this one, had read."""
+        self.goes_on = False
+        """Whether this is a later part of a run, whose earlier parts have to be judged too."""
+        self.newcomers: frozenset[str] = frozenset()
+        """The ids of places at which nothing answered in the earlier parts."""
+        self._written: set[str] = set()
+        self._unwatched: str | None = None
+        self._next_s = 0.0
+
+    def take_earlier(self, spans: Spans) -> None:
+        """Take over what was read earlier. What the journal gets from here on stands by itself."""
+        self.earlier, self._record = spans, SnapshotRecord()
+
+    def while_it_runs(self) -> dict[str, Snapshot]:
+        """By reader, what is read now, if it is time; empty otherwise. At most 2 % of the time, and not in the first 10 s.
+
+        Only readers of what is gone with this run: what came since an event was heard can be read again by no other.
+        """
+        began_s = time.monotonic()
+        if not self._next_s:
+            self._next_s = began_s + EVERY_S
+        if began_s < self._next_s or self._last:
+            return {}
+        found: dict[str, _Taken] = {}
+        for _, mark in self._marks:
+            if "between" in mark.kwargs:
+                with contextlib.suppress(GpuclusterError):
+                    self._read(found, *mark.args, **mark.kwargs)
+        now_s = time.monotonic()
+        self._next_s = now_s + max(EVERY_S, EACH * (now_s - began_s))
+        return {reader: taken.snapshot for reader, taken in found.items()}
+
+    def new_lasts(self) -> dict[str, Snapshot]:
+        """By reader, what was read after the last measurement, and was not asked for here before."""
+        new = {reader: taken for reader, taken in self._last.items() if reader in self.judges and reader not in self._written}
+        self._written.update(new)
+        return {reader: taken.snapshot for reader, taken in new.items()}
 
     @property
     def _marks(self) -> Iterator[tuple[pytest.Item, pytest.Mark]]:
@@ -229,10 +272,15 @@ class Readings:
         Raises:
             CriterionFailedError: something was bad then.
         """
-        mark, unknown = item.get_closest_marker(MARK), None
-        if mark is None or not self.earlier:
+        mark, unknown, self._unwatched = item.get_closest_marker(MARK), None, None
+        place = item.stash[PAIR].place
+        if mark is None or (place is not None and place.id in self.newcomers) or not (self.earlier or self.goes_on):
             return None
-        for span in self.earlier.get(_reader_of(mark), ()):
+        spans, when = self.earlier.get(_reader_of(mark), ()), WHEN_OF_PARTS if self.goes_on else WHEN
+        if self.goes_on and not spans:
+            text = f"{mark.args[0].__qualname__} was not read in the earlier parts of this run"
+            return MeasurementError(text, kind="missing")
+        for span in spans:
             is_apart = span.kind == "between" and not span.is_needed  # of no soak: perhaps a boot, certainly other work
             if span.first == span.last or (is_apart and not mark.kwargs.get("over_boots", False)):
                 continue
@@ -241,13 +289,23 @@ class Readings:
             except CriterionFailedError:
                 criterion = item.stash[CRITERION]
                 if criterion.judged is not None:
-                    criterion.judged = replace(criterion.judged, reason=f"{criterion.judged.reason}\nseen {WHEN[span.kind]}")
+                    criterion.judged = replace(criterion.judged, reason=f"{criterion.judged.reason}\nseen {when[span.kind]}")
                 raise
             except MeasurementError as error:
-                text = f"{error}\n{WHEN[span.kind]}"
+                if self.goes_on and span.kind == "between" and "between" in mark.kwargs:
+                    self._unwatched = f"what came while nobody watched is not known: {first_line(str(error))}"
+                    continue
+                text = f"{error}\n{when[span.kind]}"
                 if span.is_needed and unknown is None:
                     unknown = MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
         return unknown
+
+    def remark_on(self, item: pytest.Item) -> None:
+        """Say beside the outcome of a test what of the time between two parts of its run is not known."""
+        criterion = item.stash.get(CRITERION, None)
+        if self._unwatched is not None and criterion is not None and criterion.judged is not None:
+            said = "; ".join(filter(None, (criterion.judged.remark, self._unwatched)))
+            criterion.judged = replace(criterion.judged, remark=said)
 
     def _judge_span(self, item: pytest.Function, mark: pytest.Mark, span: Span, by_id: Mapping[str, Place]) -> None:
         """Judge one span, by the test's own function or by the mark's judge of the time between two runs.

@@ -78,6 +78,8 @@ def _earlier(
     kept = cut.same_parts(places)
     _keep_spans(session, readings, run_spans.with_now(cut.spans, firsts, kept=kept, goes_on=earlier is not None))
     if earlier is None:
+        if session.unfinished is not None:
+            session.recorder.write("soak_anew")  # what this journal has of the earlier soak is none of the new one's
         judged = "; what it had read of GPUs and hosts is judged by this run too" if cut.spans else ""
         terminal.live.say(f"gpucluster: a new soak begins, as {why_not}; {cut.words} is left as it is{judged}")
         return None
@@ -96,12 +98,18 @@ def _why_not_joined(cut: InterruptedSoak, firsts: Mapping[str, Snapshot], readin
 
 def _keep_spans(session: Session, readings: Readings | None, spans: Spans) -> None:
     """Take over what earlier runs had read, and write it and this run's first readings into the journal."""
-    if readings is not None and (spans or readings.judges):
-        judges = {reader: sorted(keys) for reader, keys in readings.judges.items()}
-        readings.earlier = spans
+    if readings is not None and session.unfinished is None:
+        write_readings(session, readings, spans)
+
+
+def write_readings(session: Session, readings: Readings, spans: Spans) -> None:
+    """Take over what earlier parts had read, and write it and this run's first readings into the journal."""
+    judges = {reader: sorted(keys) for reader, keys in readings.judges.items()}
+    readings.take_earlier(spans)
+    if spans or judges:
         session.recorder.write("soak_earlier", spans=run_spans.spans_facts(spans), judges=judges)
-        for facts in readings.facts(readings.firsts()):
-            session.recorder.write("soak_reading", **facts)
+    for facts in readings.facts(readings.firsts()):
+        session.recorder.write("soak_reading", **facts)
 
 
 def _read_back(

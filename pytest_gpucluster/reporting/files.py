@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-OWN = ("journal.jsonl", "results.json", "report.html", "metrics.prom", "junit.xml", "logs")
+JOURNAL = "journal.jsonl"
+OWN = (JOURNAL, "results.json", "report.html", "metrics.prom", "junit.xml", "logs")
+LOGS = ("logs",)
 PREVIOUS, LOCK, PROBE = "previous", ".lock", ".probe"
 WRITTEN_THROUGH = (stat.S_ISREG, stat.S_ISCHR, stat.S_ISFIFO)
 IS_LINK = "is a symbolic link, which is not followed; remove it"
@@ -40,8 +42,10 @@ def require_no_links(folder: Path) -> None:
 class ResultsDirectory:
     """A directory that only this run writes to, until it closes it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
         """Make the directory, lock it, and move an older run's files into ``previous/<its time>/``, the ``older_run``.
+
+        Of a run that ``goes_on`` only the logs move: the journal and the reports are continued.
 
         Raises:
             ConfigurationError: the directory cannot be written, holds a link where a run writes, or another run holds it.
@@ -54,7 +58,7 @@ class ResultsDirectory:
         except OSError as error:
             raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
         try:
-            self._move_older_run()
+            self._move_older_run(LOGS if goes_on else OWN)
             (path / "logs").mkdir()
             self._try_to_write()
         except OSError as error:
@@ -66,8 +70,8 @@ class ResultsDirectory:
         with contextlib.suppress(OSError):
             os.close(self._lock)
 
-    def _move_older_run(self) -> None:
-        older = [self.path / name for name in OWN if (self.path / name).exists()]
+    def _move_older_run(self, names: Iterable[str]) -> None:
+        older = [self.path / name for name in names if (self.path / name).exists()]
         if not older:
             return
         at = time.strftime("%Y%m%d-%H%M%S", time.gmtime(max(path.stat().st_mtime for path in older)))
@@ -202,6 +206,19 @@ def results_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def require_unused(path: Path) -> None:
+    """Check that no run holds a results directory, and that it can be written.
+
+    Raises:
+        ConfigurationError: one does, or it cannot.
+    """
+    try:
+        with results_lock(path):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
 
 
 def _take_lock(path: Path, *, advice: str = "") -> int:

@@ -117,10 +117,20 @@ def find_interrupted_soak(
     try:
         if now_s - state.ended_s <= LATEST_S:
             spans = _spans(folder, state, versions)
-        events = list(_soak_events(folder, of=None))
+        events = _of_last_soak(_soak_events(folder, of=None))
         return _cut_soak(folder, state, events, spans, why_not=next(_whys(state, events, facts, versions, now_s), None))
     except (OSError, *NOT_AN_EVENT):
         return _cut_soak(folder, state, [], spans, why_not="its journal is damaged")
+
+
+def _of_last_soak(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events since a soak began anew in a run that went on, if one did."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if event["event"] == "soak_anew":
+            found.clear()
+        found.append(event)
+    return found
 
 
 def _cut_soak(
@@ -235,6 +245,6 @@ def _soak_events(folder: Path, *, of: str | None, left: int = MOST_RUNS) -> Iter
     if (of is not None and run_of(folder) != of) or left == 0:
         raise ValueError(f"{folder} has no part of this soak")
     for event in _own_events(folder):
-        if event["event"] == "soak_resumed":
+        if event["event"] == "soak_resumed" and event["folder"]:
             yield from _soak_events(_part(folder, event), of=event["run"], left=left - 1)
         yield event

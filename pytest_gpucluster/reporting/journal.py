@@ -27,8 +27,19 @@ RESUMED = ("run", "folder", "rounds", "elapsed_s", "away_s")
 class Journal:
     """``journal.jsonl``: one event a line, flushed as it happens, never rewritten."""
 
-    def __init__(self, path: Path, *, copy: Callable[[str], None] = lambda _line: None) -> None:
-        """Open the file for appending; ``copy`` is called with every line."""
+    def __init__(self, path: Path, *, copy: Callable[[str], None] = lambda _line: None, keep: int | None = None) -> None:
+        """Open the file for appending; ``copy`` is called with every line.
+
+        ``keep``: the bytes of the whole lines of a run that goes on. What a kill left behind them is cut off, and the lines are
+        copied too.
+
+        Raises:
+            OSError: the file cannot be opened, read or cut.
+        """
+        if keep is not None:
+            for line in path.read_bytes()[:keep].decode("utf-8", "backslashreplace").splitlines(keepends=True):
+                copy(line)
+            os.truncate(path, keep)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         self._file = os.fdopen(os.open(path, flags, 0o644), "a", encoding="utf-8")
         self._copy = copy

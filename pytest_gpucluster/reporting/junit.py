@@ -38,6 +38,7 @@ from pytest_gpucluster.reporting.junit_folding import (
     form_of,
     names_of,
 )
+from pytest_gpucluster.reporting.parts import words_of_parts
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.text import first_line, visible
 
@@ -113,6 +114,7 @@ def properties_of(record: Record, place: Place | None) -> Properties:
     facts["advisory"] = record.message if record.advisory else None
     facts["remark"] = record.remark
     facts["judged"] = "false" if is_only_measured(record) else None
+    facts["part"] = record.part if record.part > 1 else None
     return tuple((name, str(fact)) for name, fact in facts.items() if fact is not None)
 
 
@@ -142,7 +144,8 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
         super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
         waivers = tuple(("waiver", line) for line in report.waivers)
-        self._properties: Properties = (*waivers, *changes_of(report.verdict))
+        ran = tuple((f"part {number}", words) for number, words in enumerate(words_of_parts(report.facts), start=1))
+        self._properties: Properties = (*waivers, *changes_of(report.verdict), *ran)
         if is_by_suite:
             parts = tuple(("place", place.label) for place in report.places.values() if place.gpu is not None)
             self._properties = (("verdict", report.verdict.word), *self._properties, *parts)

@@ -13,6 +13,7 @@ from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDIC
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
+from pytest_gpucluster.reporting.parts import Part, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
@@ -26,19 +27,37 @@ CUT_SHORT = "not run: the run was cut short, its controller died"
 NO_VERDICT = "the run ended before its verdict"
 NOT_AN_EVENT = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What a line raises that is no event of a journal, wherever that comes to light."""
-TRIED = ("started", "planned", "bound", "selftest", "soak_resumed", "verdict")
+TRIED = ("started", "resumed", "planned", "bound", "selftest", "soak_resumed", "verdict")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """How a run came to where it is.
+
+    ``started`` is its first event, ``parts`` its earlier parts, ``files`` the digests of its test files by name. The part that
+    ran last began at ``part_began_s``, and the last outcome came at ``outcome_s``, in seconds since 1970.
+    """
+
+    started: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    part_began_s: float = 0.0
+    outcome_s: float = 0.0
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """The parts of the run, the last one up to its last outcome."""
+        return (*self.parts, Part.until(self.outcome_s, began_s=self.part_began_s))
 
 
 @dataclass(slots=True, kw_only=True)
 class JournalState:
     """What the events of a journal say about a run.
 
-    ``started`` has the versions and the settings of the run.
     ``verdict_word`` is the verdict of the run itself, ``unread`` the numbers of the lines that could not be read.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
-    started: dict[str, Any] = field(default_factory=dict)
     terms: Terms = field(default_factory=lambda: Terms(rehearsal=True, level_reached=False))
     places: dict[str, Place] = field(default_factory=dict)
     records: dict[tuple[str, str | None], Record] = field(default_factory=dict)
@@ -49,17 +68,18 @@ class JournalState:
     verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
     unread: list[int] = field(default_factory=list)
+    history: History = field(default_factory=History)
 
     @property
     def versions(self) -> dict[str, str]:
         """Of the run's software."""
-        found: dict[str, str] = self.started.get("versions", {})
+        found: dict[str, str] = self.history.started.get("versions", {})
         return found
 
     @property
     def junit(self) -> JunitForm:
         """What the run was asked of its JUnit file; a journal of an older version does not say it."""
-        settings = self.started.get("settings", {})
+        settings = self.history.started.get("settings", {})
         form = settings.get("junit")
         return JunitForm(form=form if form in JUNIT_FORMS else None, is_strict=settings.get("junit_strict") == "True")
 
@@ -73,8 +93,19 @@ class JournalState:
 
     def _on_started(self, event: dict[str, Any]) -> None:
         self.facts = event["facts"]
-        self.started = {"versions": event["versions"], "settings": event.get("settings", {})}
+        self.history = replace(self.history, started={**event, "versions": dict(event["versions"])}, part_began_s=self.ended_s)
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
+
+    def _on_resumed(self, event: dict[str, Any]) -> None:
+        """The run goes on: what ended it, and its verdict, are past."""
+        parts = tuple(Part(**part) for part in event["parts"])
+        self.history = replace(self.history, parts=parts, part_began_s=self.ended_s)
+        self.finished, self.verdict_word = False, None
+        self.terms = replace(self.terms, objections=())
+
+    def _on_test_files(self, event: dict[str, Any]) -> None:
+        files = {str(name): str(digest) for name, digest in event["files"].items()}
+        self.history = replace(self.history, files={**self.history.files, **files})
 
     def _on_planned(self, event: dict[str, Any]) -> None:
         simulated = self.terms.simulated or bool(event["terms"].get("simulated"))  # either line may be damaged
@@ -87,7 +118,8 @@ class JournalState:
             self.records[key], self.nodeids[key] = record, row["nodeid"]
 
     def _on_bound(self, event: dict[str, Any]) -> None:
-        self.places = {place["id"]: Place(**place) for place in (*event["places"], *event.get("nodes", ()))}
+        bound = [Place(**place) for place in (*event["places"], *event.get("nodes", ()))]
+        self.places = {place.id: last_known(self.places.get(place.id), place) for place in bound}
         shape = event.get("shape", self.terms.shape)
         self.terms = replace(self.terms, remarks=tuple(event.get("remarks", ())), shape=shape)
         if "changed_terms" in event:  # what other nodes said
@@ -107,6 +139,7 @@ class JournalState:
     def _on_outcome(self, event: dict[str, Any]) -> None:
         record = record_from_facts(event["record"])
         self.records[record.criterion, record.place] = record
+        self.history = replace(self.history, outcome_s=self.ended_s)
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
         self.finished, self.verdict_word = True, event.get("verdict")
@@ -125,11 +158,17 @@ class JournalState:
             self.terms = replace(self.terms, objections=(*self.terms.objections, NO_VERDICT))
         if self.unread:
             self.terms = replace(self.terms, objections=(*self.terms.objections, self._damage))
+        self.terms = replace(self.terms, remarks=(*self.terms.remarks, *parts_remarks(self.parts_facts)))
         verdict = decide(self.records.values(), self.terms)
         if (verdict.is_good or self.verdict_word == REJECTED) and self.verdict_word not in (None, verdict.word):
             self.terms = replace(self.terms, objections=(*self.terms.objections, f"the run itself said {self.verdict_word}"))
             return decide(self.records.values(), self.terms)
         return verdict
+
+    @property
+    def parts_facts(self) -> list[dict[str, Any]]:
+        """When each part of the run was measured, as results.json has it; empty for a run that went on at once."""
+        return parts_facts(self.history.all_parts, self.records.values())
 
     @property
     def _damage(self) -> str:
@@ -142,7 +181,8 @@ class JournalState:
             **self.facts,
             "waivers": waivers.states_from(self.facts.get("waivers", []), self.records.values()),
             "environment": {"versions": self.versions, "rebuilt_from_journal": True},
-            "timings": {"total_s": round(self.ended_s - self.began_s, 3)},
+            "timings": {"total_s": round(self.ended_s - (self.history.part_began_s or self.began_s), 3)},
+            **({"parts": self.parts_facts} if self.history.parts else {}),
             **({"selftest": self.selftest} if self.selftest is not None else {}),
         }
         return RunReport(
@@ -168,6 +208,11 @@ def read_journal(path: Path) -> JournalState:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    return state_of(content)
+
+
+def state_of(content: bytes) -> JournalState:
+    """The state after the last event of a journal's text."""
     state = JournalState()
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n") if content else (), start=1):
         try:

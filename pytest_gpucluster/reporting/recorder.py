@@ -6,11 +6,14 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
 from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
+from pytest_gpucluster.reporting.parts import RunParts, parts_remarks
 from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
+from pytest_gpucluster.reporting.unfinished_run import require_unchanged
 from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.judging.plan import Plan
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.reporting.unfinished_run import UnfinishedRun
 
 PLANNED = ("criterion", "place", "outcome", "reason")
 
@@ -50,13 +54,21 @@ class Recorder:
         self._writer = ReportWriter(self._write_unfinished)
         self.cut_soak: InterruptedSoak | None = None
         self.resumed: Mapping[str, Any] | None = None
+        self.parts = RunParts()
 
     @property
     def is_open(self) -> bool:
         """Whether the run has a results directory, so that it measures."""
         return self._directory is not None
 
-    def open(self, folder: Path, *, junit: Path | None, replicate: Callable[[str], None] = lambda _line: None) -> None:
+    def open(
+        self,
+        folder: Path,
+        *,
+        junit: Path | None,
+        replicate: Callable[[str], None] = lambda _line: None,
+        unfinished: UnfinishedRun | None = None,
+    ) -> None:
         """Take the results directory ``folder`` and begin the journal.
 
         Args:
@@ -64,15 +76,22 @@ class Recorder:
             junit: the JUnit file; pytest writes the final one. It is rewritten while the run goes on, unless it is a link, a
                 device or a pipe.
             replicate: gets every line of the journal.
+            unfinished: the run in that directory that goes on; its journal is continued.
 
         Raises:
             ConfigurationError: one of the two cannot be written, or another run holds the directory.
         """
         if junit is not None:
             require_writable(junit)
-        self._directory = ResultsDirectory(folder)
+        self._directory = ResultsDirectory(folder, goes_on=unfinished is not None)
         self._junit = junit if junit is not None and is_replaceable(junit) else None
-        self._journal = Journal(folder / "journal.jsonl", copy=replicate)
+        if unfinished is not None:
+            self.parts.go_on_after(unfinished.parts)
+        try:
+            keep = None if unfinished is None else require_unchanged(unfinished)
+            self._journal = Journal(folder / "journal.jsonl", copy=replicate, keep=keep)
+        except OSError as error:
+            raise ConfigurationError(f"the journal in {folder} cannot be written: {error.strerror}") from None
 
     def look_for_cut_soak(self, facts: Mapping[str, Any], versions: Mapping[str, str]) -> None:
         """Find the soak that the older run in this results directory left unfinished, for ``cut_soak``.
@@ -82,6 +101,8 @@ class Recorder:
             versions: of this run's software.
         """
         older = self._directory.older_run if self._directory is not None else None
+        if self.parts.earlier and self._directory is not None:
+            older = self._directory.path  # the run goes on, and so does its journal
         self.cut_soak = (
             find_interrupted_soak(older, facts=facts, versions=versions, now_s=time.time()) if older is not None else None
         )
@@ -94,33 +115,39 @@ class Recorder:
     def record_plan(self) -> None:
         """Write the expected set and the terms of the verdict."""
         if self.is_open:
+            if self.parts.earlier:
+                self.write("resumed", at_s=self.parts.begin(), parts=[asdict(part) for part in self.parts.earlier])
             self.write("planned", **planned_facts(self._plan, self._status().terms))
             self._writer.note()
 
     def record_outcome(self, record: Record) -> None:
         """Take one outcome and write it at once."""
+        record = replace(record, part=self.parts.number)
         self._plan.set_outcome(record)
         if self.is_open:
-            self.write("outcome", record=record_facts(record))
+            self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))
             self._writer.note()
 
     def close_pending(self, *, outcome: str, why: str) -> list[Record]:
         """Give this outcome to every record that has none, write them, and return them."""
-        closed = self._plan.close(outcome=outcome, why=why)
+        closed = [replace(record, part=self.parts.number) for record in self._plan.close(outcome=outcome, why=why)]
         for record in closed:
-            self.write("outcome", record=record_facts(record))
+            self._plan.set_outcome(record)
+            self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))
         return closed
 
     def record_soak_resumed(self, cut: InterruptedSoak, *, away_s: float) -> None:
         """Write that the soak goes on with what an earlier run had measured, ``away_s`` seconds after it was cut short."""
-        facts = {"run": cut.run, "folder": cut.folder.name, "rounds": cut.num_whole_rounds, "elapsed_s": cut.elapsed_s}
+        folder = "" if self.parts.earlier else cut.folder.name  # of a run that goes on, the soak is in its own journal
+        facts = {"run": cut.run, "folder": folder, "rounds": cut.num_whole_rounds, "elapsed_s": cut.elapsed_s}
         self.resumed = {**facts, "away_s": round(away_s, 3)}
         self.write("soak_resumed", **self.resumed)
 
     @property
     def soak_remarks(self) -> tuple[str, ...]:
-        """What a reader of the verdict must know of the soak."""
-        return () if self.resumed is None else (soak_remark(self.resumed),)
+        """What a reader of the verdict must know of the soak, and of the parts of the run."""
+        soak = () if self.resumed is None else (soak_remark(self.resumed),)
+        return (*soak, *parts_remarks(self.parts.facts(self._plan)))
 
     def record_soak_turn(self, facts: Mapping[str, Any]) -> None:
         """Write what one measurement of a soak showed, so that another run can go on with it."""
@@ -192,6 +219,7 @@ class Recorder:
 
 
 def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:
-    """The expected set and the terms of the verdict, for the journal."""
-    rows = [{"nodeid": plan.nodeid(row), **{name: getattr(row, name) for name in PLANNED}} for row in plan]
+    """The expected set and the terms of the verdict, for the journal; without what an earlier part of the run has measured."""
+    due = [row for row in plan if row.outcome in (PENDING, NOT_SELECTED)]
+    rows = [{"nodeid": plan.nodeid(row), **{name: getattr(row, name) for name in PLANNED}} for row in due]
     return {"expected": rows, "terms": asdict(terms)}

@@ -97,6 +97,7 @@ def _row(record: Record, facts_of: Mapping[str, Mapping[str, Any] | None]) -> di
         "limit_kind": record.limit.kind if record.limit is not None else None,
         "limit_value": record.limit.value if record.limit is not None else None,
         "advisory": record.advisory,
+        "part": record.part,
         "remark": record.remark,
         "reason": record.text,
         "waiver": dict(record.waiver) if record.waiver is not None else None,

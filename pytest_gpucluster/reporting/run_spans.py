@@ -9,7 +9,7 @@ from pytest_gpucluster.judging.verdict import MISSING, PENDING
 from pytest_gpucluster.protocol.plain_data import from_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from pytest_gpucluster.judging.finding import Finding
     from pytest_gpucluster.judging.verdict import Record
@@ -102,12 +102,12 @@ def spans_facts(spans: Spans) -> dict[str, Any]:
     return {reader: [asdict(one) for one in of_reader] for reader, of_reader in spans.items()}
 
 
-def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record]) -> dict[str, tuple[Span, ...]]:
+def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record] | None) -> dict[str, tuple[Span, ...]]:
     """What a run had read and not judged, the spans of the runs before it first.
 
     Args:
-        events: of that run's soak.
-        records: of that run. A reader is left out where each criterion that judges it has an outcome.
+        events: of that run, or of its soak.
+        records: of that run. A reader is left out where each criterion that judges it has an outcome. None: no reader is.
 
     Raises:
         AttributeError, LookupError, TypeError, ValueError: these are no such events.
@@ -118,7 +118,7 @@ def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record]) -
     for event in events:
         if event["event"] == "soak_earlier":
             found = {reader: [_span(one) for one in spans] for reader, spans in event["spans"].items()}
-            judges = event["judges"]
+            judges, own = event["judges"], {}  # what this run had read before stands among the spans
         elif event["event"] == "soak_reading":
             first, last = own.get(event["reader"], (None, None))
             reading = _reading(event, last)
@@ -126,6 +126,8 @@ def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record]) -
     for reader, (first, last) in own.items():
         watched = Span(kind="watched", first=first, last=last, seconds=last.at_s - first.at_s)
         found.setdefault(reader, []).append(watched)
+    if records is None:
+        return {reader: tuple(spans) for reader, spans in found.items()}
     open_ones = {record.criterion for record in records if record.outcome in UNSETTLED}
     return {reader: tuple(spans) for reader, spans in found.items() if not judges.get(reader) or open_ones & {*judges[reader]}}
 
@@ -145,6 +147,23 @@ def _span(facts: Mapping[str, Any]) -> Span:
     first, last = _snapshot(facts["first"]), _snapshot(facts["last"])
     is_needed = facts["is_needed"] is not False
     return Span(kind=facts["kind"], first=first, last=last, seconds=float(facts["seconds"]), is_needed=is_needed)
+
+
+def with_latest_known(spans: Spans) -> Spans:
+    """The same spans, where a place that a reading could not reach has there what the reading before gave of it.
+
+    So a node that was lost, and has come back, is judged from its last reading to the next one.
+    """
+    return {reader: tuple(_carried(of_reader)) for reader, of_reader in spans.items()}
+
+
+def _carried(spans: Iterable[Span]) -> Iterator[Span]:
+    known: dict[str, Any] = {}
+    for span in spans:
+        first = replace(span.first, values={**known, **span.first.values})
+        last = replace(span.last, values={**first.values, **span.last.values})
+        known = {**last.values}
+        yield replace(span, first=first, last=last)
 
 
 def with_now(spans: Spans, now: Mapping[str, Snapshot], *, kept: Collection[str], goes_on: bool) -> Spans:

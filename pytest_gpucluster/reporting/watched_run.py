@@ -201,6 +201,8 @@ class WatchedRun:
             self._state = state_after(self._state, event)
             if event["event"] == "verdict":
                 self._verdict_line = str(event["line"])
+            elif event["event"] == "resumed":
+                self._verdict_line = None
             elif event["event"] == "soak_round":
                 self._soak_round = int(event["round"])
         except NOT_AN_EVENT:

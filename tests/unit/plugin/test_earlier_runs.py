@@ -55,8 +55,8 @@ def span(first: Any, last: Any, **changes: Any) -> Span:
     return Span(first=next(ends), last=next(ends), **known)
 
 
-def judged(key: str, *spans: Span) -> tuple[str, str]:
-    """What a packaged test makes of these spans, and its reason."""
+def judged(key: str, *spans: Span, **of_readings: Any) -> tuple[str, str]:
+    """What a packaged test makes of these spans, and its reason, or its remark."""
     function: Callable[..., Any] = getattr(test_health, f"test_{key}")
     mark = next(one for one in function.pytestmark if one.name == "over_run")  # type: ignore[attr-defined]
     place = NODE if key == "nvlink_errors" else GPU
@@ -72,12 +72,16 @@ def judged(key: str, *spans: Span) -> tuple[str, str]:
     )
     readings = Readings(lambda: item, item)
     readings.earlier = {f"{mark.args[0].__module__}.{mark.args[0].__qualname__} gpu": spans}
+    for name, value in of_readings.items():
+        setattr(readings, name, value)
     try:
         unknown = readings.judge_earlier(item, BY_ID)
     except CriterionFailedError:
         assert criterion.judged is not None
         return "failed", str(criterion.judged.reason)
-    return ("passed", "") if unknown is None else ("error", str(unknown))
+    readings.remark_on(item)
+    remark = criterion.judged.remark if criterion.judged is not None else None
+    return ("passed", remark or "") if unknown is None else ("error", str(unknown))
 
 
 BAD = [
@@ -129,3 +133,29 @@ def test_what_is_not_known(outcome: str, *, is_needed: bool) -> None:
     assert judged("pcie_replays", span(COUNTERS, refused, is_needed=is_needed))[0] == outcome
     nothing = replace(span(COUNTERS, COUNTERS, is_needed=is_needed), last=Snapshot(at_s=9.0, values={}))
     assert judged("pcie_replays", nothing)[0] == outcome
+
+
+@pytest.mark.parametrize(("key", "first", "last"), BAD)
+def test_an_earlier_part_of_this_run(key: str, first: Any, last: Any) -> None:
+    """What it saw fails, in words of its own."""
+    outcome, reason = judged(key, span(first, last), span(last, last, kind="between"), goes_on=True)
+    assert outcome == "failed"
+    assert reason.endswith("seen in an earlier part of this run")
+
+
+def test_an_earlier_part_that_was_not_read() -> None:
+    """Nobody knows what came in it: an error, but for a part that was not there."""
+    assert judged("ecc_growth", goes_on=True, earlier={})[0] == "error"
+    assert judged("ecc_growth", goes_on=True, earlier={}, newcomers=frozenset({GPU.id})) == ("passed", "")
+    assert judged("ecc_growth", earlier={}) == ("passed", "")
+
+
+def test_a_kernel_log_that_nobody_can_read() -> None:
+    """What came between two parts is a remark: nothing was measured then. What is known to be bad fails all the same."""
+    unread = replace(xids(), kernel_log_why="/dev/kmsg: Permission denied")
+    quiet, gap = span(unread, unread), span(unread, unread, kind="between")
+    outcome, remark = judged("xid_during_run", quiet, gap, goes_on=True)
+    assert (outcome, "what came while nobody watched is not known" in remark) == ("passed", True)
+    assert judged("xid_during_run", quiet, gap)[0] == "error", "of a soak"
+    lost = span(unread, replace(unread, lost_before=["a line"]), kind="between")
+    assert judged("xid_during_run", quiet, lost, goes_on=True)[0] == "failed"

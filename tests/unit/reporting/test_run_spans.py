@@ -23,6 +23,7 @@ from pytest_gpucluster.reporting.run_spans import (
     read_spans,
     spans_facts,
     why_not_joined,
+    with_latest_known,
     with_now,
 )
 from tests.unit.reporting.test_interrupted_soak import GPU, find, round_over, turn, write
@@ -237,3 +238,28 @@ def test_a_gpu_that_was_lost_while_nobody_watched() -> None:
     assert judge_xids_between(xids(), lost).judged == 1
     assert judge_xids_between(lost, lost).judged == 0
     assert judge_xids_between(replace(xids(), lost=[line]), lost).judged == 0
+
+
+def test_readings_of_a_run_that_goes_on() -> None:
+    """The next part writes what was read before, and reads anew: nothing counts twice, and all readers stay."""
+    first = reading(0.0, xids())
+    spans = {READER: (Span(kind="watched", first=first, last=reading(60.0, xids(79)), seconds=60.0),)}
+    events = [
+        {"event": "soak_reading", "reader": READER, "read_s": 0.0, "missing": [], "values": first.values},
+        {"event": "soak_earlier", "spans": json.loads(json.dumps(spans_facts(spans))), "judges": JUDGES},
+        {"event": "soak_reading", "reader": READER, "read_s": 90.0, "missing": [], "values": first.values},
+    ]
+    found = read_spans(events, None)[READER]
+    assert [(one.first.at_s, one.last.at_s) for one in found] == [(0.0, 60.0), (90.0, 90.0)]
+
+
+def test_a_node_that_was_lost_meanwhile() -> None:
+    """It is judged from its last reading to the next one, and not at all where it never had one."""
+    lost = Snapshot(at_s=60.0, values={}, missing=(GPU.id,))
+    spans = with_latest_known({READER: (Span(kind="watched", first=reading(0.0, xids()), last=lost, seconds=60.0),)})
+    joined = with_now(spans, {READER: reading(90.0, xids(79))}, kept={GPU.id}, goes_on=True)[READER]
+    assert [one.kind for one in joined] == ["watched", "between"]
+    assert joined[1].first.values == reading(0.0, xids()).values
+    assert joined[1].last.values == reading(90.0, xids(79)).values
+    never = with_latest_known({READER: (Span(kind="watched", first=lost, last=lost, seconds=60.0),)})
+    assert never[READER][0].last.values == {}
