@@ -36,6 +36,7 @@ from pytest_gpucluster.judging.promises import (
 )
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, SKIPPED, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
+from pytest_gpucluster.records.run_identity import run_identity
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.interrupted_soak import link_to
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
@@ -63,6 +64,7 @@ class RunState:
         changed_terms: terms of the run that differ from what was promised elsewhere.
         selftest: what the self-test found; None without one.
         own_tests_only: the given files are a user's own, and none of the packaged suite is among them.
+        run: the id of the run, when it began, by which command, who, where.
     """
 
     def __init__(self, setup: RunSetup, controller: Controller | InlineController, plan: planning.Plan) -> None:
@@ -74,6 +76,7 @@ class RunState:
         self.changed_terms = [*setup.changed_terms]
         self.selftest: dict[str, Any] | None = None
         self.own_tests_only = False
+        self.run = run_identity(secrets.token_hex(8))
         self.recorder = Recorder(plan, status=self._status)
 
     def places(self) -> Mapping[str, Place]:
@@ -123,7 +126,7 @@ class RunState:
         """What the verdict is about, as results.json has it."""
         selftest = {"selftest": self.selftest} if self.selftest is not None else {}
         resumed = {"soak_resumed": self.recorder.resumed} if self.recorder.resumed is not None else {}
-        return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed}
+        return {"run": self.run, **self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed}
 
     def started(self) -> dict[str, Any]:
         """What a run is, before anything is planned, for the journal."""
@@ -190,7 +193,6 @@ class Session:
         self._cluster: Cluster | None = None
         self._bind_error: Exception | None = None
         self._is_planned = False
-        self._run = secrets.token_hex(8)
         self._early: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -213,7 +215,7 @@ class Session:
 
     def _start(self, logs: Path, *, junit: Path | None, observer: Observer) -> None:
         folder = self.setup.settings.results_dir.absolute()
-        target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=self._run)
+        target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=self.state.run["id"])
         self.controller.start(log=logs / AGENTS_LOG, target=target, observer=observer)
 
     def open(
@@ -236,7 +238,7 @@ class Session:
         self.recorder.open(self.setup.settings.results_dir, junit=junit, replicate=self.controller.replicate)
         if self.setup.settings.soak_s is not None:
             self.recorder.look_for_cut_soak(self.state.facts(), read_versions())
-        self.recorder.write("started", run=self._run, **link_to(self.recorder.cut_soak), **self.state.started())
+        self.recorder.write("started", run=self.state.run["id"], **link_to(self.recorder.cut_soak), **self.state.started())
         logs = self.setup.settings.results_dir.absolute() / "logs"
         on_call = self.recorder.catch_up if writes_before_calls else None
         observer = replace(observer or Observer(), on_call=on_call)

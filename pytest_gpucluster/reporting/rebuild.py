@@ -10,6 +10,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
+from pytest_gpucluster.records.run_identity import run_facts, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
 from pytest_gpucluster.reporting.results import ReportedTest, RunReport
@@ -43,6 +44,7 @@ class JournalState:
     nodeids: dict[tuple[str, str | None], str] = field(default_factory=dict)
     began_s: float = 0.0
     ended_s: float = 0.0
+    run: str | None = None
     finished: bool = False
     verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
@@ -57,7 +59,7 @@ class JournalState:
             reader(event)
 
     def _on_started(self, event: dict[str, Any]) -> None:
-        self.facts, self.versions = event["facts"], event["versions"]
+        self.facts, self.versions, self.run = event["facts"], event["versions"], event.get("run")
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_planned(self, event: dict[str, Any]) -> None:
@@ -94,6 +96,7 @@ class JournalState:
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
         self.finished, self.verdict_word = True, event.get("verdict")
+        self.ended_s = float(event.get("ended_s") or self.ended_s)
         if self.verdict_word not in (None, *VERDICTS):
             raise ValueError(self.verdict_word)
         self.terms = replace(self.terms, objections=tuple(event["objections"]))
@@ -122,8 +125,11 @@ class JournalState:
 
     def report(self, verdict: Verdict) -> RunReport:
         """What the reports say after :meth:`close`."""
+        places = self.places or unbound_places(self)
+        known = {"id": self.run, "started": zoned(self.began_s), **self.facts.get("run", {})}
         facts = {
             **self.facts,
+            "run": run_facts(known, places.values(), last_s=self.ended_s, has_ended=self.finished),
             "waivers": waivers.states_from(self.facts.get("waivers", []), self.records.values()),
             "environment": {"versions": self.versions, "rebuilt_from_journal": True},
             "timings": {"total_s": round(self.ended_s - self.began_s, 3)},
@@ -134,7 +140,7 @@ class JournalState:
                 ReportedTest(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items()
             ),
             verdict=verdict,
-            places=self.places or unbound_places(self),
+            places=places,
             facts=facts,
             is_rehearsal=self.terms.rehearsal or self.terms.simulated,
             is_rebuilt=True,

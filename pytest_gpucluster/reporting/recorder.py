@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
+from pytest_gpucluster.records.run_identity import run_facts
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
 from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
@@ -45,6 +46,7 @@ class Recorder:
         self._directory: ResultsDirectory | None = None
         self._journal: Journal | None = None
         self._junit: Path | None = None
+        self._ended_s: float | None = None
         self._writer = ReportWriter(self._write_unfinished)
         self.cut_soak: InterruptedSoak | None = None
         self.resumed: Mapping[str, Any] | None = None
@@ -140,7 +142,8 @@ class Recorder:
         self._writer.catch_up()
 
     def report(self, verdict: Verdict) -> RunReport:
-        """What the reports of the ended run say."""
+        """What the reports of the ended run say. Its end is the first time that this is asked."""
+        self._ended_s = self._ended_s or round(time.time(), 3)
         return self._report(self._plan, verdict, self._status())
 
     def finish(self, verdict: Verdict) -> str | None:
@@ -151,7 +154,8 @@ class Recorder:
         if self._journal is None:
             return None
         report = self.report(verdict)
-        self.write("verdict", verdict=verdict.word, line=verdict.line, objections=self._status().terms.objections)
+        facts = {"line": verdict.line, "objections": self._status().terms.objections, "ended_s": self._ended_s}
+        self.write("verdict", verdict=verdict.word, **facts)
         try:
             self._files(junit=None).write(report)
         except OSError as error:
@@ -175,7 +179,10 @@ class Recorder:
     def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> RunReport:
         cases = tuple(ReportedTest(nodeid=self._plan.nodeid(record), record=record) for record in records)
         rehearsal = status.terms.rehearsal or status.terms.simulated
-        return RunReport(cases=cases, verdict=verdict, places=status.places, facts=status.facts, is_rehearsal=rehearsal)
+        last_s, run = self._ended_s or time.time(), status.facts.get("run", {})
+        run = run_facts(run, status.places.values(), last_s=last_s, has_ended=self._ended_s is not None)
+        facts = {**status.facts, "run": run}
+        return RunReport(cases=cases, verdict=verdict, places=status.places, facts=facts, is_rehearsal=rehearsal)
 
     def _files(self, *, junit: Path | None) -> ReportFiles:
         assert self._directory is not None
