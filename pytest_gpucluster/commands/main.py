@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.commands.record_parsers import CommandParser, add_record_commands
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(chosen.act(chosen))
     except (ConfigurationError, OSError) as error:
         sys.stderr.write(f"gpucluster {chosen.command}: {visible(str(error))}\n")
-        return WRONG_USAGE
+        return int(getattr(chosen, "usage_code", WRONG_USAGE))
     except KeyboardInterrupt:
         sys.stderr.write(f"gpucluster {chosen.command}: interrupted\n")
         return INTERRUPTED
@@ -48,13 +49,15 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if chosen.command not in ("launch", "demo"):
         extra += chosen.beyond
     if extra:
-        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+        parser.print_usage(sys.stderr)
+        code = getattr(chosen, "usage_code", WRONG_USAGE)
+        parser.exit(code, f"gpucluster: error: unrecognized arguments: {' '.join(extra)}\n")
     return chosen
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpucluster", description="Around the acceptance of a GPU cluster.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     report = commands.add_parser("report", help="write JUnit and results.json again, from the journal of a run")
     report.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
     report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: DIR/junit.xml")
@@ -72,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
+    add_record_commands(commands.add_parser)
     return parser
 
 
