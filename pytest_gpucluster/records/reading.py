@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.records.columns import unpacked
@@ -32,8 +33,8 @@ def read_results(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
+        document = msgspec.json.decode(content)
+    except (msgspec.DecodeError, ValueError, RecursionError):
         raise ConfigurationError(f"{file} is not whole JSON; 'gpucluster report {file.parent}' writes it again") from None
     return _checked(document, file)
 
@@ -66,19 +67,26 @@ def evidence_values(column: Mapping[str, Any], number: int) -> list[Any]:
     return [unpacked(value) for value in values]
 
 
-def rows_of(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def rows_of(document: Mapping[str, Any], *, criterion: str | None = None) -> Iterator[dict[str, Any]]:
     """Every outcome as ``criteria`` describes it, in the order of the plan, from the rows or from the columns.
 
     A row in ``criteria`` comes before the columns. Each row also has ``margin_percent`` and ``operator``.
 
+    Args:
+        document: a results.json.
+        criterion: the outcomes of this one alone; None: all.
+
     Raises:
         ConfigurationError: the document contradicts its own shape.
     """
-    listed = {_key(row): row for row in document["criteria"]}
+    wanted = {criterion} if criterion is not None else None
+    listed = {_key(row): row for row in document["criteria"] if wanted is None or row["criterion"] in wanted}
     known = {place["id"]: {name: place.get(name) for name in _PLACE} for place in document.get("places", ())}
     seen: set[Key] = set()
     try:
         for values in document.get("values", ()):
+            if wanted is not None and values["criterion"] not in wanted:
+                continue
             for row in _rows_of_criterion(values, known):
                 key = _key(row)
                 seen.add(key)
