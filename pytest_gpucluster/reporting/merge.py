@@ -243,9 +243,8 @@ def _write_journal(merged: Merged, runs: Sequence[OneRun], out: Path) -> None:
         for key in merged.records
     ]
     journal.write("planned", expected=expected, terms=asdict(terms))
-    places, nodes = (
-        [bound_facts(place) for place in merged.places.values() if (place.gpu is None) is is_node] for is_node in (False, True)
-    )
+    ordered = sorted(merged.places.values(), key=lambda place: (place.node, place.gpu or 0))
+    places, nodes = ([bound_facts(place) for place in ordered if (place.gpu is None) is is_node] for is_node in (False, True))
     shown = {"changed_terms": list(terms.changed_terms), "remarks": list(terms.remarks), "shape": terms.shape}
     journal.write("bound", places=places, nodes=nodes, unheard=[], **shown)
     for record in merged.records.values():
