@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SECONDS = 19
 """So many characters of a moment in ISO 8601 say it to the second."""
-WHOLE = ("began", "verdict", "median", "worst", "part")
+WHOLE = ("began", "verdict", "median", "worst", "unit", "part")
 
 
 def main(chosen: argparse.Namespace) -> int:

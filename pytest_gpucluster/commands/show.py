@@ -15,7 +15,7 @@ from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, WORDS
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.records.spreadsheet import csv_text
-from pytest_gpucluster.text import first_line, one_line
+from pytest_gpucluster.text import framed, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_PLACES = 40
 """So many good places of a criterion are shown; those that are not good are all shown."""
+MOST_REASONS = 12
 RIGHT = ("worst", "value", "inside")
 GOOD = ("passed", "skipped", "not_selected")
 DIGITS = 12
@@ -82,7 +83,7 @@ def _of_run(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> l
         Text(""),
         pairs(_head(document)),
         Text(""),
-        _table(heads, [lines[at] for at in order], whole=("worst", "inside")),
+        _table(heads, [lines[at] for at in order], whole=("outcomes", "worst", "inside")),
         Text(""),
         Text("gpucluster show RESULTS CRITERION|PLACE shows each value; --csv writes all of them"),
     ]
@@ -130,14 +131,23 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
     good = [row for row in ranked if row["outcome"] in GOOD]
     left = max(0, len(good) - MOST_PLACES) if len(places) > 1 else 0
     shown = [row for row in ranked if row["outcome"] not in GOOD] + good[: len(good) - left]
-    heads = ["criterion", "where", "part", "outcome", "value", "unit", "limit", "inside", "why"]
+    heads = ["criterion", "where", "part", "outcome", "value", "unit", "limit", "inside"]
     same = {"criterion": len(criteria) == 1, "unit": False, "limit": len(criteria) == 1}
-    same |= dict.fromkeys(("where", "part"), len(places) == 1)
+    same |= dict.fromkeys(("where", "part"), len(places) == 1 and len(criteria) > 1)
     kept = [at for at, head in enumerate(heads) if not same.get(head, False)]
     lines = [_row(row) for row in shown]
     some = [[line[at] for at in kept] for line in lines]
-    parts.append(_table([heads[at] for at in kept], some, whole=("outcome", "value", "unit", "inside")))
-    return [*parts, *([Text(f"... and {left} more that are good; --csv writes all")] if left else [])]
+    whole = ("where", "part", "outcome", "value", "unit", "inside")
+    parts.append(_table([heads[at] for at in kept], some, whole=whole))
+    parts += [Text(f"... and {left} more that are good; --csv writes all")] if left else []
+    return [*parts, Text(""), *_reasons(shown)]
+
+
+def _reasons(rows: Iterable[Mapping[str, Any]]) -> list[Shown]:
+    """Why outcomes are what they are, the worst first; equal reasons once."""
+    reasons = list(dict.fromkeys(row["reason"] or row["remark"] for row in rows if row["reason"] or row["remark"]))
+    more = [Text(f"... and {len(reasons) - MOST_REASONS} more reasons; --csv writes all")] if len(reasons) > MOST_REASONS else []
+    return [*(Text(framed(reason)) for reason in reasons[:MOST_REASONS]), *more]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str]) -> Table:
@@ -162,8 +172,7 @@ def _row(row: Mapping[str, Any]) -> list[str]:
     part = place.get("serial") or place.get("uuid") or NOTHING
     words = [one_line(row["criterion"]), _where(row), one_line(str(part)), WORDS[row["outcome"]]]
     limit = one_line(row["limit"] or NOTHING)
-    why = first_line(row["reason"] or row["remark"] or "")
-    return [*words, _number(row["value"]), one_line(row["unit"] or NOTHING), limit, _percent(_margin_of(row)), why]
+    return [*words, _number(row["value"]), one_line(row["unit"] or NOTHING), limit, _percent(_margin_of(row))]
 
 
 def _severity(rows: Iterable[Mapping[str, Any]]) -> int:
