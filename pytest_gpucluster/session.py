@@ -215,7 +215,9 @@ class Session:
 
     def _start(self, logs: Path, *, junit: Path | None, observer: Observer) -> None:
         folder = self.setup.settings.results_dir.absolute()
-        target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=self.state.run["id"])
+        target = ReportTarget(
+            folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=self.state.run["id"]
+        )
         self.controller.start(log=logs / AGENTS_LOG, target=target, observer=observer)
 
     def open(

@@ -94,7 +94,8 @@ def sections(found: Comparison) -> list[Section]:
 def _runs(found: Comparison) -> Iterator[str]:
     for name, run in (("A", found.before), ("B", found.after)):
         facts = run.get("run", {})
-        yield f"{name}: {one_line(run['verdict_line'])} ({facts.get('started') or 'no date'}, run {facts.get('id') or 'unknown'})"
+        when = f"{facts.get('started') or 'no date'}, run {facts.get('id') or 'unknown'}"
+        yield f"{name}: {one_line(run['verdict_line'])} ({when})"
 
 
 def _labels(found: Comparison) -> Callable[[PartKey], str]:

@@ -79,7 +79,9 @@ def _table(runs: Sequence[KeptRun], chosen: argparse.Namespace) -> tuple[list[st
     lines = [[_when(run), run.verdict] for run in runs]
     if chosen.criterion is None:
         heads += ["nodes x GPUs", "profile", "level", "limits"]
-        lines = [[*line, run.shape, run.profile, run.level, run.limits or NOTHING] for line, run in zip(lines, runs, strict=True)]
+        lines = [
+            [*line, run.shape, run.profile, run.level, run.limits or NOTHING] for line, run in zip(lines, runs, strict=True)
+        ]
     else:
         heads += ["median", "worst", "unit"]
         numbers = ([_number(run.median), _number(run.worst), run.unit or NOTHING] for run in runs)

@@ -41,7 +41,7 @@ def main(chosen: argparse.Namespace) -> int:
     """
     document = read_results(chosen.folder)
     rows = list(rows_of(document))
-    picked = rows if chosen.subject is None else _picked(document, rows, chosen.subject)
+    picked = rows if chosen.subject is None else _picked(rows, chosen.subject)
     if chosen.csv:
         sys.stdout.write(csv_text(document, None if chosen.subject is None else picked))
         return 0
@@ -52,7 +52,7 @@ def main(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _picked(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], subject: str) -> list[Mapping[str, Any]]:
+def _picked(rows: Sequence[Mapping[str, Any]], subject: str) -> list[Mapping[str, Any]]:
     """The outcomes of a criterion (``busbw`` for all that are called ``busbw[...]``), or those at a place."""
     found = [row for row in rows if row["criterion"] == subject]
     found = found or [row for row in rows if row["criterion"].partition("[")[0] == subject]
@@ -126,7 +126,10 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
     if len(criteria) == 1:
         parts += [pairs(_limit_of(document, criteria[0], rows)), Text("")]
     elif len(places) == 1 and rows[0]["place"] is not None:
-        parts += [pairs([(name, one_line(str(value))) for name, value in rows[0]["place"].items() if value is not None]), Text("")]
+        parts += [
+            pairs([(name, one_line(str(value))) for name, value in rows[0]["place"].items() if value is not None]),
+            Text(""),
+        ]
     ranked = sorted(rows, key=lambda row: (-SEVERITY.index(row["outcome"]), _margin(row)))
     good = [row for row in ranked if row["outcome"] in GOOD]
     left = max(0, len(good) - MOST_PLACES) if len(places) > 1 else 0
@@ -146,7 +149,9 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
 def _reasons(rows: Iterable[Mapping[str, Any]]) -> list[Shown]:
     """Why outcomes are what they are, the worst first; equal reasons once."""
     reasons = list(dict.fromkeys(row["reason"] or row["remark"] for row in rows if row["reason"] or row["remark"]))
-    more = [Text(f"... and {len(reasons) - MOST_REASONS} more reasons; --csv writes all")] if len(reasons) > MOST_REASONS else []
+    more = (
+        [Text(f"... and {len(reasons) - MOST_REASONS} more reasons; --csv writes all")] if len(reasons) > MOST_REASONS else []
+    )
     return [*(Text(framed(reason)) for reason in reasons[:MOST_REASONS]), *more]
 
 

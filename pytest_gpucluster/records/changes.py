@@ -193,8 +193,8 @@ def _beyond(one: _Scatter, sigmas: float) -> Iterable[Change]:
     for pair in one.pairs:
         own = pair.change - one.shift
         if abs(own) > allowed:
-            facts = {"before": pair.before, "after": pair.after}
-            yield Change(criterion=one.name, part=pair.part, change=own, allowed=allowed, **facts)
+            known = Change(criterion=one.name, part=pair.part, change=own, allowed=allowed)
+            yield replace(known, before=pair.before, after=pair.after)
 
 
 def _allowed_sigmas(sigmas: float, number: int) -> float:

@@ -187,12 +187,12 @@ def _limits(
     """The criteria whose limit or recipe differs, each once."""
     texts = [{row["criterion"]: row["limit"] for row in rows.values() if row["limit"]} for rows in (old, new)]
     for criterion in sorted(set(texts[0]) & set(texts[1]) | set(before) & set(after)):
-        found = [_text(some.get(criterion)) for some in texts]
-        if found[0] != found[1] and criterion in texts[0] and criterion in texts[1]:
-            yield f"limit of {criterion}", *found
+        limits = texts[0].get(criterion), texts[1].get(criterion)
+        if None not in limits and limits[0] != limits[1]:
+            yield f"limit of {criterion}", _text(limits[0]), _text(limits[1])
         elif any(before.get(criterion, {}).get(name) != after.get(criterion, {}).get(name) for name in ("recipe", "numbers")):
-            recipes = [_text({**some.get(criterion, {}).get("recipe", {})}) for some in (before, after)]
-            yield f"recipe of {criterion}", *recipes
+            recipes = (before.get(criterion, {}).get("recipe", {}), after.get(criterion, {}).get("recipe", {}))
+            yield f"recipe of {criterion}", _text(recipes[0]), _text(recipes[1])
 
 
 def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +14,7 @@ from pytest_gpucluster.records.reading import FILE, read_results, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 
 class _Head(msgspec.Struct, kw_only=True):

@@ -57,14 +57,14 @@ def match(before: Mapping[str, Any], after: Mapping[str, Any]) -> Matching:
     """
     _require_alike(before, after)
     old, new = places_of(before), places_of(after)
-    keys_before = {name: _own_key(place) for name, place in old.items()}
+    keys_before: dict[str | None, PartKey] = {name: _own_key(place) for name, place in old.items()}
     known = _by_identity(old.values())
-    keys_after = {name: _known_key(place, known) or _own_key(place) for name, place in new.items()}
+    keys_after: dict[str | None, PartKey] = {name: _known_key(place, known) or _own_key(place) for name, place in new.items()}
     found = Matching(
         before={None: CLUSTER, **keys_before},
         after={None: CLUSTER, **keys_after},
-        places_before={key: old[name] for name, key in keys_before.items()},
-        places_after={key: new[name] for name, key in keys_after.items()},
+        places_before={keys_before[name]: place for name, place in old.items()},
+        places_after={keys_after[name]: place for name, place in new.items()},
     )
     if old and new and not set(found.places_before) & set(found.places_after):
         raise ConfigurationError(
@@ -90,9 +90,8 @@ def label_of(place: Mapping[str, Any] | None) -> str:
 
 
 def _require_alike(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    for name, words in (("simulated", "a simulated fleet"),):
-        if bool(before.get(name)) != bool(after.get(name)):
-            raise ConfigurationError(f"one of the two runs is of {words}, and the other is not: they cannot be compared")
+    if bool(before.get("simulated")) != bool(after.get("simulated")):
+        raise ConfigurationError("one of the two runs is of a simulated fleet, and the other is not: they cannot be compared")
     rehearsed = [run.get("verdict") == "REHEARSED" and not run.get("simulated") for run in (before, after)]
     if rehearsed[0] != rehearsed[1]:
         raise ConfigurationError("one of the two runs is a rehearsal, and the other is not: they cannot be compared")

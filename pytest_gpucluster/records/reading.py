@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +11,7 @@ from pytest_gpucluster.records.columns import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 NEWEST = 2
 """The newest ``schema_version`` that this version reads."""

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 HIDDEN = "***"
-SECRET_WORDS = r"token(?!s)|secret|passw|passphrase|credential|authorization|api[-_]?key"
-_SECRET_NAME = re.compile(rf"{SECRET_WORDS}|(?<![a-z0-9])(key|auth|pwd)(?![a-z0-9])", re.IGNORECASE)
-_INSIDE = re.compile(rf"(?P<name>--[\w-]*(?:{SECRET_WORDS})[\w-]*[\s=]+|\w*(?:{SECRET_WORDS})\w*=)[^\s;&,]+", re.IGNORECASE)
+NAMES_OF_SECRETS = r"token(?!s)|secret|passw|passphrase|credential|authorization|api[-_]?key"
+_SECRET_NAME = re.compile(rf"{NAMES_OF_SECRETS}|(?<![a-z0-9])(key|auth|pwd)(?![a-z0-9])", re.IGNORECASE)
+_INSIDE = re.compile(
+    rf"(?P<name>--[\w-]*(?:{NAMES_OF_SECRETS})[\w-]*[\s=]+|\w*(?:{NAMES_OF_SECRETS})\w*=)[^\s;&,]+", re.IGNORECASE
+)
 _OF_A_URL = re.compile(r"(?P<scheme>\w[\w+.-]*://)[^/@\s]+@")
 _KNOWN_FORMS = re.compile(
     r"\b(hf_|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abp]-|sk-|AKIA|nvapi-)[A-Za-z0-9_-]{8,}|\beyJ[\w-]+\.[\w-]+\.[\w-]+"

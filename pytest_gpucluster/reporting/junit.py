@@ -117,6 +117,12 @@ def changes_of(verdict: Verdict) -> Properties:
     return (*simulated, *limits, *(("changed_term", term) for term in verdict.changed_terms))
 
 
+def requirements_of(facts: Mapping[str, Any]) -> Properties:
+    """The ids that contracts ask for, each with a criterion that answers it: ``BM01-005 bf16_tflops``."""
+    limits: Mapping[str, Any] = facts.get("limits", {})
+    return tuple(("requirement", f"{one} {criterion}") for criterion, limit in limits.items() for one in limit["ids"])
+
+
 class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
     """The suite of a report, with the properties that junit-xml cannot carry: of testcases, and several of one name."""
 
@@ -129,7 +135,7 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
         super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
         waivers = tuple(("waiver", line) for line in report.waivers)
-        self._properties: Properties = (*waivers, *changes_of(report.verdict))
+        self._properties: Properties = (*waivers, *changes_of(report.verdict), *requirements_of(report.facts))
         if report.is_rebuilt:
             self._properties = (("rebuilt_from", "journal.jsonl"), *self._properties)
 

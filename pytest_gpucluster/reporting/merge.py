@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     Key = tuple[str, str | None]
 
 MEASURED = (PASSED, FAILED, ERROR, NOISY)
+TEXTS = ("reason", "remark", "headline", "cause", "teardown", "advice")
+"""Fields of a record that may name places."""
 ONE_NODE = "one node"
 """The cause of a criterion that is skipped because its run had one node alone."""
 OF_ALL = "it is about all nodes together, and no run of all of them measured it"
@@ -145,7 +147,9 @@ def _require_alike(runs: Sequence[OneRun]) -> None:
             if run.state.facts.get(name) != first.state.facts.get(name):
                 raise ConfigurationError(f"{first.folder} and {run.folder} used different {words}: they are no one run")
         if run.state.terms.simulated != first.state.terms.simulated or run.state.terms.rehearsal != first.state.terms.rehearsal:
-            raise ConfigurationError(f"one of {first.folder} and {run.folder} is simulated or a rehearsal, and the other is not")
+            raise ConfigurationError(
+                f"one of {first.folder} and {run.folder} is simulated or a rehearsal, and the other is not"
+            )
 
 
 def _hosts(runs: Sequence[OneRun], expected: Sequence[str]) -> list[str]:
@@ -201,9 +205,9 @@ def _moved(record: Record, run: OneRun, *, num_hosts: int) -> Record:
         return replace(record, place=place, outcome=NOT_SELECTED, reason=reason)
     if place is None and is_single:
         place = run.ids[run.nodes[0].id]
-    texts = {name: run.renamed(getattr(record, name)) for name in ("reason", "remark", "headline", "cause", "teardown", "advice")}
-    parts = {name: tuple(run.ids.get(one, one) for one in getattr(record, name)) for name in ("culprits", "among")}
-    return replace(record, place=place, evidence=run.renamed(dict(record.evidence)), **texts, **parts)
+    moved: dict[str, Any] = {name: run.renamed(getattr(record, name)) for name in TEXTS}
+    moved |= {name: tuple(run.ids.get(one, one) for one in getattr(record, name)) for name in ("culprits", "among")}
+    return replace(record, place=place, evidence=run.renamed(dict(record.evidence)), **moved)
 
 
 def _host_at(merged: Merged, place: str | None) -> str:
@@ -224,12 +228,15 @@ def _add_gaps(merged: Merged, runs: Sequence[OneRun]) -> None:
         for place in [place for place in merged.places.values() if place.node == model]:
             new = f"node{number}{place.id[len(f'node{model}') :]}"
             merged.places.setdefault(new, Place(id=new, node=number, gpu=place.gpu, hostname=host))
-        for (criterion, place_id), record in list(merged.records.items()):
-            if place_id in merged.places and merged.places[place_id].node == model and record.outcome not in (SKIPPED, NOT_SELECTED):
-                new = f"node{number}{place_id[len(f'node{model}') :]}" if place_id is not None else ""
-                missing = Record(criterion=criterion, place=new, outcome=MISSING, reason=f"not run: {merged.gaps[-1]}")
-                merged.records.setdefault((criterion, new), missing)
-                merged.nodeids.setdefault((criterion, new), f"{criterion}[{new}]")
+        for key, record in list(merged.records.items()):
+            place_id = record.place
+            if place_id is None or place_id not in merged.places or merged.places[place_id].node != model:
+                continue
+            if record.outcome not in (SKIPPED, NOT_SELECTED):
+                new = f"node{number}{place_id[len(f'node{model}') :]}"
+                missing = Record(criterion=key[0], place=new, outcome=MISSING, reason=f"not run: {merged.gaps[-1]}")
+                merged.records.setdefault((key[0], new), missing)
+                merged.nodeids.setdefault((key[0], new), f"{key[0]}[{new}]")
 
 
 def _write_journal(merged: Merged, runs: Sequence[OneRun], out: Path) -> None:

@@ -30,7 +30,11 @@ class KeptCluster:
         """Give each GPU an identity of its own."""
         for place in Inventory(num_nodes=self.nodes, gpus_per_node=self.gpus, device="cuda").everything:
             host = f"host{place.node}"
-            uuid = {"uuid": f"GPU-{place.id}", "serial": f"S-{place.id}", "pci": f"0000:{place.gpu}0:00.0"} if place.gpu is not None else {}
+            uuid = (
+                {"uuid": f"GPU-{place.id}", "serial": f"S-{place.id}", "pci": f"0000:{place.gpu}0:00.0"}
+                if place.gpu is not None
+                else {}
+            )
             self.places[place.id] = replace(place, hostname=host, rank=0, **uuid)
 
     def swap(self, one: str, other: str) -> None:
@@ -40,7 +44,9 @@ class KeptCluster:
         self.places[one] = replace(first, **{name: getattr(second, name) for name in names})
         self.places[other] = replace(second, **{name: getattr(first, name) for name in names})
 
-    def records(self, values: dict[str, float] | None = None, *, criterion: str = "bf16_tflops", **changes: Any) -> list[Record]:
+    def records(
+        self, values: dict[str, float] | None = None, *, criterion: str = "bf16_tflops", **changes: Any
+    ) -> list[Record]:
         """A value of each GPU, 750 where none is given, passed."""
         known = {"criterion": criterion, "outcome": "passed", "limit": TFLOPS, **changes}
         gpus = [place for place in self.places.values() if place.gpu is not None]
@@ -51,7 +57,12 @@ class KeptCluster:
         rows = list(records)
         cases = [ReportedTest(nodeid=one.criterion, record=one) for one in rows]
         verdict = decide(rows, Terms(rehearsal=False, level_reached=True))
-        known = {"profile": "h100-sxm", "level": "standard", "environment": {"versions": {"torch": "2.13"}}, "timings": {"total_s": 1.5}}
+        known = {
+            "profile": "h100-sxm",
+            "level": "standard",
+            "environment": {"versions": {"torch": "2.13"}},
+            "timings": {"total_s": 1.5},
+        }
         return json.loads(to_json(results_document(cases, places=self.places, verdict=verdict, facts={**known, **facts})))
 
 

@@ -84,14 +84,17 @@ def test_what_all_lost_is_told_once() -> None:
         (0.0, 1.0, Criterion(unit="us", is_floor=False), None, None),
     ],
 )
-def test_the_change_of_a_value(before: float, after: float, known: Criterion, limit: float | None, change: float | None) -> None:
+def test_the_change_of_a_value(
+    before: float, after: float, known: Criterion, limit: float | None, change: float | None
+) -> None:
     """Below 0 is worse, whatever the direction; what should be small is measured by its limit; counts have none."""
     found = relative_change(before, after, criterion=known, limit=limit)
     assert found == (change if change is None else pytest.approx(change))
 
 
 @pytest.mark.parametrize(
-    ("freedom", "share", "value"), [(math.inf, 0.005, 2.5758), (8, 0.005, 3.3554), (5, 0.005, 4.0321), (20, 0.001, 3.5518), (4, 0.05, 2.1318)]
+    ("freedom", "share", "value"),
+    [(math.inf, 0.005, 2.5758), (8, 0.005, 3.3554), (5, 0.005, 4.0321), (20, 0.001, 3.5518), (4, 0.05, 2.1318)],
 )
 def test_quantiles_of_student(freedom: float, share: float, value: float) -> None:
     """As in printed tables."""
@@ -103,7 +106,8 @@ def test_wide_tails_are_no_alarm() -> None:
     chance = random.Random(3)
     wide = lambda: chance.gauss(0, 1) / math.sqrt(chance.gammavariate(3, 1 / 3))  # noqa: E731
     pairs = {
-        name: [Pair(part=("gpu", str(number)), before=700, after=700, change=0.003 * wide()) for number in range(NUM_GPUS)] for name in RATES
+        name: [Pair(part=("gpu", str(number)), before=700, after=700, change=0.003 * wide()) for number in range(NUM_GPUS)]
+        for name in RATES
     }
     assert alarms(pairs) == set()
 
@@ -116,7 +120,10 @@ def test_a_gpu_is_followed_over_slots_and_nodes() -> None:
     swapped = {**own, "node0-gpu0": own["node5-gpu3"], "node5-gpu3": own["node0-gpu0"]}
     found = compare(before.document(before.records(own)), after.document(after.records(swapped)))
     assert not found.is_worse
-    assert [(old["id"], new["id"]) for old, new in found.parts.moved] == [("node0-gpu0", "node5-gpu3"), ("node5-gpu3", "node0-gpu0")]
+    assert [(old["id"], new["id"]) for old, new in found.parts.moved] == [
+        ("node0-gpu0", "node5-gpu3"),
+        ("node5-gpu3", "node0-gpu0"),
+    ]
     slow = {**swapped, "node5-gpu3": 0.97 * swapped["node5-gpu3"]}
     found = compare(before.document(before.records(own)), after.document(after.records(slow)))
     (change,) = found.worse_values
@@ -145,7 +152,7 @@ def test_a_gpu_whose_uuid_changed_is_known_by_its_serial() -> None:
         ("skipped", "passed", False),
     ],
 )
-def test_outcomes(before: str, after: str, worse: bool) -> None:
+def test_outcomes(before: str, after: str, *, worse: bool) -> None:
     """An outcome that is worse counts; what was not selected says nothing."""
     cluster = KeptCluster()
     rows = [cluster.records()[:-1], Record(criterion="bf16_tflops", place="node1-gpu3", outcome="passed")]
@@ -190,7 +197,10 @@ def test_few_siblings_are_compared_by_the_noise_of_the_entry() -> None:
 def test_different_clusters_are_refused() -> None:
     """Nothing of one is in the other; or one was simulated, or rehearsed."""
     one, other = KeptCluster(), KeptCluster()
-    other.places = {name: replace(place, hostname=f"x{place.node}", uuid=f"{place.uuid}x", serial="x") for name, place in other.places.items()}
+    other.places = {
+        name: replace(place, hostname=f"x{place.node}", uuid=f"{place.uuid}x", serial="x")
+        for name, place in other.places.items()
+    }
     with pytest.raises(ConfigurationError, match="different clusters"):
         compare(one.document(one.records()), other.document(other.records()))
     with pytest.raises(ConfigurationError, match="simulated fleet"):
@@ -256,7 +266,9 @@ def test_a_journal_alone_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureF
     assert f"gpucluster report {tmp_path}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("compare", "a"), ("merge", "a"), ("show",), ("history", "a", "b", "c"), ("compare", "a", "b", "--html")])
+@pytest.mark.parametrize(
+    "words", [("compare", "a"), ("merge", "a"), ("show",), ("history", "a", "b", "c"), ("compare", "a", "b", "--html")]
+)
 def test_wrong_words_are_usage(words: tuple[str, ...]) -> None:
     """Arguments that are absent, too many or unknown have the same exit code."""
     with pytest.raises(SystemExit) as left:

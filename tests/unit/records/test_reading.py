@@ -13,10 +13,13 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from pytest_gpucluster.commands import main
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import Terms, decide
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.records.run_identity import limits_digest, limits_used, run_facts, run_identity, without_secrets
 from pytest_gpucluster.records.spreadsheet import csv_text
-from pytest_gpucluster.reporting.results import SCHEMA_FILE
+from pytest_gpucluster.reporting.junit import requirements_of, suite_element
+from pytest_gpucluster.reporting.results import SCHEMA_FILE, RunReport
 from pytest_gpucluster.thresholds.limit import Limit
 from pytest_gpucluster.thresholds.load import load
 from tests.support.kept_runs import KeptCluster, keep
@@ -32,7 +35,9 @@ def document() -> Any:
     """A run with a slow GPU, a criterion of the cluster, evidence, and a host with a hostile name."""
     cluster = KeptCluster()
     rows = cluster.records({"node1-gpu1": 498.0}, evidence={"SM MHz": 1290.5, "sizes": [{"bytes": 8, "us": 13.25}] * 3})
-    rows[5] = type(rows[5])(**{**{name: getattr(rows[5], name) for name in rows[5].__slots__}, "outcome": "failed", "reason": HOSTILE})
+    rows[5] = type(rows[5])(
+        **{**{name: getattr(rows[5], name) for name in rows[5].__slots__}, "outcome": "failed", "reason": HOSTILE}
+    )
     file = load(None)
     latency = Limit(kind="max", value=20.5, unit="us")
     rows += [type(rows[0])(criterion="latency[all_reduce]", place=None, outcome="passed", value=13.3, limit=latency)]
@@ -79,7 +84,7 @@ def test_no_text_is_a_formula(text: str) -> None:
     """What a spreadsheet would run comes behind an apostrophe; numbers below 0 stay numbers."""
     cluster = KeptCluster(nodes=1, gpus=1)
     found = cluster.document(cluster.records({"node0-gpu0": -1.5}, criterion=text))
-    line = list(csv.DictReader(io.StringIO(csv_text(found))))[0]
+    line = next(csv.DictReader(io.StringIO(csv_text(found))))
     assert (line["criterion"], line["value"]) == (f"'{text}", "-1.5")
 
 
@@ -121,7 +126,10 @@ def test_the_record_has_the_shape_that_is_shipped() -> None:
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     names = ("run", "places", "limits", "limits_sha256", "values", "criteria_omitted", "schema_version")
     part = {name: document()[name] for name in names}
-    jsonschema.validate(part, {"required": list(names), "properties": {name: schema["properties"][name] for name in names}, "$defs": schema["$defs"]})
+    jsonschema.validate(
+        part,
+        {"required": list(names), "properties": {name: schema["properties"][name] for name in names}, "$defs": schema["$defs"]},
+    )
 
 
 def test_the_digest_of_the_limits() -> None:
@@ -163,6 +171,38 @@ def test_when_who_and_where() -> None:
 def test_no_secret_is_kept(words: list[str], shown: list[str]) -> None:
     """What an option's name or its own form calls a secret is hidden, and nothing else."""
     assert without_secrets(words) == shown
+
+
+def test_ids_of_contracts(tmp_path: Path) -> None:
+    """A site gives a packaged criterion the ids that its contract asks for: no limit is changed by that, and JUnit has them."""
+    file = tmp_path / "site.yaml"
+    file.write_text("schema: 1\nextends: packaged\ncriteria:\n  bf16_tflops: {ids: [BM01-005, 'N 1']}\n")
+    site = load(file)
+    profile = site.profiles["h100-sxm"]
+    assert site.changed_entries(profile) == {}
+    limits = limits_used(site.criteria(profile).values())
+    assert limits["bf16_tflops"]["ids"] == ["BM01-005", "N 1"]
+    assert limits["hbm_bandwidth"]["ids"] == []
+    expected = (("requirement", "BM01-005 bf16_tflops"), ("requirement", "N 1 bf16_tflops"))
+    assert requirements_of({"limits": limits}) == expected
+    suite = suite_element(report_with({"limits": limits}))
+    found = [(one.get("name"), one.get("value")) for one in suite.findall("properties/property")]
+    assert set(expected) <= set(found)
+
+
+def report_with(facts: dict[str, Any]) -> RunReport:
+    """A run without outcomes."""
+    verdict = decide([], Terms(rehearsal=False, level_reached=True))
+    return RunReport(cases=(), verdict=verdict, places={}, facts=facts, is_rehearsal=False)
+
+
+@pytest.mark.parametrize("ids", ["BM01", "[1]", "['']", "{a: b}"])
+def test_ids_are_a_list_of_texts(ids: str, tmp_path: Path) -> None:
+    """Anything else is refused with its line."""
+    file = tmp_path / "site.yaml"
+    file.write_text(f"schema: 1\nextends: packaged\ncriteria:\n  bf16_tflops: {{ids: {ids}}}\n")
+    with pytest.raises(ConfigurationError, match=r"site.yaml:4"):
+        load(file)
 
 
 def test_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
@@ -18,6 +17,9 @@ from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.results import SCHEMA_FILE, bound_facts
 from pytest_gpucluster.thresholds.limit import Limit
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 LIMIT = Limit(kind="above", value=700, unit="TFLOPS")
 FACTS: dict[str, Any] = {
     "level": "standard",
@@ -29,12 +31,24 @@ FACTS: dict[str, Any] = {
 
 
 def run_of(
-    folder: Path, *hosts: str, at_s: float = 1e9, rows: list[Record] | None = None, facts: dict[str, Any] | None = None, **terms: Any
+    folder: Path,
+    *hosts: str,
+    at_s: float = 1e9,
+    rows: list[Record] | None = None,
+    facts: dict[str, Any] | None = None,
+    **terms: Any,
 ) -> Path:
     """A results directory: the run of these hosts, two GPUs each; by default each GPU passes, and so does the cluster."""
     folder.mkdir(parents=True)
     places = [
-        Place(id=place.id, node=place.node, gpu=place.gpu, rank=number, hostname=hosts[place.node], uuid=f"GPU-{hosts[place.node]}-{place.gpu}")
+        Place(
+            id=place.id,
+            node=place.node,
+            gpu=place.gpu,
+            rank=number,
+            hostname=hosts[place.node],
+            uuid=f"GPU-{hosts[place.node]}-{place.gpu}",
+        )
         for number, place in enumerate(Inventory(num_nodes=len(hosts), gpus_per_node=2, device="cuda").places)
     ]
     nodes = [Place(id=f"node{at}", node=at, hostname=host) for at, host in enumerate(hosts)]
@@ -42,10 +56,14 @@ def run_of(
     of_verdict = Terms(**{"rehearsal": False, "level_reached": True, "shape": f"{len(hosts)} node x 2 H100", **terms})
     journal = Journal(folder / "journal.jsonl")
     journal.write("started", run=f"run-{folder.name}", versions={"torch": "2"}, facts={**FACTS, **(facts or {})})
-    expected = [{"nodeid": f"t.py::test_{one.criterion}[{one.place}]", "criterion": one.criterion, "place": one.place} for one in found]
+    expected = [
+        {"nodeid": f"t.py::test_{one.criterion}[{one.place}]", "criterion": one.criterion, "place": one.place} for one in found
+    ]
     planned = [{**row, "outcome": "pending", "reason": None} for row in expected]
     journal.write("planned", expected=planned, terms=asdict(of_verdict))
-    journal.write("bound", places=[bound_facts(one) for one in places], nodes=[bound_facts(one) for one in nodes], shape=of_verdict.shape)
+    journal.write(
+        "bound", places=[bound_facts(one) for one in places], nodes=[bound_facts(one) for one in nodes], shape=of_verdict.shape
+    )
     for one in found:
         journal.write("outcome", record=record_facts(one))
     verdict = decide(found, of_verdict)
@@ -80,9 +98,13 @@ def outcomes(found: Any) -> dict[tuple[str, str | None], str]:
 
 def test_nodes_are_one_run(tmp_path: Path) -> None:
     """Every GPU keeps its values under the number of its host; what is of the cluster was measured by no run of all nodes."""
-    slow = passed("node0-gpu1", outcome="failed", value=500.0, reason="slow at node0-gpu1", culprits=("node0-gpu1",), waivable=True)
+    slow = passed(
+        "node0-gpu1", outcome="failed", value=500.0, reason="slow at node0-gpu1", culprits=("node0-gpu1",), waivable=True
+    )
     first = run_of(tmp_path / "a", "host10")
-    second = run_of(tmp_path / "b", "host9", rows=[passed("node0-gpu0", evidence={"beside": "node0-gpu1"}), slow, passed(None, "busbw")])
+    second = run_of(
+        tmp_path / "b", "host9", rows=[passed("node0-gpu0", evidence={"beside": "node0-gpu1"}), slow, passed(None, "busbw")]
+    )
     code, found = merged(tmp_path / "all", first, second)
     assert (code, found["verdict"]) == (1, "REJECTED")
     assert [place["hostname"] for place in found["places"] if place["gpu"] is None] == ["host9", "host10"]
