@@ -125,7 +125,7 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
     parts: list[Shown] = []
     if len(criteria) == 1:
         parts += [pairs(_limit_of(document, criteria[0], rows)), Text("")]
-    elif len(places) == 1 and rows[0]["place"] is not None:
+    if len(places) == 1 and rows[0]["place"] is not None:
         parts += [
             pairs([(name, one_line(str(value))) for name, value in rows[0]["place"].items() if value is not None]),
             Text(""),
