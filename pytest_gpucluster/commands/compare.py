@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pytest_gpucluster.records.changes import Change
-    from pytest_gpucluster.records.comparison import Comparison, OutcomeChange
+    from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison
     from pytest_gpucluster.records.matching import PartKey
 
 SAME, WORSE = 0, 1
@@ -41,7 +41,7 @@ def main(chosen: argparse.Namespace) -> int:
     return WORSE if found.is_worse else SAME
 
 
-def text_lines(found: Comparison) -> list[str]:
+def text_lines(found: RunComparison) -> list[str]:
     """The comparison for a terminal."""
     lines = [one_line(conclusion(found)), *(f"  {line}" for line in _runs(found))]
     for title, items in sections(found):
@@ -50,7 +50,7 @@ def text_lines(found: Comparison) -> list[str]:
     return lines
 
 
-def markdown_lines(found: Comparison) -> list[str]:
+def markdown_lines(found: RunComparison) -> list[str]:
     """The same for a page or a ticket. Foreign text is escaped."""
     lines = [f"**{_escaped(conclusion(found))}**", "", *(f"- {_escaped(line)}" for line in _runs(found))]
     for title, items in sections(found):
@@ -59,7 +59,7 @@ def markdown_lines(found: Comparison) -> list[str]:
     return lines
 
 
-def conclusion(found: Comparison) -> str:
+def conclusion(found: RunComparison) -> str:
     """The comparison in one line."""
     worse = {
         "the verdict": int(found.verdict_is_worse),
@@ -72,7 +72,7 @@ def conclusion(found: Comparison) -> str:
     return f"{said}; {found.compared} values compared"
 
 
-def sections(found: Comparison) -> list[Section]:
+def sections(found: RunComparison) -> list[Section]:
     """What has changed, by kind; a kind without a change is left out."""
     label = _labels(found)
     parts = found.parts
@@ -91,14 +91,14 @@ def sections(found: Comparison) -> list[Section]:
     return [(title, items) for title, items in known if items]
 
 
-def _runs(found: Comparison) -> Iterator[str]:
+def _runs(found: RunComparison) -> Iterator[str]:
     for name, run in (("A", found.before), ("B", found.after)):
         facts = run.get("run", {})
         when = f"{facts.get('started') or 'no date'}, run {facts.get('id') or 'unknown'}"
         yield f"{name}: {one_line(run['verdict_line'])} ({when})"
 
 
-def _labels(found: Comparison) -> Callable[[PartKey], str]:
+def _labels(found: RunComparison) -> Callable[[PartKey], str]:
     known = {**found.parts.places_before, **found.parts.places_after}
     return lambda part: label_of(known.get(part))
 

@@ -79,7 +79,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Criterion:
+class JudgedValue:
     """What is known of a criterion: its unit, whether higher is better, and the noise that its entry allows."""
 
     unit: str
@@ -92,7 +92,7 @@ class _Scatter:
     """The pairs of one criterion, with what they have in common and how far the rest scatters."""
 
     name: str
-    known: Criterion
+    known: JudgedValue
     pairs: Sequence[Pair]
     shift: float
     sigma: float
@@ -104,7 +104,7 @@ class _Scatter:
         return LEAST_CHANGE if len(self.pairs) >= ENOUGH else 2 * noise
 
 
-def relative_change(before: float, after: float, *, criterion: Criterion, limit: float | None) -> float | None:
+def relative_change(before: float, after: float, *, criterion: JudgedValue, limit: float | None) -> float | None:
     """The change of a value, relative to what it was; above 0 where it is better.
 
     Of percents it is their difference. What should be small is compared with its limit, so that a change from 1 to 2 ms is
@@ -119,7 +119,7 @@ def relative_change(before: float, after: float, *, criterion: Criterion, limit:
     return sign * (after - before) / reference if reference > 0 else None
 
 
-def find_changes(pairs: Mapping[str, Sequence[Pair]], criteria: Mapping[str, Criterion]) -> list[Change]:
+def find_changes(pairs: Mapping[str, Sequence[Pair]], criteria: Mapping[str, JudgedValue]) -> list[Change]:
     """All that changed beyond noise, better or worse: single parts, parts over a family of criteria, all parts together."""
     scatters = [_scatter(name, criteria[name], some) for name, some in pairs.items() if some]
     families = list(_families(scatters))
@@ -177,7 +177,7 @@ def _freedom(scatters: Iterable[_Scatter]) -> float:
     return max(likely, default=FREEDOMS[0]) if ratio > NORMAL_TAILS else math.inf
 
 
-def _scatter(name: str, known: Criterion, pairs: Sequence[Pair]) -> _Scatter:
+def _scatter(name: str, known: JudgedValue, pairs: Sequence[Pair]) -> _Scatter:
     if len(pairs) < FEW:
         return _Scatter(name=name, known=known, pairs=pairs, shift=0.0, sigma=0.0)
     shift = statistics.median(pair.change for pair in pairs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES
-from pytest_gpucluster.records.quantities import Quantity, described, quantity_of
+from pytest_gpucluster.records.quantities import NamedQuantity, described, quantity_of
 from pytest_gpucluster.thresholds.limit import SIGNS
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _notes(rows: Iterable[Record]) -> list[dict[str, Any]]:
 def _evidence(rows: Sequence[Record]) -> list[dict[str, Any]]:
     """The evidence by key, one value a place; null where a place has none, one value where all have the same."""
     columns: dict[str, list[Any]] = {}
-    names: dict[str, Quantity] = {}
+    names: dict[str, NamedQuantity] = {}
     for at, record in enumerate(rows):
         if not record.evidence:
             continue

@@ -18,7 +18,7 @@ from pytest_gpucluster.judging.verdict import (
     SKIPPED,
     WITH_WAIVERS,
 )
-from pytest_gpucluster.records.changes import Change, Criterion, Pair, find_changes, relative_change
+from pytest_gpucluster.records.changes import Change, JudgedValue, Pair, find_changes, relative_change
 from pytest_gpucluster.records.columns import number_of
 from pytest_gpucluster.records.matching import match
 from pytest_gpucluster.records.reading import rows_of
@@ -54,7 +54,7 @@ class OutcomeChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """What has changed from ``before`` to ``after``, two results.json.
 
     Attributes:
@@ -108,7 +108,7 @@ def is_worse(change: Change) -> bool:
     return change.change < 0 if change.part is not None else change.change <= -change.allowed
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> RunComparison:
     """Compare two results.json.
 
     Raises:
@@ -119,7 +119,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     new = {(row["criterion"], parts.after[_id(row)]): row for row in rows_of(after)}
     pairs, criteria = _pairs(old, new, before.get("limits", {}))
     judged = [{row["criterion"] for row in rows.values() if row["outcome"] in BADNESS} for rows in (old, new)]
-    return Comparison(
+    return RunComparison(
         before=before,
         after=after,
         parts=parts,
@@ -147,10 +147,10 @@ def _outcomes(old: Mapping[RowKey, Row], new: Mapping[RowKey, Row]) -> Iterator[
 
 def _pairs(
     old: Mapping[RowKey, Row], new: Mapping[RowKey, Row], limits: Mapping[str, Any]
-) -> tuple[dict[str, list[Pair]], dict[str, Criterion]]:
+) -> tuple[dict[str, list[Pair]], dict[str, JudgedValue]]:
     """The values of both runs by criterion; a value of another unit, or without a direction, has no partner."""
     pairs: dict[str, list[Pair]] = {}
-    criteria: dict[str, Criterion] = {}
+    criteria: dict[str, JudgedValue] = {}
     for key, row in old.items():
         other = new.get(key)
         if other is None or row["unit"] != other["unit"] or not row["unit"] or row["limit_kind"] is None:
@@ -159,7 +159,7 @@ def _pairs(
         if before is None or after is None:
             continue
         noise = limits.get(key[0], {}).get("noise")
-        known = criteria.get(key[0]) or Criterion(unit=row["unit"], is_floor=row["limit_kind"] in FLOORS, noise=noise)
+        known = criteria.get(key[0]) or JudgedValue(unit=row["unit"], is_floor=row["limit_kind"] in FLOORS, noise=noise)
         change = relative_change(before, after, criterion=known, limit=number_of(row["limit_value"]))
         if change is not None and known.unit == row["unit"]:
             criteria[key[0]] = known

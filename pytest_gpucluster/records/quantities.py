@@ -105,7 +105,7 @@ BY_KEY: dict[str, tuple[str, str | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class NamedQuantity:
     """What a key of evidence is about. ``unit`` is None for text, and where the key says no unit."""
 
     name: str
@@ -117,19 +117,19 @@ class Quantity:
         return self.name if self.unit is None or self.name.endswith(self.unit) else f"{self.name} {self.unit}"
 
 
-def quantity_of(key: str, *, unit: str | None = None) -> Quantity:
+def quantity_of(key: str, *, unit: str | None = None) -> NamedQuantity:
     """The quantity and the unit of a key of evidence, as a measurement or a site's own test wrote it.
 
     ``unit``: of the criterion, for keys that are about its own value.
     """
     if key in BY_KEY:
-        return Quantity(*BY_KEY[key])
+        return NamedQuantity(*BY_KEY[key])
     if key in BY_UNIT:
-        return Quantity(BY_UNIT[key], key)
+        return NamedQuantity(BY_UNIT[key], key)
     if key.startswith("n=") and key[2:].isdecimal():
-        return Quantity(f"rate of products of size {key[2:]}", unit)
+        return NamedQuantity(f"rate of products of size {key[2:]}", unit)
     own = next((one for one in UNITS if key.endswith(f" {one}")), None)
-    return Quantity(key.removesuffix(f" {own}") if own is not None else key, own)
+    return NamedQuantity(key.removesuffix(f" {own}") if own is not None else key, own)
 
 
 def described(evidence: Mapping[str, Any], *, unit: str | None = None) -> dict[str, Any]:

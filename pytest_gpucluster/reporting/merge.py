@@ -65,6 +65,12 @@ class OneRun:
     ids: dict[str, str] = field(default_factory=dict)
 
     @property
+    def run_id(self) -> str | None:
+        """The id of the run; None where its journal does not say it."""
+        known: str | None = self.state.facts.get("run", {}).get("id")
+        return known
+
+    @property
     def nodes(self) -> list[Place]:
         """Its nodes."""
         return [place for place in self.state.places.values() if place.gpu is None]
@@ -265,7 +271,7 @@ def _write_journal(merged: Merged, runs: Sequence[OneRun], out: Path) -> None:
 
 
 def _id_of(runs: Iterable[OneRun]) -> str:
-    return "+".join(str(run.state.run or "unknown")[:8] for run in runs)[:64]
+    return "+".join(str(run.run_id or "unknown")[:8] for run in runs)[:64]
 
 
 def _terms(merged: Merged, runs: Sequence[OneRun]) -> Terms:
@@ -306,5 +312,5 @@ def _facts(merged: Merged, runs: Sequence[OneRun], identity: Mapping[str, Any]) 
 def _runs(runs: Iterable[OneRun]) -> Iterator[dict[str, Any]]:
     for run in runs:
         hosts = [run.host_of(node) for node in run.nodes]
-        facts = {"id": run.state.run, "folder": str(run.folder), "started": zoned(run.state.began_s)}
+        facts = {"id": run.run_id, "folder": str(run.folder), "started": zoned(run.state.began_s)}
         yield {**facts, "verdict": run.verdict.word, "hosts": hosts}

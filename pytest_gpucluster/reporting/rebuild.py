@@ -44,7 +44,6 @@ class JournalState:
     nodeids: dict[tuple[str, str | None], str] = field(default_factory=dict)
     began_s: float = 0.0
     ended_s: float = 0.0
-    run: str | None = None
     finished: bool = False
     verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
@@ -59,7 +58,8 @@ class JournalState:
             reader(event)
 
     def _on_started(self, event: dict[str, Any]) -> None:
-        self.facts, self.versions, self.run = event["facts"], event["versions"], event.get("run")
+        run = {"id": event.get("run"), "started": zoned(float(event["at_s"])), **event["facts"].get("run", {})}
+        self.facts, self.versions = {**event["facts"], "run": run}, event["versions"]
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_planned(self, event: dict[str, Any]) -> None:
@@ -126,10 +126,9 @@ class JournalState:
     def report(self, verdict: Verdict) -> RunReport:
         """What the reports say after :meth:`close`."""
         places = self.places or unbound_places(self)
-        known = {"id": self.run, "started": zoned(self.began_s), **self.facts.get("run", {})}
         facts = {
             **self.facts,
-            "run": run_facts(known, places.values(), last_s=self.ended_s, has_ended=self.finished),
+            "run": run_facts(self.facts.get("run", {}), places.values(), last_s=self.ended_s, has_ended=self.finished),
             "waivers": waivers.states_from(self.facts.get("waivers", []), self.records.values()),
             "environment": {"versions": self.versions, "rebuilt_from_journal": True},
             "timings": {"total_s": round(self.ended_s - self.began_s, 3)},

@@ -12,7 +12,7 @@ import pytest
 from pytest_gpucluster.commands import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
-from pytest_gpucluster.records.changes import Criterion, Pair, find_changes, most_by_chance, relative_change
+from pytest_gpucluster.records.changes import JudgedValue, Pair, find_changes, most_by_chance, relative_change
 from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.kept_runs import KeptCluster, keep
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SIGMA = 0.002
 NUM_GPUS = 1024
-RATES = {f"rate{number}": Criterion(unit="TFLOPS", is_floor=True) for number in range(4)}
+RATES = {f"rate{number}": JudgedValue(unit="TFLOPS", is_floor=True) for number in range(4)}
 
 
 def pair_of_runs(seed: int, *, loss: float, sigma: float = SIGMA, shift: float = 0.0) -> dict[str, list[Pair]]:
@@ -76,16 +76,16 @@ def test_what_all_lost_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "known", "limit", "change"),
     [
-        (100.0, 98.0, Criterion(unit="TFLOPS", is_floor=True), 70, -0.02),
-        (10.0, 12.0, Criterion(unit="us", is_floor=False), 20, -0.1),
-        (0.001, 0.002, Criterion(unit="s", is_floor=False), 0.1, -0.01),
-        (1.0, 3.0, Criterion(unit="%", is_floor=False), 5, -0.02),
-        (3, 9, Criterion(unit="errors", is_floor=False), 0, None),
-        (0.0, 1.0, Criterion(unit="us", is_floor=False), None, None),
+        (100.0, 98.0, JudgedValue(unit="TFLOPS", is_floor=True), 70, -0.02),
+        (10.0, 12.0, JudgedValue(unit="us", is_floor=False), 20, -0.1),
+        (0.001, 0.002, JudgedValue(unit="s", is_floor=False), 0.1, -0.01),
+        (1.0, 3.0, JudgedValue(unit="%", is_floor=False), 5, -0.02),
+        (3, 9, JudgedValue(unit="errors", is_floor=False), 0, None),
+        (0.0, 1.0, JudgedValue(unit="us", is_floor=False), None, None),
     ],
 )
 def test_the_change_of_a_value(
-    before: float, after: float, known: Criterion, limit: float | None, change: float | None
+    before: float, after: float, known: JudgedValue, limit: float | None, change: float | None
 ) -> None:
     """Below 0 is worse, whatever the direction; what should be small is measured by its limit; counts have none."""
     found = relative_change(before, after, criterion=known, limit=limit)
