@@ -45,7 +45,7 @@ def limit_facts(limit: Limit) -> dict[str, Any]:
 def evidence_of(record: Record) -> dict[str, Any]:
     """The evidence of a record as strict JSON, under keys that say quantity and unit."""
     facts = strict_json(dict(record.evidence))
-    return described(facts, unit=record.unit) if isinstance(facts, dict) else {"evidence": facts}
+    return described(facts) if isinstance(facts, dict) else {"evidence": facts}
 
 
 def number_of(value: Any) -> int | float | None:
@@ -162,7 +162,7 @@ def _evidence(rows: Sequence[Record]) -> list[dict[str, Any]]:
             continue
         facts = strict_json(dict(record.evidence))
         facts = facts if isinstance(facts, dict) else {"evidence": facts}
-        for key, (name, value) in zip(facts, described(facts, unit=record.unit).items(), strict=True):
+        for key, (name, value) in zip(facts, described(facts).items(), strict=True):
             if name not in columns:
                 columns[name], names[name] = [None] * len(rows), quantity_of(key, unit=record.unit)
             columns[name][at] = packed(value)

@@ -1,6 +1,7 @@
 """What the keys of evidence mean: the quantity and its unit, so that a reader of results.json need not guess.
 
-A measurement names its evidence as a message shows it (``SM 1290 MHz``, ``91 C``). In results.json the key says both.
+A measurement names its evidence as a message shows it (``SM 1290 MHz``, ``91 C``). In results.json no key is a unit
+alone, and each column says quantity and unit beside its key.
 """
 
 from __future__ import annotations
@@ -111,11 +112,6 @@ class NamedQuantity:
     name: str
     unit: str | None
 
-    @property
-    def key(self) -> str:
-        """The key in results.json: ``temperature C``."""
-        return self.name if self.unit is None or self.name.endswith(self.unit) else f"{self.name} {self.unit}"
-
 
 def quantity_of(key: str, *, unit: str | None = None) -> NamedQuantity:
     """The quantity and the unit of a key of evidence, as a measurement or a site's own test wrote it.
@@ -132,10 +128,10 @@ def quantity_of(key: str, *, unit: str | None = None) -> NamedQuantity:
     return NamedQuantity(key.removesuffix(f" {own}") if own is not None else key, own)
 
 
-def described(evidence: Mapping[str, Any], *, unit: str | None = None) -> dict[str, Any]:
-    """The evidence under keys that say quantity and unit. A key that would be taken twice gets a number."""
+def described(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """The evidence, with ``temperature C`` where a key is a unit alone. A key that would be taken twice gets a number."""
     found: dict[str, Any] = {}
     for key, value in evidence.items():
-        name = quantity_of(key, unit=unit).key
+        name = f"{BY_UNIT[key]} {key}" if key in BY_UNIT else key
         found[f"{name} ({len(found) + 1})" if name in found else name] = value
     return found
