@@ -24,6 +24,7 @@ from pytest_gpucluster.judging.promises import changed_terms, short_soak
 from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
+from pytest_gpucluster.records.run_identity import limits_used
 from pytest_gpucluster.reporting.earlier_hosts import remembered_hosts
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
@@ -137,7 +138,13 @@ class RunSetup:
             "simulated": self.simulation.facts if self.simulation is not None else None,
             "soak_s": self.settings.soak_s,
             "waivers": self.waivers.facts,
+            "limits": self.limits,
         }
+
+    @functools.cached_property
+    def limits(self) -> dict[str, dict[str, Any]]:
+        """What each criterion of the profile asks and why, as results.json has it."""
+        return limits_used(self.criteria.values())
 
 
 def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulation: Simulation | None = None) -> RunSetup:

@@ -36,6 +36,7 @@ from pytest_gpucluster.judging.promises import (
 )
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, SKIPPED, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
+from pytest_gpucluster.records.run_identity import run_identity
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.interrupted_soak import link_to
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
@@ -65,6 +66,7 @@ class RunState:
         changed_terms: terms of the run that differ from what was promised elsewhere.
         selftest: what the self-test found; None without one.
         own_tests_only: the given files are a user's own, and none of the packaged suite is among them.
+        run: the id of the run, when it began, by which command, who, where.
     """
 
     def __init__(self, setup: RunSetup, controller: Controller | InlineController, plan: planning.Plan) -> None:
@@ -77,6 +79,7 @@ class RunState:
         self.selftest: dict[str, Any] | None = None
         self.own_tests_only = False
         self._plan = plan
+        self.run = run_identity(secrets.token_hex(8))
         self.recorder = Recorder(plan, status=self._status)
 
     def places(self) -> Mapping[str, Place]:
@@ -133,7 +136,7 @@ class RunState:
         selftest = {"selftest": self.selftest} if self.selftest is not None else {}
         resumed = {"soak_resumed": self.recorder.resumed} if self.recorder.resumed is not None else {}
         parts = {"parts": found} if (found := self.recorder.parts.facts(self._plan)) else {}
-        return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed, **parts}
+        return {"run": self.run, **self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed, **parts}
 
     def started(self) -> dict[str, Any]:
         """What a run is, before anything is planned, for the journal."""
@@ -203,14 +206,13 @@ class Session:
         self._cluster: Cluster | None = None
         self._bind_error: Exception | None = None
         self._is_planned = False
-        self._run = secrets.token_hex(8)
         self._early: tempfile.TemporaryDirectory[str] | None = None
         self.unfinished: UnfinishedRun | None = None
 
     def go_on_with(self, unfinished: UnfinishedRun) -> None:
         """Be the next part of an unfinished run. Called before anything is started."""
         self.unfinished = unfinished
-        self._run = unfinished.run
+        self.state.run = unfinished.state.facts["run"]
 
     @property
     def has_started(self) -> bool:
@@ -232,7 +234,9 @@ class Session:
 
     def _start(self, logs: Path, *, junit: Path | None, observer: Observer) -> None:
         folder = self.setup.settings.results_dir.absolute()
-        target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=self._run)
+        target = ReportTarget(
+            folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=self.state.run["id"]
+        )
         self.controller.start(log=logs / AGENTS_LOG, target=target, observer=observer)
 
     def open(
@@ -260,7 +264,7 @@ class Session:
             self.recorder.look_for_cut_soak(self.state.facts(), read_versions())
         if self.unfinished is None:
             link = link_to(self.recorder.cut_soak)
-            self.recorder.write("started", run=self._run, command=command, **link, **self.state.started())
+            self.recorder.write("started", run=self.state.run["id"], command=command, **link, **self.state.started())
         logs = self.setup.settings.results_dir.absolute() / "logs"
         on_call = self.recorder.catch_up if writes_before_calls else None
         observer = replace(observer or Observer(), on_call=on_call)

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.commands.record_parsers import CommandParser, add_record_commands
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(chosen.act(chosen))
     except (ConfigurationError, OSError) as error:
         sys.stderr.write(f"gpucluster {chosen.command}: {visible(str(error))}\n")
-        return WRONG_USAGE
+        return int(getattr(chosen, "usage_code", WRONG_USAGE))
     except KeyboardInterrupt:
         sys.stderr.write(f"gpucluster {chosen.command}: interrupted\n")
         return INTERRUPTED
@@ -48,14 +49,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if chosen.command not in ("launch", "demo", "resume"):
         extra += chosen.beyond
     if extra:
-        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+        parser.print_usage(sys.stderr)
+        code = getattr(chosen, "usage_code", WRONG_USAGE)
+        parser.exit(code, f"gpucluster: error: unrecognized arguments: {' '.join(extra)}\n")
     return chosen
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpucluster", description="Around the acceptance of a GPU cluster.")
     parser.add_argument("--version", action="version", version=f"pytest-gpucluster {version('pytest-gpucluster')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     _add_report(commands.add_parser("report", help="the reports of a run again, from its journal, and its page"))
     lint = commands.add_parser("lint", help="check thresholds files; nothing is run")
     lint.add_argument("files", type=Path, nargs="*", metavar="FILE", help="default: the packaged file")
@@ -74,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
+    add_record_commands(commands.add_parser)
     return parser
 
 

@@ -125,6 +125,12 @@ def changes_of(verdict: Verdict) -> Properties:
     return (*simulated, *limits, *(("changed_term", term) for term in verdict.changed_terms))
 
 
+def requirements_of(facts: Mapping[str, Any]) -> Properties:
+    """The ids that contracts ask for, each with a criterion that answers it: ``BM01-005 bf16_tflops``."""
+    limits: Mapping[str, Any] = facts.get("limits", {})
+    return tuple(("requirement", f"{one} {criterion}") for criterion, limit in limits.items() for one in limit["ids"])
+
+
 class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
     """The suite of a report, with the properties that junit-xml cannot carry: of testcases, and several of one name."""
 
@@ -145,7 +151,7 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
         waivers = tuple(("waiver", line) for line in report.waivers)
         ran = tuple((f"part {number}", words) for number, words in enumerate(words_of_parts(report.facts), start=1))
-        self._properties: Properties = (*waivers, *changes_of(report.verdict), *ran)
+        self._properties: Properties = (*waivers, *changes_of(report.verdict), *requirements_of(report.facts), *ran)
         if is_by_suite:
             parts = tuple(("place", place.label) for place in report.places.values() if place.gpu is not None)
             self._properties = (("verdict", report.verdict.word), *self._properties, *parts)

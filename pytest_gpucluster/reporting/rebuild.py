@@ -11,6 +11,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
+from pytest_gpucluster.records.run_identity import run_facts, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
 from pytest_gpucluster.reporting.parts import Part, last_known, parts_facts, parts_remarks
@@ -92,7 +93,8 @@ class JournalState:
             reader(event)
 
     def _on_started(self, event: dict[str, Any]) -> None:
-        self.facts = event["facts"]
+        run = {"id": event.get("run"), "started": zoned(float(event["at_s"])), **event["facts"].get("run", {})}
+        self.facts = {**event["facts"], "run": run}
         self.history = replace(self.history, started={**event, "versions": dict(event["versions"])}, part_began_s=self.ended_s)
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
@@ -143,6 +145,7 @@ class JournalState:
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
         self.finished, self.verdict_word = True, event.get("verdict")
+        self.ended_s = float(event.get("ended_s") or self.ended_s)
         if self.verdict_word not in (None, *VERDICTS):
             raise ValueError(self.verdict_word)
         self.terms = replace(self.terms, objections=tuple(event["objections"]))
@@ -177,8 +180,10 @@ class JournalState:
 
     def report(self, verdict: Verdict) -> RunReport:
         """What the reports say after :meth:`close`."""
+        places = self.places or unbound_places(self)
         facts = {
             **self.facts,
+            "run": run_facts(self.facts.get("run", {}), places.values(), last_s=self.ended_s, has_ended=self.finished),
             "waivers": waivers.states_from(self.facts.get("waivers", []), self.records.values()),
             "environment": {"versions": self.versions, "rebuilt_from_journal": True},
             "timings": {"total_s": round(self.ended_s - (self.history.part_began_s or self.began_s), 3)},
@@ -190,7 +195,7 @@ class JournalState:
                 ReportedTest(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items()
             ),
             verdict=verdict,
-            places=self.places or unbound_places(self),
+            places=places,
             facts=facts,
             is_rehearsal=self.terms.rehearsal or self.terms.simulated,
             is_rebuilt=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record, Terms, Verdict, decide
+from pytest_gpucluster.records.run_identity import run_facts
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
 from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
@@ -51,6 +52,7 @@ class Recorder:
         self._directory: ResultsDirectory | None = None
         self._journal: Journal | None = None
         self._junit: Path | None = None
+        self._ended_s: float | None = None
         self._writer = ReportWriter(self._write_unfinished)
         self.cut_soak: InterruptedSoak | None = None
         self.resumed: Mapping[str, Any] | None = None
@@ -169,7 +171,8 @@ class Recorder:
         self._writer.catch_up()
 
     def report(self, verdict: Verdict) -> RunReport:
-        """What the reports of the ended run say."""
+        """What the reports of the ended run say. Its end is the first time that this is asked."""
+        self._ended_s = self._ended_s or round(time.time(), 3)
         return self._report(self._plan, verdict, self._status())
 
     def finish(self, verdict: Verdict) -> str | None:
@@ -180,7 +183,8 @@ class Recorder:
         if self._journal is None:
             return None
         report = self.report(verdict)
-        self.write("verdict", verdict=verdict.word, line=verdict.line, objections=self._status().terms.objections)
+        facts = {"line": verdict.line, "objections": self._status().terms.objections, "ended_s": self._ended_s}
+        self.write("verdict", verdict=verdict.word, **facts)
         try:
             self._files(junit=None).write(report)
         except OSError as error:
@@ -204,11 +208,13 @@ class Recorder:
     def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> RunReport:
         cases = tuple(ReportedTest(nodeid=self._plan.nodeid(record), record=record) for record in records)
         rehearsal = status.terms.rehearsal or status.terms.simulated
+        last_s, run = self._ended_s or time.time(), status.facts.get("run", {})
+        run = run_facts(run, status.places.values(), last_s=last_s, has_ended=self._ended_s is not None)
         return RunReport(
             cases=cases,
             verdict=verdict,
             places=status.places,
-            facts=status.facts,
+            facts={**status.facts, "run": run},
             is_rehearsal=rehearsal,
             junit=status.junit,
         )

@@ -6,6 +6,7 @@ Its shape is that of ``results.schema.json`` beside this file.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,26 @@ from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.selection import Selector
+from pytest_gpucluster.judging.verdict import NOT_SELECTED, OUTCOMES, PASSED, SEVERITY, SKIPPED
+from pytest_gpucluster.records.columns import evidence_of, values_in_columns
+from pytest_gpucluster.records.run_identity import limits_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.judging.verdict import Record, Verdict
     from pytest_gpucluster.places import Place
 
 SCHEMA = 1
+"""Of the keys that stay as they are."""
+SCHEMA_VERSION = 2
+"""Of the whole document. It grows when a reader of an older version would misread a newer file."""
+MOST_WHOLE = 10_000
+"""A run of more outcomes leaves the good ones out of ``criteria``; ``values`` has all of them."""
+MOST_LISTED = 5_000
+"""So many rows ``criteria`` has at most then, the worst first."""
+STRICT = ("values",)
+"""Members that are strict JSON already."""
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
 
 
@@ -32,29 +45,57 @@ def results_document(
     known = list(cases)
     rows = [case.record for case in known]
     facts_of = {name: place_facts(place) for name, place in places.items()}
+    listed = _listed(rows)
     return {
         "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
         "verdict": verdict.word,
         "verdict_line": verdict.line,
         **facts,
+        **({"limits_sha256": limits_digest(facts["limits"])} if "limits" in facts else {}),
+        "places": [{**facts_of[name], "slot": place.board.get("slot")} for name, place in places.items()],
         "hardware": [{"place": name, **place.board} for name, place in places.items() if place.board],
-        "criteria": [_row(record, facts_of) for record in rows],
+        "criteria": [_row(record, facts_of) for record in listed],
+        "criteria_omitted": _omitted(rows, listed),
+        "values": values_in_columns(rows),
         "culprits": culprits(known, places),
     }
 
 
+def _listed(rows: Sequence[Record]) -> Sequence[Record]:
+    """The outcomes that ``criteria`` has: all of them, or in a large run the worst of those that are not good."""
+    if len(rows) <= MOST_WHOLE:
+        return rows
+    shown = [row for row in rows if row.outcome not in (PASSED, SKIPPED, NOT_SELECTED) or row.advisory or row.waiver]
+    return sorted(shown, key=lambda row: -SEVERITY.index(row.outcome))[:MOST_LISTED]
+
+
+def _omitted(rows: Sequence[Record], listed: Sequence[Record]) -> dict[str, int]:
+    """How many outcomes ``criteria`` leaves out, by outcome."""
+    left = Counter(row.outcome for row in rows)
+    left.subtract(row.outcome for row in listed)
+    return {outcome: left[outcome] for outcome in OUTCOMES if left[outcome]}
+
+
 def to_json(document: Mapping[str, Any]) -> str:
     """Strict JSON, one line an outcome: a number that is not finite becomes null."""
-    members = ",\n".join(f" {json.dumps(name)}: {_member(value)}" for name, value in document.items())
+    members = ",\n".join(
+        f" {json.dumps(name)}: {_member(value, convert=_as_it_is if name in STRICT else strict_json)}"
+        for name, value in document.items()
+    )
     return f"{{\n{members}\n}}\n"
 
 
-def _member(value: Any) -> str:
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _member(value: Any, *, convert: Callable[[Any], Any]) -> str:
     """A top-level member. Python's encoder is slow where it sets in, so each row of a list is one line."""
     if not isinstance(value, list) or not value:
-        return json.dumps(strict_json(value), indent=1, allow_nan=False).replace("\n", "\n ")
+        return json.dumps(convert(value), indent=1, allow_nan=False).replace("\n", "\n ")
     encode = json.JSONEncoder(allow_nan=False).encode
-    rows = ",\n".join(f"  {encode(strict_json(row))}" for row in value)
+    rows = ",\n".join(f"  {encode(convert(row))}" for row in value)
     return f"[\n{rows}\n ]"
 
 
@@ -101,7 +142,7 @@ def _row(record: Record, facts_of: Mapping[str, Mapping[str, Any] | None]) -> di
         "remark": record.remark,
         "reason": record.text,
         "waiver": dict(record.waiver) if record.waiver is not None else None,
-        "evidence": dict(record.evidence),
+        "evidence": evidence_of(record),
     }
 
 

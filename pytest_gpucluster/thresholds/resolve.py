@@ -25,6 +25,7 @@ CANNOT_CHANGE_AN_OUTCOME = frozenset(
         "criterion",
         "why",
         "source",
+        "ids",  # of contracts that ask for the criterion
         "file",
         "line",
         "bound_waived",  # lint alone reads it

@@ -222,6 +222,7 @@ class EntryKeys(_Keys):
     criterion: Text
     per: Literal["gpu", "node", "cluster"] = "gpu"
     measured_with: Text = _LEFT_OUT
+    ids: Annotated[list[Text], _expecting("a list of texts, such as [BM01-005]")] = []
     unit: Unit
     why: Text
     source: Text

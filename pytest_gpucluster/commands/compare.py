@@ -1,0 +1,133 @@
+"""``gpucluster compare A B``: what has changed between two runs, as text or Markdown; exit code 1 where something is worse."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.verdict import WORDS
+from pytest_gpucluster.records.comparison import compare
+from pytest_gpucluster.records.matching import label_of
+from pytest_gpucluster.records.reading import read_results
+from pytest_gpucluster.text import one_line
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from pytest_gpucluster.records.changes import Change
+    from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison
+    from pytest_gpucluster.records.matching import PartKey
+
+SAME, WORSE = 0, 1
+MOST = 20
+"""So many lines a section has."""
+MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~"})
+
+Section = tuple[str, list[str]]
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Print what has changed; 0 where nothing is worse in B, else 1.
+
+    Raises:
+        ConfigurationError: a run cannot be read, or the two cannot be compared.
+    """
+    found = compare(read_results(chosen.before), read_results(chosen.after))
+    lines = markdown_lines(found) if chosen.markdown else text_lines(found)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return WORSE if found.is_worse else SAME
+
+
+def text_lines(found: RunComparison) -> list[str]:
+    """The comparison for a terminal."""
+    lines = [one_line(conclusion(found)), *(f"  {line}" for line in _runs(found))]
+    for title, items in sections(found):
+        lines += ["", f"{title}:", *(f"  {one_line(item)}" for item in items[:MOST])]
+        lines += [f"  ... and {len(items) - MOST} more"] if len(items) > MOST else []
+    return lines
+
+
+def markdown_lines(found: RunComparison) -> list[str]:
+    """The same for a page or a ticket. Foreign text is escaped."""
+    lines = [f"**{_escaped(conclusion(found))}**", "", *(f"- {_escaped(line)}" for line in _runs(found))]
+    for title, items in sections(found):
+        lines += ["", f"### {title}", "", *(f"- {_escaped(item)}" for item in items[:MOST])]
+        lines += [f"- ... and {len(items) - MOST} more"] if len(items) > MOST else []
+    return lines
+
+
+def conclusion(found: RunComparison) -> str:
+    """The comparison in one line."""
+    worse = {
+        "the verdict": int(found.verdict_is_worse),
+        _counted(len(found.worse_outcomes), "outcome"): len(found.worse_outcomes),
+        _counted(len(found.worse_values), "value"): len(found.worse_values),
+        f"{_counted(len(found.parts.gone), 'part')} gone": len(found.parts.gone),
+    }
+    named = [words for words, number in worse.items() if number]
+    said = f"worse: {', '.join(named)}" if named else "nothing is worse"
+    return f"{said}; {found.compared} values compared"
+
+
+def sections(found: RunComparison) -> list[Section]:
+    """What has changed, by kind; a kind without a change is left out."""
+    label = _labels(found)
+    parts = found.parts
+    known: list[Section] = [
+        ("worse outcomes", [_outcome(one, label) for one in found.worse_outcomes]),
+        ("values lost beyond noise", [_value(one, label) for one in found.worse_values]),
+        ("parts that are gone", [label_of(place) for place in parts.gone]),
+        ("better outcomes", [_outcome(one, label) for one in found.outcomes if not one.is_worse]),
+        ("other changes of values", [_value(one, label) for one in found.other_values]),
+        ("parts that are new", [label_of(place) for place in parts.new]),
+        ("parts that moved", [f"{label_of(old)}, now {label_of(new)}" for old, new in parts.moved]),
+        ("limits and environment", [f"{name}: {before} -> {after}" for name, before, after in found.settings]),
+        ("judged in A only", list(found.only_before)),
+        ("judged in B only", list(found.only_after)),
+    ]
+    return [(title, items) for title, items in known if items]
+
+
+def _runs(found: RunComparison) -> Iterator[str]:
+    for name, run in (("A", found.before), ("B", found.after)):
+        facts = run.get("run", {})
+        when = f"{facts.get('started') or 'no date'}, run {facts.get('id') or 'unknown'}"
+        yield f"{name}: {one_line(run['verdict_line'])} ({when})"
+
+
+def _labels(found: RunComparison) -> Callable[[PartKey], str]:
+    known = {**found.parts.places_before, **found.parts.places_after}
+    return lambda part: label_of(known.get(part))
+
+
+def _outcome(one: OutcomeChange, label: Callable[[PartKey], str]) -> str:
+    why = f": {one.reason}" if one.reason else ""
+    return f"{one.criterion} at {label(one.part)}: {WORDS[one.before]} -> {WORDS[one.after]}{why}"
+
+
+def _value(one: Change, label: Callable[[PartKey], str]) -> str:
+    if one.part is None:
+        return f"{one.criterion}: {_percent(one.change)} at all parts together, {_numbers((one.before, one.after))} (medians)"
+    beside = f"{_percent(one.change)} beside its siblings, {100 * one.allowed:.2g} % may be noise"
+    numbers = _numbers((one.before, one.after)) if not one.members else f"over {len(one.members)} criteria"
+    return f"{one.criterion} at {label(one.part)}: {beside}, {numbers}"
+
+
+def _numbers(values: Sequence[Any]) -> str:
+    return " -> ".join(format_number(value) for value in values if value is not None)
+
+
+def _percent(change: float) -> str:
+    """A relative change; above 0 is better."""
+    return f"{abs(100 * change):.2f} % {'better' if change > 0 else 'worse'}"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _escaped(text: str) -> str:
+    return one_line(text).translate(MARKDOWN)

@@ -1,0 +1,86 @@
+"""The arguments of the commands that read kept results: show, compare, history, merge. Wrong usage of them is exit code 4."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WRONG_USAGE = 4
+ARGPARSE_USAGE = 2
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command: wrong usage has the exit code ``usage_code`` of its defaults, argparse's own without one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and leave."""
+        self.print_usage(sys.stderr)
+        self.exit(self.get_default("usage_code") or ARGPARSE_USAGE, f"{self.prog}: error: {message}\n")
+
+
+def add_record_commands(add: Callable[..., CommandParser]) -> None:
+    """Add the four commands; ``add`` makes a parser of a name and a help text."""
+    _add_show(add("show", help="what a results directory holds, for people or as CSV"))
+    _add_compare(add("compare", help="what has changed between two runs"))
+    _add_history(add("history", help="the kept runs in a folder, and the trend of a criterion"))
+    _add_merge(add("merge", help="the runs of many nodes as one results directory with one verdict"))
+
+
+def _add_show(show: CommandParser) -> None:
+    show.add_argument("folder", type=Path, metavar="RESULTS", help="a results directory, or its results.json")
+    words = "a criterion (busbw: all busbw[...]), or a place by id, hostname, UUID or serial; default: the whole run"
+    show.add_argument("subject", nargs="?", metavar="CRITERION|PLACE", help=words)
+    show.add_argument("--csv", action="store_true", help="CSV: a line an outcome, then a line for every other number")
+    show.set_defaults(act=_show, usage_code=WRONG_USAGE)
+
+
+def _add_compare(compare: CommandParser) -> None:
+    compare.description = "Exit code 0: nothing is worse in B; 1: something is; 4: the two cannot be compared."
+    compare.add_argument("before", type=Path, metavar="A", help="the results directory of the earlier run")
+    compare.add_argument("after", type=Path, metavar="B", help="that of the later run")
+    compare.add_argument("--markdown", action="store_true", help="Markdown in place of text")
+    compare.set_defaults(act=_compare, usage_code=WRONG_USAGE)
+
+
+def _add_history(history: CommandParser) -> None:
+    history.add_argument("folder", type=Path, metavar="DIR", help="a folder of results directories, however deep")
+    history.add_argument("criterion", nargs="?", metavar="CRITERION", help="show its median and its worst value in each run")
+    words = "of one GPU or node only: hostname, UUID or serial, wherever it was at the time"
+    history.add_argument("--part", metavar="PART", help=words)
+    history.set_defaults(act=_history, usage_code=WRONG_USAGE)
+
+
+def _add_merge(merge: CommandParser) -> None:
+    merge.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="results directories of different nodes")
+    merge.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the new results directory")
+    merge.add_argument("--hosts", metavar="A,B,...", help="all hosts that are expected; one in no run is a gap")
+    merge.set_defaults(act=_merge, usage_code=WRONG_USAGE)
+
+
+def _show(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import show
+
+    return show.main(chosen)
+
+
+def _compare(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import compare
+
+    return compare.main(chosen)
+
+
+def _history(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import history
+
+    return history.main(chosen)
+
+
+def _merge(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import merge
+
+    return merge.main(chosen)

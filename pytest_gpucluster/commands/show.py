@@ -1,0 +1,216 @@
+"""``gpucluster show``: what a results directory holds, for people, or as CSV for a spreadsheet."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from pytest_gpucluster.commands.info_tables import NOTHING, pairs, table, without_gaps
+from pytest_gpucluster.config.schema_errors import closest
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, WORDS
+from pytest_gpucluster.records.reading import read_results, rows_of
+from pytest_gpucluster.records.spreadsheet import csv_text
+from pytest_gpucluster.text import framed, one_line
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.table import Table
+
+    from pytest_gpucluster.commands.info_tables import Shown
+
+MOST_PLACES = 40
+"""So many good places of a criterion are shown; those that are not good are all shown."""
+MOST_REASONS = 12
+RIGHT = ("worst", "value", "inside")
+GOOD = ("passed", "skipped", "not_selected")
+DIGITS = 12
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Print a run, one criterion or one place; 0 whatever the verdict.
+
+    Raises:
+        ConfigurationError: there are no results, or nothing in them is called so.
+    """
+    document = read_results(chosen.folder)
+    rows = list(rows_of(document))
+    picked = rows if chosen.subject is None else _picked(rows, chosen.subject)
+    if chosen.csv:
+        sys.stdout.write(csv_text(document, None if chosen.subject is None else picked))
+        return 0
+    console = Console(highlight=False, markup=False, emoji=False)
+    parts = _of_run(document, rows) if chosen.subject is None else _of_subject(document, picked)
+    for part in without_gaps(parts):
+        console.print(part)
+    return 0
+
+
+def _picked(rows: Sequence[Mapping[str, Any]], subject: str) -> list[Mapping[str, Any]]:
+    """The outcomes of a criterion (``busbw`` for all that are called ``busbw[...]``), or those at a place."""
+    found = [row for row in rows if row["criterion"] == subject]
+    found = found or [row for row in rows if row["criterion"].partition("[")[0] == subject]
+    found = found or [row for row in rows if row["place"] is not None and subject in _names_of(row["place"])]
+    if found:
+        return found
+    criteria = dict.fromkeys(row["criterion"] for row in rows)
+    places = dict.fromkeys(str(row["place"]["id"]) for row in rows if row["place"] is not None)
+    near = closest(subject, [*criteria, *places])
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigurationError(f"{subject!r} is no criterion and no place (id, hostname, UUID, serial) of this run.{hint}")
+
+
+def _names_of(place: Mapping[str, Any]) -> tuple[Any, ...]:
+    return place.get("id"), place.get("hostname"), place.get("uuid"), place.get("serial")
+
+
+def _of_run(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Shown]:
+    by_criterion: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_criterion.setdefault(row["criterion"], []).append(row)
+    summaries = {values["criterion"]: values for values in document.get("values", ())}
+    lines = [_line_of(name, some, summaries.get(name, {})) for name, some in by_criterion.items()]
+    order = sorted(range(len(lines)), key=lambda at: -_severity(list(by_criterion.values())[at]))
+    heads = ("criterion", "outcomes", "worst", "limit", "inside", "where")
+    return [
+        Text(one_line(document["verdict_line"]), style="bold"),
+        Text(""),
+        pairs(_head(document)),
+        Text(""),
+        _table(heads, [lines[at] for at in order], whole=("outcomes", "worst", "inside")),
+        Text(""),
+        Text("gpucluster show RESULTS CRITERION|PLACE shows each value; --csv writes all of them"),
+    ]
+
+
+def _head(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    run, limits = document.get("run", {}), str(document.get("limits_sha256") or NOTHING)
+    shown = {
+        "run": f"{run.get('id') or NOTHING}   {run.get('started') or NOTHING} to {run.get('ended') or 'no end'}",
+        "where": f"{run.get('user') or NOTHING} on {run.get('host') or NOTHING}; {len(run.get('hosts', ()))} hosts",
+        "command": " ".join(run.get("command", ())) or NOTHING,
+        "profile": f"{document.get('profile')}   level {document.get('level')}",
+        "limits": f"{limits[:DIGITS]}   changed: {', '.join(document.get('changed_limits', ())) or 'none'}",
+    }
+    return [(name, one_line(text)) for name, text in shown.items()]
+
+
+def _line_of(name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[str]:
+    summary = values.get("summary", {})
+    worst = next((row for row in rows if _id_of(row) == summary.get("worst_place") and row["value"] is not None), None)
+    where = NOTHING if worst is None else _id_of(worst) or "the cluster"
+    limit = one_line((values.get("limit") or {}).get("text") or NOTHING)
+    inside = _percent(summary.get("worst_margin_percent"))
+    return [one_line(name), _outcomes(rows), _number(summary.get("worst")), limit, inside, one_line(where)]
+
+
+def _outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
+    """``64 passed``; ``1 failed of 64`` where something is not good."""
+    counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES}
+    bad = [f"{number} {WORDS[outcome]}" for outcome, number in counts.items() if number and outcome not in GOOD]
+    if bad:
+        return f"{', '.join(bad)} of {len(rows)}"
+    return ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in counts.items() if number)
+
+
+def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Shown]:
+    criteria = list(dict.fromkeys(row["criterion"] for row in rows))
+    places = list(dict.fromkeys(_id_of(row) for row in rows))
+    parts: list[Shown] = []
+    if len(criteria) == 1:
+        parts += [pairs(_limit_of(document, criteria[0], rows)), Text("")]
+    if len(places) == 1 and rows[0]["place"] is not None:
+        parts += [
+            pairs([(name, one_line(str(value))) for name, value in rows[0]["place"].items() if value is not None]),
+            Text(""),
+        ]
+    ranked = sorted(rows, key=lambda row: (-SEVERITY.index(row["outcome"]), _margin(row)))
+    good = [row for row in ranked if row["outcome"] in GOOD]
+    left = max(0, len(good) - MOST_PLACES) if len(places) > 1 else 0
+    shown = [row for row in ranked if row["outcome"] not in GOOD] + good[: len(good) - left]
+    heads = ["criterion", "where", "part", "outcome", "value", "unit", "limit", "inside"]
+    same = {"criterion": len(criteria) == 1, "unit": False, "limit": len(criteria) == 1}
+    same |= dict.fromkeys(("where", "part"), len(places) == 1 and len(criteria) > 1)
+    kept = [at for at, head in enumerate(heads) if not same.get(head, False)]
+    lines = [_row(row) for row in shown]
+    some = [[line[at] for at in kept] for line in lines]
+    whole = ("where", "part", "outcome", "value", "unit", "inside")
+    parts.append(_table([heads[at] for at in kept], some, whole=whole))
+    parts += [Text(f"... and {left} more that are good; --csv writes all")] if left else []
+    return [*parts, Text(""), *_reasons(shown)]
+
+
+def _reasons(rows: Iterable[Mapping[str, Any]]) -> list[Shown]:
+    """Why outcomes are what they are, the worst first; equal reasons once."""
+    reasons = list(dict.fromkeys(row["reason"] or row["remark"] for row in rows if row["reason"] or row["remark"]))
+    more = (
+        [Text(f"... and {len(reasons) - MOST_REASONS} more reasons; --csv writes all")] if len(reasons) > MOST_REASONS else []
+    )
+    return [*(Text(framed(reason)) for reason in reasons[:MOST_REASONS]), *more]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str]) -> Table:
+    """A table in which the columns ``whole`` are never cut; numbers stand at the right."""
+    made = table(heads, rows, right=[head for head in whole if head in RIGHT])
+    for at, column in enumerate(made.columns):
+        if heads[at] in whole:
+            column.min_width = max(len(heads[at]), *(len(row[at]) for row in rows))
+    return made
+
+
+def _limit_of(document: Mapping[str, Any], criterion: str, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    limit = document.get("limits", {}).get(criterion, {})
+    known: dict[str, Any] = {"limit": ", ".join(dict.fromkeys(row["limit"] for row in rows if row["limit"]))}
+    known |= {name: limit.get(name) for name in ("title", "per", "level", "why", "source", "where")}
+    known["ids"] = ", ".join(limit.get("ids", ()))
+    return [("criterion", one_line(criterion)), *((name, one_line(str(text))) for name, text in known.items() if text)]
+
+
+def _row(row: Mapping[str, Any]) -> list[str]:
+    place = row["place"] or {}
+    part = place.get("serial") or place.get("uuid") or NOTHING
+    words = [one_line(row["criterion"]), _where(row), one_line(str(part)), WORDS[row["outcome"]]]
+    limit = one_line(row["limit"] or NOTHING)
+    return [*words, _number(row["value"]), one_line(row["unit"] or NOTHING), limit, _percent(_margin_of(row))]
+
+
+def _severity(rows: Iterable[Mapping[str, Any]]) -> int:
+    return max((SEVERITY.index(row["outcome"]) for row in rows if row["outcome"] not in GOOD), default=0)
+
+
+def _margin_of(row: Mapping[str, Any]) -> float | None:
+    margin: float | None = row.get("margin_percent")
+    return margin
+
+
+def _margin(row: Mapping[str, Any]) -> float:
+    margin = _margin_of(row)
+    return float("inf") if margin is None else margin
+
+
+def _id_of(row: Mapping[str, Any]) -> str | None:
+    return row["place"]["id"] if row["place"] is not None else None
+
+
+def _where(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return NOTHING
+    place = row["place"]
+    if place is None:
+        return "the cluster"
+    host = place.get("hostname")
+    return one_line(f"{host} ({place['id']})" if host else str(place["id"]))
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else format_number(value)
+
+
+def _percent(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:+.1f} %"

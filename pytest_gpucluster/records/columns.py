@@ -1,0 +1,178 @@
+"""The values of a run in columns: one object a criterion, whatever the number of places, with a summary of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.config.strict_json import strict_json
+from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES
+from pytest_gpucluster.records.quantities import NamedQuantity, described, quantity_of
+from pytest_gpucluster.thresholds.limit import SIGNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.judging.verdict import Record
+    from pytest_gpucluster.thresholds.limit import Limit
+
+FEWEST_ROWS = 3
+"""A list of so many objects with equal keys is kept as columns too."""
+
+
+def values_in_columns(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """``values`` of results.json as strict JSON: one object a criterion, in the order of the records."""
+    by_criterion: dict[str, list[Record]] = {}
+    for record in records:
+        by_criterion.setdefault(record.criterion, []).append(record)
+    return [_of_criterion(criterion, rows) for criterion, rows in by_criterion.items()]
+
+
+def limit_facts(limit: Limit) -> dict[str, Any]:
+    """A limit as results.json has it: a number with its operator, and the same in words."""
+    return {
+        "kind": limit.kind,
+        "operator": SIGNS[limit.kind],
+        "value": limit.value,
+        "unit": limit.unit,
+        "text": limit.text,
+        "basis": limit.basis,
+    }
+
+
+def evidence_of(record: Record) -> dict[str, Any]:
+    """The evidence of a record as strict JSON, under keys that say quantity and unit."""
+    facts = strict_json(dict(record.evidence))
+    return described(facts) if isinstance(facts, dict) else {"evidence": facts}
+
+
+def number_of(value: Any) -> int | float | None:
+    """The value if it can be reckoned with; None for a number that is not finite, and for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an int beyond every float
+        return None
+
+
+def margin_of(record: Record) -> float | None:
+    """How far inside (above 0) or outside its limit the value is, in percent of the limit; None where nothing says it.
+
+    To four decimals.
+    """
+    value, margin = number_of(record.value), record.margin_percent
+    if margin is None and record.limit is not None and value is not None:
+        margin = record.limit.margin_percent(value)
+    return None if margin is None else round(margin, 4)
+
+
+def packed(value: Any) -> Any:
+    """A list of objects with equal keys as one object of columns, and anything else as it is."""
+    if not isinstance(value, list) or len(value) < FEWEST_ROWS or not all(isinstance(row, dict) for row in value):
+        return value
+    keys = list(value[0])
+    if not keys or any(list(row) != keys for row in value):
+        return value
+    return {"columns": {key: [row[key] for row in value] for key in keys}}
+
+
+def unpacked(value: Any) -> Any:
+    """The value before :func:`packed`."""
+    if not isinstance(value, dict) or list(value) != ["columns"] or not isinstance(value["columns"], dict):
+        return value
+    columns = value["columns"]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _of_criterion(criterion: str, rows: Sequence[Record]) -> dict[str, Any]:
+    limits = Counter(record.limit for record in rows if record.limit is not None)
+    limit = limits.most_common(1)[0][0] if limits else None
+    others = dict.fromkeys(record.limit for record in rows if record.limit is not None or record.value is not None)
+    margins = [margin_of(record) for record in rows]
+    facts = {
+        "criterion": criterion,
+        "unit": limit.unit if limit is not None else None,
+        "limit": limit_facts(limit) if limit is not None else None,
+        "other_limits": [
+            {
+                "places": [record.place for record in rows if record.limit == other],
+                "limit": limit_facts(other) if other is not None else None,
+            }
+            for other in others
+            if other != limit
+        ],
+        "summary": _summary(rows, limit, margins),
+        "notes": _notes(rows),
+    }
+    return {
+        **strict_json(facts),
+        "place": [record.place for record in rows],
+        "outcome": [record.outcome for record in rows],
+        "value": [strict_json(record.value) for record in rows],
+        "margin_percent": margins,
+        "evidence": _evidence(rows),
+    }
+
+
+def _summary(rows: Sequence[Record], limit: Limit | None, margins: Sequence[float | None]) -> dict[str, Any]:
+    counts = Counter(record.outcome for record in rows)
+    known = [(record, margin) for record, margin in zip(rows, margins, strict=True) if number_of(record.value) is not None]
+    sign = 1 if limit is None or limit.is_floor else -1
+    worst = min(known, key=lambda one: _goodness(*one, sign=sign), default=(None, None))[0]
+    same = [record.value for record, _ in known if limit is None or record.limit is None or record.limit.unit == limit.unit]
+    margin = margins[rows.index(worst)] if worst is not None else None
+    return {
+        "places": len(rows),
+        "counts": {outcome: counts[outcome] for outcome in OUTCOMES if counts[outcome]},
+        "worst": worst.value if worst is not None else None,
+        "worst_place": worst.place if worst is not None else None,
+        "median": statistics.median(value for value in same if value is not None) if same else None,
+        "worst_margin_percent": margin,
+    }
+
+
+def _goodness(record: Record, margin: float | None, *, sign: int) -> tuple[bool, float]:
+    return record.outcome != FAILED, margin if margin is not None else sign * float(record.value or 0)
+
+
+def _notes(rows: Iterable[Record]) -> list[dict[str, Any]]:
+    """What was said of places beside numbers; equal notes share one item."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for record in rows:
+        if record.reason is None and record.remark is None and record.waiver is None and not record.advisory:
+            continue
+        waiver = dict(record.waiver) if record.waiver is not None else None
+        key = (record.reason, record.remark, record.advisory, repr(waiver))
+        if key not in found:
+            texts = {"reason": record.text, "remark": record.remark}
+            found[key] = {"places": [], **texts, "advisory": record.advisory, "waiver": waiver}
+        found[key]["places"].append(record.place)
+    return list(found.values())
+
+
+def _evidence(rows: Sequence[Record]) -> list[dict[str, Any]]:
+    """The evidence by key, one value a place; null where a place has none, one value where all have the same."""
+    columns: dict[str, list[Any]] = {}
+    names: dict[str, NamedQuantity] = {}
+    for at, record in enumerate(rows):
+        if not record.evidence:
+            continue
+        facts = strict_json(dict(record.evidence))
+        facts = facts if isinstance(facts, dict) else {"evidence": facts}
+        for key, (name, value) in zip(facts, described(facts).items(), strict=True):
+            if name not in columns:
+                columns[name], names[name] = [None] * len(rows), quantity_of(key, unit=record.unit)
+            columns[name][at] = packed(value)
+    return [
+        {"key": name, "quantity": names[name].name, "unit": names[name].unit, **_column(values)}
+        for name, values in columns.items()
+    ]
+
+
+def _column(values: list[Any]) -> Mapping[str, Any]:
+    first = values[0]
+    is_same = all(type(value) is type(first) and value == first for value in values)
+    return {"all": first} if is_same else {"values": values}

@@ -1,0 +1,132 @@
+"""Reads results.json again: of this version, of an older one, and large or small alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.records.columns import unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+NEWEST = 2
+"""The newest ``schema_version`` that this version reads."""
+FILE = "results.json"
+Key = tuple[str, "str | None"]
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The document in a results directory, or in a file.
+
+    Raises:
+        ConfigurationError: there is none, it is damaged, or a newer version wrote it.
+    """
+    file = path / FILE if path.is_dir() or not path.suffix else path
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise ConfigurationError(_absent(path)) from None
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
+    try:
+        document = msgspec.json.decode(content)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise ConfigurationError(f"{file} is not whole JSON; 'gpucluster report {file.parent}' writes it again") from None
+    return _checked(document, file)
+
+
+def _absent(path: Path) -> str:
+    if not path.exists():
+        return f"there is no {path}"
+    if (path / "journal.jsonl").is_file():
+        return f"{path} has a journal and no {FILE}: the run has not ended; 'gpucluster report {path}' writes {FILE}"
+    return f"{path} has no {FILE}: it is no results directory"
+
+
+def _checked(document: Any, file: Path) -> dict[str, Any]:
+    if not isinstance(document, dict) or not isinstance(document.get("criteria"), list) or "verdict" not in document:
+        raise ConfigurationError(f"{file} holds no results of pytest-gpucluster")
+    version = document.get("schema_version", 1)
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ConfigurationError(f"{file} has the schema_version {version!r}, which is no number")
+    if version > NEWEST or document.get("schema") not in (1, None):
+        raise ConfigurationError(
+            f"{file} has schema_version {version}, which is newer than {NEWEST}: read it with the pytest-gpucluster that "
+            "wrote it, or a newer one"
+        )
+    return document
+
+
+def evidence_values(column: Mapping[str, Any], number: int) -> list[Any]:
+    """The values of one column of evidence, one for each of ``number`` places."""
+    values = [column["all"]] * number if "all" in column else column["values"]
+    return [unpacked(value) for value in values]
+
+
+def rows_of(document: Mapping[str, Any], *, criterion: str | None = None) -> Iterator[dict[str, Any]]:
+    """Every outcome as ``criteria`` describes it, in the order of the plan, from the rows or from the columns.
+
+    A row in ``criteria`` comes before the columns. Each row also has ``margin_percent`` and ``operator``.
+
+    Args:
+        document: a results.json.
+        criterion: the outcomes of this one alone; None: all.
+
+    Raises:
+        ConfigurationError: the document contradicts its own shape.
+    """
+    wanted = {criterion} if criterion is not None else None
+    listed = {_key(row): row for row in document["criteria"] if wanted is None or row["criterion"] in wanted}
+    known = {place["id"]: {name: place.get(name) for name in _PLACE} for place in document.get("places", ())}
+    seen: set[Key] = set()
+    try:
+        for values in document.get("values", ()):
+            if wanted is not None and values["criterion"] not in wanted:
+                continue
+            for row in _rows_of_criterion(values, known):
+                key = _key(row)
+                seen.add(key)
+                yield {**row, **listed.get(key, {})}
+    except (KeyError, TypeError, ValueError, IndexError) as wrong:
+        raise ConfigurationError(f"results.json is damaged: {wrong!r}") from None
+    for key, row in listed.items():
+        if key not in seen:
+            yield {"margin_percent": None, "operator": None, **row}
+
+
+def _rows_of_criterion(values: Mapping[str, Any], places: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    number = len(values["place"])
+    limits = {place: other["limit"] for other in values["other_limits"] for place in other["places"]}
+    notes = {place: note for note in values["notes"] for place in note["places"]}
+    evidence = [(one["key"], evidence_values(one, number)) for one in values["evidence"]]
+    columns = (values["place"], values["outcome"], values["value"], values["margin_percent"])
+    for at, (place, outcome, value, margin) in enumerate(zip(*columns, strict=True)):
+        limit, note = limits.get(place, values["limit"]) or {}, notes.get(place, {})
+        yield {
+            "criterion": values["criterion"],
+            "place": places.get(place, {"id": place}) if place is not None else None,
+            "outcome": outcome,
+            "value": value,
+            "unit": limit.get("unit"),
+            "limit": limit.get("text"),
+            "limit_kind": limit.get("kind"),
+            "limit_value": limit.get("value"),
+            "advisory": note.get("advisory", False),
+            "remark": note.get("remark"),
+            "reason": note.get("reason"),
+            "waiver": note.get("waiver"),
+            "evidence": {key: column[at] for key, column in evidence if column[at] is not None},
+            "margin_percent": margin,
+            "operator": limit.get("operator"),
+        }
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    return row["criterion"], row["place"]["id"] if row["place"] is not None else None
+
+
+_PLACE = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")

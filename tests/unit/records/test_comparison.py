@@ -1,0 +1,276 @@
+"""Two runs compared: what is worse is found wherever its part is now, and a healthy pair is silent."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.commands import main
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import Record
+from pytest_gpucluster.records.changes import JudgedValue, Pair, find_changes, most_by_chance, relative_change
+from pytest_gpucluster.records.comparison import compare
+from pytest_gpucluster.thresholds.limit import Limit
+from tests.support.kept_runs import KeptCluster, keep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIGMA = 0.002
+NUM_GPUS = 1024
+RATES = {f"rate{number}": JudgedValue(unit="TFLOPS", is_floor=True) for number in range(4)}
+
+
+def pair_of_runs(seed: int, *, loss: float, sigma: float = SIGMA, shift: float = 0.0) -> dict[str, list[Pair]]:
+    """The values of 1,024 GPUs in two runs, each with noise of its own; GPU 77 loses in the second one."""
+    chance = random.Random(seed)
+    found: dict[str, list[Pair]] = {}
+    for name in RATES:
+        chips = [700 * (1 + chance.gauss(0, 0.011)) for _ in range(NUM_GPUS)]
+        for number, chip in enumerate(chips):
+            before = chip * (1 + chance.gauss(0, sigma))
+            after = chip * (1 + shift) * (1 + chance.gauss(0, sigma)) * (1 - loss * (number == 77))
+            change = (after - before) / before
+            found.setdefault(name, []).append(Pair(part=("gpu", f"GPU-{number}"), before=before, after=after, change=change))
+    return found
+
+
+def alarms(pairs: dict[str, list[Pair]]) -> set[Any]:
+    """The parts that lost beyond noise."""
+    return {one.part for one in find_changes(pairs, RATES) if one.change < 0 and one.part is not None}
+
+
+def test_a_loss_of_two_percent_of_one_gpu_of_1024_is_found() -> None:
+    """However much all GPUs changed together, the one that lost 2 % is named, and no other one."""
+    for seed in range(12):
+        found = alarms(pair_of_runs(seed, loss=0.02, shift=(-0.03, 0.0, 0.02)[seed % 3]))
+        assert found == {("gpu", "GPU-77")}, seed
+
+
+def test_a_healthy_pair_raises_no_alarm() -> None:
+    """Noise alone is no change, however large it is."""
+    assert [seed for seed in range(12) if alarms(pair_of_runs(seed, loss=0.0, sigma=SIGMA * (1 + seed % 4), shift=-0.02))] == []
+
+
+def test_a_loss_below_the_noise_is_found_over_several_criteria() -> None:
+    """Where one criterion scatters too much, all criteria of a family together still show it."""
+    pairs = pair_of_runs(5, loss=0.02, sigma=0.0055)
+    assert find_changes({"rate0": pairs["rate0"]}, RATES) == []
+    (found,) = [one for one in find_changes(pairs, RATES) if one.part is not None]
+    assert (found.part, len(found.members)) == (("gpu", "GPU-77"), 4)
+    assert found.change == pytest.approx(-0.02, abs=0.01)
+
+
+def test_what_all_lost_is_told_once() -> None:
+    """A loss of all parts together is one line, and counts as worse only where it is large."""
+    for shift, counts in ((-0.02, False), (-0.08, True)):
+        shifts = [one for one in find_changes(pair_of_runs(1, loss=0.0, shift=shift), RATES) if one.part is None]
+        assert len(shifts) == len(RATES)
+        assert all((one.change <= -one.allowed) is counts for one in shifts)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "known", "limit", "change"),
+    [
+        (100.0, 98.0, JudgedValue(unit="TFLOPS", is_floor=True), 70, -0.02),
+        (10.0, 12.0, JudgedValue(unit="us", is_floor=False), 20, -0.1),
+        (0.001, 0.002, JudgedValue(unit="s", is_floor=False), 0.1, -0.01),
+        (1.0, 3.0, JudgedValue(unit="%", is_floor=False), 5, -0.02),
+        (3, 9, JudgedValue(unit="errors", is_floor=False), 0, None),
+        (0.0, 1.0, JudgedValue(unit="us", is_floor=False), None, None),
+    ],
+)
+def test_the_change_of_a_value(
+    before: float, after: float, known: JudgedValue, limit: float | None, change: float | None
+) -> None:
+    """Below 0 is worse, whatever the direction; what should be small is measured by its limit; counts have none."""
+    found = relative_change(before, after, criterion=known, limit=limit)
+    assert found == (change if change is None else pytest.approx(change))
+
+
+@pytest.mark.parametrize(
+    ("freedom", "share", "value"),
+    [(math.inf, 0.005, 2.5758), (8, 0.005, 3.3554), (5, 0.005, 4.0321), (20, 0.001, 3.5518), (4, 0.05, 2.1318)],
+)
+def test_quantiles_of_student(freedom: float, share: float, value: float) -> None:
+    """As in printed tables."""
+    assert most_by_chance(share, freedom=freedom) == pytest.approx(value, rel=2e-4)
+
+
+def test_wide_tails_are_no_alarm() -> None:
+    """Noise with wider tails than normal ones (Student, 6 degrees of freedom) raises the limit, not the alarm."""
+    chance = random.Random(3)
+    wide = lambda: chance.gauss(0, 1) / math.sqrt(chance.gammavariate(3, 1 / 3))  # noqa: E731
+    pairs = {
+        name: [Pair(part=("gpu", str(number)), before=700, after=700, change=0.003 * wide()) for number in range(NUM_GPUS)]
+        for name in RATES
+    }
+    assert alarms(pairs) == set()
+
+
+def test_a_gpu_is_followed_over_slots_and_nodes() -> None:
+    """Values belong to the part: after a swap nothing changed, and the one that is slow is named where it is now."""
+    before, after = KeptCluster(nodes=8, gpus=8), KeptCluster(nodes=8, gpus=8)
+    after.swap("node0-gpu0", "node5-gpu3")
+    own = {name: 740.0 + number % 7 for number, name in enumerate(before.places)}
+    swapped = {**own, "node0-gpu0": own["node5-gpu3"], "node5-gpu3": own["node0-gpu0"]}
+    found = compare(before.document(before.records(own)), after.document(after.records(swapped)))
+    assert not found.is_worse
+    assert [(old["id"], new["id"]) for old, new in found.parts.moved] == [
+        ("node0-gpu0", "node5-gpu3"),
+        ("node5-gpu3", "node0-gpu0"),
+    ]
+    slow = {**swapped, "node5-gpu3": 0.97 * swapped["node5-gpu3"]}
+    found = compare(before.document(before.records(own)), after.document(after.records(slow)))
+    (change,) = found.worse_values
+    assert change.part == ("gpu", "GPU-node0-gpu0")
+
+
+def test_a_gpu_whose_uuid_changed_is_known_by_its_serial() -> None:
+    """The serial number is that of the board: it stays where a new firmware gives another UUID."""
+    before, after = KeptCluster(), KeptCluster()
+    after.places["node1-gpu2"] = replace(after.places["node1-gpu2"], uuid="GPU-new")
+    found = compare(before.document(before.records()), after.document(after.records()))
+    assert (found.parts.gone, found.parts.new) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse"),
+    [
+        ("passed", "failed", True),
+        ("passed", "error", True),
+        ("passed", "missing", True),
+        ("passed", "noisy", True),
+        ("error", "failed", True),
+        ("failed", "error", False),
+        ("failed", "passed", False),
+        ("passed", "not_selected", False),
+        ("skipped", "passed", False),
+    ],
+)
+def test_outcomes(before: str, after: str, *, worse: bool) -> None:
+    """An outcome that is worse counts; what was not selected says nothing."""
+    cluster = KeptCluster()
+    rows = [cluster.records()[:-1], Record(criterion="bf16_tflops", place="node1-gpu3", outcome="passed")]
+    documents = [cluster.document([*rows[0], replace(rows[1], outcome=outcome)]) for outcome in (before, after)]  # type: ignore[type-var]
+    found = compare(*documents)
+    assert bool(found.worse_outcomes) is worse
+    if worse:
+        assert found.is_worse
+
+
+def test_a_part_that_is_gone_is_worse() -> None:
+    """A GPU that only the earlier run has is named."""
+    before, after = KeptCluster(), KeptCluster()
+    after.places["node1-gpu2"] = replace(after.places["node1-gpu2"], uuid="GPU-other", serial="S-other")
+    found = compare(before.document(before.records()), after.document(after.records()))
+    assert [place["serial"] for place in found.parts.gone] == ["S-node1-gpu2"]
+    assert [place["serial"] for place in found.parts.new] == ["S-other"]
+    assert found.is_worse
+
+
+def test_environment_and_limits_are_named() -> None:
+    """A driver, a version, a limit that differs is said, and is nothing worse by itself."""
+    cluster = KeptCluster()
+    before = cluster.document(cluster.records(), environment={"versions": {"torch": "2.12", "driver": "1"}})
+    after = cluster.document(cluster.records(limit=Limit(kind="above", value=600, unit="TFLOPS")), level="quick")
+    found = compare(before, after)
+    assert ("versions: torch", "2.12", "2.13") in found.settings
+    assert ("limit of bf16_tflops", "> 700 TFLOPS", "> 600 TFLOPS") in found.settings
+    assert ("level", "standard", "quick") in found.settings
+    assert not found.is_worse
+
+
+def test_few_siblings_are_compared_by_the_noise_of_the_entry() -> None:
+    """Two GPUs give no spread: a change counts from twice the noise that the entry allows."""
+    cluster = KeptCluster(nodes=1, gpus=2)
+    limits = {"bf16_tflops": {"noise": 0.04}}
+    before = cluster.document(cluster.records(), limits=limits)
+    for value, worse in ((700.1, False), (685.0, True)):
+        assert compare(before, cluster.document(cluster.records({"node0-gpu1": value}))).is_worse is worse
+
+
+def test_different_clusters_are_refused() -> None:
+    """Nothing of one is in the other; or one was simulated, or rehearsed."""
+    one, other = KeptCluster(), KeptCluster()
+    other.places = {
+        name: replace(place, hostname=f"x{place.node}", uuid=f"{place.uuid}x", serial="x")
+        for name, place in other.places.items()
+    }
+    with pytest.raises(ConfigurationError, match="different clusters"):
+        compare(one.document(one.records()), other.document(other.records()))
+    with pytest.raises(ConfigurationError, match="simulated fleet"):
+        compare(one.document(one.records()), one.document(one.records(), simulated={"nodes": 2}))
+
+
+def test_an_older_file_is_compared_by_its_rows() -> None:
+    """results.json of version 0.1.0 has rows alone."""
+    cluster = KeptCluster()
+    new = cluster.document(cluster.records({"node0-gpu1": 500.0}))
+    old = cluster.document(cluster.records())
+    for name in ("schema_version", "values", "places", "run", "criteria_omitted"):
+        old.pop(name, None)
+    assert [one.part for one in compare(old, new).worse_values] == [("gpu", "GPU-node0-gpu1")]
+
+
+@pytest.mark.parametrize("words", [(), ("--markdown",)])
+def test_the_command(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Text or Markdown, and the exit code: 0 nothing is worse, 1 something is."""
+    cluster = KeptCluster()
+    name = "rate_of_<script>"
+    before = keep(tmp_path / "a", cluster.document(cluster.records(criterion=name)))
+    after = keep(tmp_path / "b", cluster.document(cluster.records({"node1-gpu1": 600.0}, criterion=name)))
+    assert main.main(["compare", str(before), str(before), *words]) == 0
+    assert "nothing is worse" in capsys.readouterr().out
+    assert main.main(["compare", str(before), str(after), *words]) == 1
+    said = capsys.readouterr().out
+    assert "750" in said
+    assert "600" in said
+    assert "S-node1-gpu1" in said
+    assert ("<script>" in said) is (not words)
+
+
+BAD = {
+    "nothing": (None, "there is no "),
+    "half": ('{"schema": 1, "verdict": "ACC', "not whole JSON"),
+    "no results": ("[1, 2]", "holds no results"),
+    "newer": ('{"schema": 1, "schema_version": 3, "verdict": "ACCEPTED", "criteria": []}', "newer than 2"),
+    "no number": ('{"schema": 1, "schema_version": "x", "verdict": "ACCEPTED", "criteria": []}', "which is no number"),
+    "bytes": (b"\xff\xfe", "not whole JSON"),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD))
+@pytest.mark.parametrize("command", ["show", "compare", "history"])
+def test_bad_files_are_a_sentence(command: str, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is said in a sentence, with exit code 4; nothing is written."""
+    content, said = BAD[case]
+    folder = tmp_path / "run"
+    if content is not None:
+        folder.mkdir()
+        (folder / "results.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main.main([command, str(folder), *([str(folder)] if command == "compare" else [])]) == 4
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_journal_alone_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that was killed before its first report."""
+    (tmp_path / "journal.jsonl").write_text("{}\n")
+    assert main.main(["show", str(tmp_path)]) == 4
+    assert f"gpucluster report {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [("compare", "a"), ("merge", "a"), ("show",), ("history", "a", "b", "c"), ("compare", "a", "b", "--html")]
+)
+def test_wrong_words_are_usage(words: tuple[str, ...]) -> None:
+    """Arguments that are absent, too many or unknown have the same exit code."""
+    with pytest.raises(SystemExit) as left:
+        main.main([*words])
+    assert left.value.code == 4

@@ -1,0 +1,236 @@
+"""Kept results for people and for spreadsheets: every number is read back, and hostile text stays text."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import functools
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from pytest_gpucluster.commands import main
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import Terms, decide
+from pytest_gpucluster.records.reading import read_results, rows_of
+from pytest_gpucluster.records.run_identity import limits_digest, limits_used, run_facts, run_identity, without_secrets
+from pytest_gpucluster.records.spreadsheet import csv_text
+from pytest_gpucluster.reporting.junit import requirements_of, suite_element
+from pytest_gpucluster.reporting.results import SCHEMA_FILE, RunReport
+from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.load import load
+from tests.support.kept_runs import KeptCluster, keep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE = "=HYPERLINK(evil)\x1b[2J"
+
+
+@functools.cache
+def document() -> Any:
+    """A run with a slow GPU, a criterion of the cluster, evidence, and a host with a hostile name."""
+    cluster = KeptCluster()
+    rows = cluster.records({"node1-gpu1": 498.0}, evidence={"SM MHz": 1290.5, "sizes": [{"bytes": 8, "us": 13.25}] * 3})
+    rows[5] = type(rows[5])(
+        **{**{name: getattr(rows[5], name) for name in rows[5].__slots__}, "outcome": "failed", "reason": HOSTILE}
+    )
+    file = load(None)
+    latency = Limit(kind="max", value=20.5, unit="us")
+    rows += [type(rows[0])(criterion="latency[all_reduce]", place=None, outcome="passed", value=13.3, limit=latency)]
+    facts = {
+        "expected": {"nodes": 2, "gpus_per_node": 4},
+        "limits": limits_used(file.criteria(file.profiles["h100-sxm"]).values()),
+        "run": run_facts(run_identity("abc"), cluster.places.values(), last_s=1.8e9, has_ended=True),
+    }
+    return cluster.document(rows, **facts)
+
+
+def numbers(value: Any) -> list[float]:
+    """Every number in plain data."""
+    if isinstance(value, dict):
+        return [number for item in value.values() for number in numbers(item)]
+    if isinstance(value, list):
+        return [number for item in value for number in numbers(item)]
+    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+
+
+def test_every_number_is_in_the_csv() -> None:
+    """Each number of results.json is found again, whatever member it stands in."""
+    found = document()
+    lines = list(csv.DictReader(io.StringIO(csv_text(found))))
+    cells = {float(cell) for line in lines for cell in line.values() if is_number(cell)}
+    cells |= {float(number) for line in lines if line["evidence"] for number in numbers(json.loads(line["evidence"]))}
+    assert {float(number) for number in numbers(found)} - cells == set()
+    outcomes = [line for line in lines if line["member"] == "outcome"]
+    assert [float(line["value"]) for line in outcomes] == [row["value"] for row in rows_of(found)]
+    assert (outcomes[5]["serial"], outcomes[5]["operator"], outcomes[5]["limit_value"]) == ("S-node1-gpu1", ">", "700")
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-cmd", "@SUM(A1)"])
+def test_no_text_is_a_formula(text: str) -> None:
+    """What a spreadsheet would run comes behind an apostrophe; numbers below 0 stay numbers."""
+    cluster = KeptCluster(nodes=1, gpus=1)
+    found = cluster.document(cluster.records({"node0-gpu0": -1.5}, criterion=text))
+    line = next(csv.DictReader(io.StringIO(csv_text(found))))
+    assert (line["criterion"], line["value"]) == (f"'{text}", "-1.5")
+
+
+@pytest.mark.parametrize(
+    ("subject", "said"),
+    [
+        ((), ["bf16_tflops", "1 failed of 8", "498", "> 700 TFLOPS", "latency[all_reduce]", "abc"]),
+        (("bf16_tflops",), ["Every GPU reaches the dense BF16 rate.", "S-node1-gpu1", "-28.9 %", "limit"]),
+        (("latency",), ["latency", "the cluster", "13.3"]),
+        (("node1-gpu1",), ["GPU-node1-gpu1", "498"]),
+        (("host1",), ["node1-gpu1", "node1-gpu3"]),
+        (("S-node0-gpu2",), ["node0-gpu2", "750"]),
+    ],
+)
+def test_show(subject: tuple[str, ...], said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run, a criterion, a family of them, a place by any of its names."""
+    folder = keep(tmp_path, document())
+    assert main.main(["show", str(folder), *subject]) == 0
+    text = capsys.readouterr().out
+    assert [words for words in said if words not in text] == []
+    assert "\x1b" not in text
+
+
+def test_show_refuses_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown name is a sentence with the nearest one."""
+    assert main.main(["show", str(keep(tmp_path, document())), "bf16_tflop"]) == 4
+    assert "Did you mean 'bf16_tflops'?" in capsys.readouterr().err
+
+
+def test_csv_of_one_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the outcomes that were asked for, and no other number."""
+    assert main.main(["show", str(keep(tmp_path, document())), "node1-gpu1", "--csv"]) == 0
+    (line,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (line["place"], line["value"]) == ("node1-gpu1", "498.0")
+
+
+def test_the_record_has_the_shape_that_is_shipped() -> None:
+    """The new members of results.json are in its schema."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    names = ("run", "places", "limits", "limits_sha256", "values", "criteria_omitted", "schema_version")
+    part = {name: document()[name] for name in names}
+    jsonschema.validate(
+        part,
+        {"required": list(names), "properties": {name: schema["properties"][name] for name in names}, "$defs": schema["$defs"]},
+    )
+
+
+def test_the_digest_of_the_limits() -> None:
+    """It changes with a limit, and not with the folder in which the file lies."""
+    limits = document()["limits"]
+    moved = {name: {**one, "where": "elsewhere.yaml:1"} for name, one in limits.items()}
+    assert limits_digest(limits) == limits_digest(moved) == document()["limits_sha256"]
+    looser = {**limits, "bf16_tflops": {**limits["bf16_tflops"], "numbers": {"any": 1}}}
+    assert limits_digest(looser) != limits_digest(limits)
+
+
+def test_when_who_and_where() -> None:
+    """Moments have their offset; a run that has not ended has no end."""
+    zone = dt.timezone(dt.timedelta(hours=5, minutes=30))
+    run = run_identity("abc", now=dt.datetime(2026, 11, 26, 18, 0, tzinfo=zone))
+    places = KeptCluster().places.values()
+    last_s = dt.datetime(2026, 11, 26, 12, 31, tzinfo=dt.timezone.utc).timestamp()
+    found = run_facts(run, places, last_s=last_s, has_ended=True)
+    assert found["started"] == "2026-11-26T18:00:00.000+05:30"
+    assert (found["ended"], found["duration_s"]) == ("2026-11-26T18:01:00.000+05:30", 60.0)
+    assert found["hosts"] == ["host0", "host1"]
+    assert run_facts(run, places, last_s=last_s, has_ended=False)["ended"] is None
+    assert found["user"]
+    assert found["host"]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["pytest", "--hf-token", "hf_abcdefghijkl", "-k", "bf16"], ["pytest", "--hf-token", "***", "-k", "bf16"]),
+        (["--password=x", "HF_TOKEN=abc"], ["--password=***", "HF_TOKEN=***"]),
+        (["-o", "addopts=--api-key abc -q"], ["-o", "addopts=--api-key *** -q"]),
+        (["https://me:secret@host/x"], ["https://***@host/x"]),
+        (["--note", "ghp_0123456789abcdef"], ["--note", "***"]),
+        (["-k", "token or key", "--max_tokens=5", "keyword=1"], ["-k", "token or key", "--max_tokens=5", "keyword=1"]),
+        (["--gpucluster-expect", "nodes=2,gpus_per_node=8"], ["--gpucluster-expect", "nodes=2,gpus_per_node=8"]),
+    ],
+)
+def test_no_secret_is_kept(words: list[str], shown: list[str]) -> None:
+    """What an option's name or its own form calls a secret is hidden, and nothing else."""
+    assert without_secrets(words) == shown
+
+
+def test_ids_of_contracts(tmp_path: Path) -> None:
+    """A site gives a packaged criterion the ids that its contract asks for: no limit is changed by that, and JUnit has them."""
+    file = tmp_path / "site.yaml"
+    file.write_text("schema: 1\nextends: packaged\ncriteria:\n  bf16_tflops: {ids: [BM01-005, 'N 1']}\n")
+    site = load(file)
+    profile = site.profiles["h100-sxm"]
+    assert site.changed_entries(profile) == {}
+    limits = limits_used(site.criteria(profile).values())
+    assert limits["bf16_tflops"]["ids"] == ["BM01-005", "N 1"]
+    assert limits["hbm_bandwidth"]["ids"] == []
+    expected = (("requirement", "BM01-005 bf16_tflops"), ("requirement", "N 1 bf16_tflops"))
+    assert requirements_of({"limits": limits}) == expected
+    suite = suite_element(report_with({"limits": limits}))
+    found = [(one.get("name"), one.get("value")) for one in suite.findall("properties/property")]
+    assert set(expected) <= set(found)
+
+
+def report_with(facts: dict[str, Any]) -> RunReport:
+    """A run without outcomes."""
+    verdict = decide([], Terms(rehearsal=False, level_reached=True))
+    return RunReport(cases=(), verdict=verdict, places={}, facts=facts, is_rehearsal=False)
+
+
+@pytest.mark.parametrize("ids", ["BM01", "[1]", "['']", "{a: b}"])
+def test_ids_are_a_list_of_texts(ids: str, tmp_path: Path) -> None:
+    """Anything else is refused with its line."""
+    file = tmp_path / "site.yaml"
+    file.write_text(f"schema: 1\nextends: packaged\ncriteria:\n  bf16_tflops: {{ids: {ids}}}\n")
+    with pytest.raises(ConfigurationError, match=r"site.yaml:4"):
+        load(file)
+
+
+def test_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs in the order of their dates, wherever they lie; the trend of a criterion; a part wherever it was."""
+    cluster = KeptCluster()
+    for number, (folder, value) in enumerate([("b", 750.0), ("deep/er/a", 740.0)]):
+        if number:
+            cluster.swap("node0-gpu0", "node1-gpu1")
+        slow = "node1-gpu1" if number else "node0-gpu0"
+        run = {"started": f"2026-11-2{number}T00:00:00.000+00:00"}
+        keep(tmp_path / folder, cluster.document(cluster.records({slow: value - 100}), run=run))
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "journal.jsonl").write_text("")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "results.json").write_text("{")
+    assert main.main(["history", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.out.index("2026-11-20") < said.out.index("2026-11-21")
+    assert "cut has a journal and no results.json" in said.err
+    assert "broken" in said.err
+    assert main.main(["history", str(tmp_path), "bf16_tflops", "--part", "S-node0-gpu0"]) == 0
+    text = capsys.readouterr().out.replace("\n", " ")
+    assert "650 -> 640 TFLOPS, -1.54 %" in text
+    for words in (["nothing"], ["bf16_tflops", "--part", "nobody"], ["--part", "x"]):
+        assert main.main(["history", str(tmp_path), *words]) == 4
+
+
+def test_a_file_is_read_by_its_folder_and_its_name(tmp_path: Path) -> None:
+    """``RESULTS`` is the folder or its results.json."""
+    folder = keep(tmp_path / "r", document())
+    assert read_results(folder) == read_results(folder / "results.json")

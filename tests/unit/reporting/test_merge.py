@@ -1,0 +1,216 @@
+"""Many nodes' runs as one: one verdict, gaps and doubles named, nothing overwritten."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from pytest_gpucluster.commands import main
+from pytest_gpucluster.judging.verdict import Record, Terms, decide
+from pytest_gpucluster.places import Inventory, Place
+from pytest_gpucluster.records.reading import read_results, rows_of
+from pytest_gpucluster.reporting.journal import Journal, record_facts
+from pytest_gpucluster.reporting.results import SCHEMA_FILE, bound_facts
+from pytest_gpucluster.thresholds.limit import Limit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMIT = Limit(kind="above", value=700, unit="TFLOPS")
+FACTS: dict[str, Any] = {
+    "level": "standard",
+    "profile": "h100-sxm",
+    "expected": {"nodes": 1, "gpus_per_node": 2},
+    "thresholds_sha256": "0" * 64,
+    "changed_limits": [],
+}
+
+
+def run_of(
+    folder: Path,
+    *hosts: str,
+    at_s: float = 1e9,
+    rows: list[Record] | None = None,
+    facts: dict[str, Any] | None = None,
+    **terms: Any,
+) -> Path:
+    """A results directory: the run of these hosts, two GPUs each; by default each GPU passes, and so does the cluster."""
+    folder.mkdir(parents=True)
+    places = [
+        Place(
+            id=place.id,
+            node=place.node,
+            gpu=place.gpu,
+            rank=number,
+            hostname=hosts[place.node],
+            uuid=f"GPU-{hosts[place.node]}-{place.gpu}",
+        )
+        for number, place in enumerate(Inventory(num_nodes=len(hosts), gpus_per_node=2, device="cuda").places)
+    ]
+    nodes = [Place(id=f"node{at}", node=at, hostname=host) for at, host in enumerate(hosts)]
+    found = rows if rows is not None else [*(passed(place.id) for place in places), passed(None, "busbw")]
+    of_verdict = Terms(**{"rehearsal": False, "level_reached": True, "shape": f"{len(hosts)} node x 2 H100", **terms})
+    journal = Journal(folder / "journal.jsonl")
+    journal.write("started", run=f"run-{folder.name}", versions={"torch": "2"}, facts={**FACTS, **(facts or {})})
+    expected = [
+        {"nodeid": f"t.py::test_{one.criterion}[{one.place}]", "criterion": one.criterion, "place": one.place} for one in found
+    ]
+    planned = [{**row, "outcome": "pending", "reason": None} for row in expected]
+    journal.write("planned", expected=planned, terms=asdict(of_verdict))
+    journal.write(
+        "bound", places=[bound_facts(one) for one in places], nodes=[bound_facts(one) for one in nodes], shape=of_verdict.shape
+    )
+    for one in found:
+        journal.write("outcome", record=record_facts(one))
+    verdict = decide(found, of_verdict)
+    journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=[], ended_s=at_s + 60)
+    journal.close()
+    text = (folder / "journal.jsonl").read_text().splitlines()
+    lines = [json.dumps({**json.loads(line), "at_s": at_s + number}) for number, line in enumerate(text)]
+    (folder / "journal.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def passed(place: str | None, criterion: str = "bf16_tflops", **changes: Any) -> Record:
+    """A value within its limit."""
+    known = {"criterion": criterion, "place": place, "outcome": "passed", "value": 750.0, "limit": LIMIT}
+    return Record(**{**known, **changes})
+
+
+def merged(out: Path, *words: str | Path) -> tuple[int, Any]:
+    """The exit code, and the merged results.json, which has the shape that is shipped."""
+    code = main.main(["merge", *map(str, words), "-o", str(out)])
+    if not out.exists():
+        return code, None
+    found = read_results(out)
+    jsonschema.validate(found, json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    return code, found
+
+
+def outcomes(found: Any) -> dict[tuple[str, str | None], str]:
+    """Every outcome by criterion and place id."""
+    return {(row["criterion"], row["place"]["id"] if row["place"] else None): row["outcome"] for row in rows_of(found)}
+
+
+def test_nodes_are_one_run(tmp_path: Path) -> None:
+    """Every GPU keeps its values under the number of its host; what is of the cluster was measured by no run of all nodes."""
+    slow = passed(
+        "node0-gpu1", outcome="failed", value=500.0, reason="slow at node0-gpu1", culprits=("node0-gpu1",), waivable=True
+    )
+    first = run_of(tmp_path / "a", "host10")
+    second = run_of(
+        tmp_path / "b", "host9", rows=[passed("node0-gpu0", evidence={"beside": "node0-gpu1"}), slow, passed(None, "busbw")]
+    )
+    code, found = merged(tmp_path / "all", first, second)
+    assert (code, found["verdict"]) == (1, "REJECTED")
+    assert [place["hostname"] for place in found["places"] if place["gpu"] is None] == ["host9", "host10"]
+    rows = {(row["criterion"], row["place"]["id"] if row["place"] else None): row for row in rows_of(found)}
+    assert rows["bf16_tflops", "node0-gpu1"]["outcome"] == "failed"
+    assert rows["bf16_tflops", "node0-gpu0"]["evidence"] == {"beside": "node0-gpu1"}
+    assert rows["bf16_tflops", "node1-gpu1"]["place"]["uuid"] == "GPU-host10-1"
+    assert [found["culprits"][0]["place"][name] for name in ("id", "hostname")] == ["node0-gpu1", "host9"]
+    assert (rows["busbw", "node1"]["outcome"], rows["busbw", None]["outcome"]) == ("passed", "not_selected")
+    assert [run["hosts"] for run in found["merged"]["runs"]] == [["host10"], ["host9"]]
+    assert found["expected"] == {"nodes": 2, "gpus_per_node": 2}
+
+
+def test_a_run_of_all_nodes_completes_the_single_ones(tmp_path: Path) -> None:
+    """With what is between the nodes measured by a run of all of them, nothing is open: accepted."""
+    alone = [run_of(tmp_path / name, name) for name in ("host0", "host1")]
+    rows = [passed("node0-gpu0", outcome="not_selected", value=None), passed(None, "busbw")]
+    together = run_of(tmp_path / "fabric", "host0", "host1", rows=rows)
+    code, found = merged(tmp_path / "all", *alone, together)
+    assert (code, found["verdict"]) == (0, "ACCEPTED")
+    assert found["merged"]["doubles"] == []
+    code, found = merged(tmp_path / "some", *alone)
+    assert (code, found["verdict"]) == (1, "INCOMPLETE")
+
+
+def test_gaps_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A host that is expected and in no run: its criteria are missing, and the verdict names it. One more than expected too."""
+    runs = [run_of(tmp_path / name, name) for name in ("host0", "host3")]
+    code, found = merged(tmp_path / "all", *runs, "--hosts", "host0,host1,host2")
+    assert (code, found["verdict"]) == (1, "INCOMPLETE")
+    assert outcomes(found)["bf16_tflops", "node1-gpu1"] == "missing"
+    assert "gap: host1 is expected and in no run" in capsys.readouterr().out
+    assert found["merged"]["gaps"][-1] == "host3 is in a run and was not expected"
+    for host in ("host1", "host2", "host3"):
+        assert host in found["verdict_line"]
+
+
+def test_doubles_are_named_and_the_latest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs of one host: the latest counts, and the verdict is no acceptance however good it is."""
+    bad = [passed("node0-gpu0", outcome="failed", value=500.0), passed("node0-gpu1")]
+    early = run_of(tmp_path / "early", "host0", rows=bad, at_s=1e9)
+    late = run_of(tmp_path / "late", "host0", rows=[passed("node0-gpu0"), passed("node0-gpu1")], at_s=2e9)
+    for number, order in enumerate([(early, late), (late, early)]):
+        code, found = merged(tmp_path / f"all{number}", *order)
+        assert (code, found["verdict"]) == (1, "INCOMPLETE")
+        assert outcomes(found)["bf16_tflops", "node0-gpu0"] == "passed"
+        assert "double: host0 is in several runs" in capsys.readouterr().out
+
+
+def test_one_gpu_under_two_hosts_is_a_double(tmp_path: Path) -> None:
+    """A renamed host does not hide that its GPUs were counted before."""
+    first = run_of(tmp_path / "a", "host0")
+    text = (first / "journal.jsonl").read_text().replace('"hostname": "host0"', '"hostname": "host1"')
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "journal.jsonl").write_text(text)
+    _, found = merged(tmp_path / "all", first, tmp_path / "b")
+    assert any("GPU-host0-0" in double for double in found["merged"]["doubles"])
+
+
+def test_half_a_journal_is_no_acceptance(tmp_path: Path) -> None:
+    """A run that was cut short stays one: what it did not reach is missing, and its folder is named."""
+    whole, cut = run_of(tmp_path / "whole", "host0"), run_of(tmp_path / "cut", "host1")
+    lines = (cut / "journal.jsonl").read_text().splitlines()
+    (cut / "journal.jsonl").write_text("\n".join(lines[:4]) + '\n{"at_s": 3, "event": "outc')
+    code, found = merged(tmp_path / "all", whole, cut)
+    assert (code, found["verdict"]) == (1, "INCOMPLETE")
+    assert "cut: the run ended before its verdict" in found["verdict_line"]
+    assert outcomes(found)["bf16_tflops", "node1-gpu1"] == "missing"
+
+
+def refused(tmp_path: Path, case: str) -> tuple[list[str | Path], str]:
+    """Words of a command line that is refused, and what it says."""
+    good = run_of(tmp_path / "good", "host0")
+    other = run_of(tmp_path / "other", "host1", facts={"thresholds_sha256": "1" * 64} if case == "limits" else None)
+    if case == "simulated":
+        other = run_of(tmp_path / "simulated", "host1", simulated=True)
+    if case == "newer":
+        (other / "results.json").write_text('{"schema": 1, "schema_version": 99, "verdict": "ACCEPTED", "criteria": []}')
+    if case == "empty":
+        (other / "journal.jsonl").write_text("")
+    words: dict[str, tuple[list[str | Path], str]] = {
+        "no folder": ([good, tmp_path / "nothing"], "there is no results directory"),
+        "no journal": ([good, tmp_path], "journal.jsonl cannot be read"),
+        "twice": ([good, good], "given twice"),
+        "limits": ([good, other], "different files of limits"),
+        "simulated": ([good, other], "simulated or a rehearsal"),
+        "newer": ([good, other], "newer than"),
+        "empty": ([good, other], "no outcomes"),
+        "hosts": ([good, other, "--hosts", "a,,b"], "names an empty host"),
+    }
+    return words[case]
+
+
+@pytest.mark.parametrize("case", ["no folder", "no journal", "twice", "limits", "simulated", "newer", "empty", "hosts"])
+def test_what_is_no_one_run_is_refused(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sentence, exit code 4, and nothing is written."""
+    words, said = refused(tmp_path, case)
+    assert merged(tmp_path / "all", *words) == (4, None)
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that holds anything stays as it is."""
+    run, out = run_of(tmp_path / "a", "host0"), tmp_path / "out"
+    out.mkdir()
+    (out / "results.json").write_text("mine")
+    assert main.main(["merge", str(run), "-o", str(out)]) == 4
+    assert "nothing was written" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("results.json", "mine")]
