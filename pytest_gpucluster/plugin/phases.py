@@ -17,7 +17,7 @@ import pytest
 from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.second_chance import AGAIN, is_due, with_first_look
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PASSED
-from pytest_gpucluster.plugin import soak_reports
+from pytest_gpucluster.plugin.over_run import soak_reports
 from pytest_gpucluster.plugin.attempts import attempts_of, count, counted_calls, counted_runs, hidden_by_a_hook
 from pytest_gpucluster.plugin.distributed import run_distributed_test
 from pytest_gpucluster.plugin.outcome import BAD, ItemContext, make_fit, outcome_of, show_waived
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.collection import Collection
     from pytest_gpucluster.plugin.end import Termination
-    from pytest_gpucluster.plugin.run_readings import Readings
+    from pytest_gpucluster.plugin.over_run.run_readings import Readings
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 
