@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from pytest_gpucluster.inventory.sysfs import HostCounts, HostTask
+    from pytest_gpucluster.inventory.sysfs import _HostCounts, _HostTask
 
 GIB = 2**30
 PROC, RESCTRL = Path("/proc"), Path("/sys/fs/resctrl")
@@ -345,7 +345,7 @@ class HostWatch:
         self._proc = proc
         self._resctrl = resctrl
         self._window_s = window_s
-        self._taken: list[HostCounts] = []
+        self._taken: list[_HostCounts] = []
 
     def __enter__(self) -> HostWatch:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Read before the measurement."""
@@ -367,7 +367,7 @@ class HostWatch:
             self._taken.append(read_counts(self._proc, self._resctrl))
 
 
-def _load_between(taken: list[HostCounts], proc: Path, own_pid: int) -> HostLoad:
+def _load_between(taken: list[_HostCounts], proc: Path, own_pid: int) -> HostLoad:
     """The load by four readings: begin and end of a moment before the measurement, and of one after it."""
     first, last = taken[0], taken[-1]
     ours = _own_pids(last.tasks, proc, own_pid)
@@ -399,13 +399,13 @@ def _load_between(taken: list[HostCounts], proc: Path, own_pid: int) -> HostLoad
 class _Span:
     """The difference of two readings; ``by_pid``: CPUs that each process of others kept busy."""
 
-    first: HostCounts
-    last: HostCounts
+    first: _HostCounts
+    last: _HostCounts
     by_pid: Mapping[int, float]
     own_cpus: float
 
     @classmethod
-    def between(cls, first: HostCounts, last: HostCounts, ours: Collection[int]) -> _Span:
+    def between(cls, first: _HostCounts, last: _HostCounts, ours: Collection[int]) -> _Span:
         """Of two readings of one host; ``ours`` are the pids of this run."""
         seconds = max(last.at_s - first.at_s, 1e-9)
         used: dict[int, float] = {}
@@ -443,7 +443,7 @@ class _Span:
         return max(0.0, self.last.pressure_s[name] - self.first.pressure_s[name]) / self.seconds
 
 
-def _own_pids(tasks: Mapping[int, HostTask], proc: Path, own_pid: int) -> set[int]:
+def _own_pids(tasks: Mapping[int, _HostTask], proc: Path, own_pid: int) -> set[int]:
     """The processes of this run, the one that started its agents (pytest, torchrun), and what all these have started."""
     store = _store_of("self" if own_pid == os.getpid() else str(own_pid), proc)
     session = tasks[own_pid].session if own_pid in tasks else own_pid

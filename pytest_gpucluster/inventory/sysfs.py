@@ -87,7 +87,7 @@ class SysfsFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostTask:
+class _HostTask:
     """A process by ``/proc/PID/stat``; ``seconds`` of CPU time so far. ``begun`` tells it from a later one of its pid."""
 
     name: str
@@ -99,7 +99,7 @@ class HostTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostCounts:
+class _HostCounts:
     """What the kernel has counted up to one moment, in seconds: CPUs busy, CPUs stolen, waiting of tasks; bytes of memory."""
 
     at_s: float
@@ -109,10 +109,10 @@ class HostCounts:
     pressure_s: dict[str, float]
     memory_bytes: int | None
     running: int | None
-    tasks: dict[int, HostTask]
+    tasks: dict[int, _HostTask]
 
 
-def read_counts(proc: Path, resctrl: Path) -> HostCounts:
+def read_counts(proc: Path, resctrl: Path) -> _HostCounts:
     """Read everything once.
 
     Raises:
@@ -121,7 +121,7 @@ def read_counts(proc: Path, resctrl: Path) -> HostCounts:
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     lines = (proc / "stat").read_text(encoding="utf-8").splitlines()
     total = [int(word) * tick_s for word in lines[0].split()[1:9]]
-    return HostCounts(
+    return _HostCounts(
         at_s=time.monotonic(),
         total_cpus=sum(line.startswith("cpu") for line in lines) - 1,
         busy_s=sum(total[:3]),  # user, nice, system; interrupts may be those of our copies
@@ -157,7 +157,7 @@ def _memory_bytes(resctrl: Path) -> int | None:
     return sum(counts) if counts else None
 
 
-def _tasks(proc: Path, tick_s: float) -> Iterator[tuple[int, HostTask]]:
+def _tasks(proc: Path, tick_s: float) -> Iterator[tuple[int, _HostTask]]:
     """Every process that can be seen. One that ends meanwhile is left out."""
     for folder in proc.iterdir():
         if not folder.name.isdigit():
@@ -167,7 +167,7 @@ def _tasks(proc: Path, tick_s: float) -> Iterator[tuple[int, HostTask]]:
             words = tail.split()
             yield (
                 int(folder.name),
-                HostTask(
+                _HostTask(
                     name=head.partition("(")[2],
                     parent=int(words[1]),
                     session=int(words[3]),
