@@ -200,7 +200,7 @@ class Run:
                 require_writable(file)
             self.session.open(
                 junit=self._junit,
-                command=self._command,
+                command=_command(self._config, self.session.setup.launch),
                 observer=None if is_distributed else self._observer,
                 writes_before_calls=not is_distributed,  # there, calls come from other threads
             )
@@ -212,13 +212,6 @@ class Run:
         """The JUnit file that pytest will write; None without one."""
         junit = getattr(self._config.option, "xmlpath", None)
         return self._config.invocation_params.dir / junit if junit else None
-
-    @property
-    def _command(self) -> dict[str, Any]:
-        """How this run was started: pytest's arguments, the folder, and the nodes and ranks where torchrun did it."""
-        launch, called = self.session.setup.launch, self._config.invocation_params
-        torchrun = None if launch is None else {"nodes": launch.num_nodes, "ranks": launch.local_world_size}
-        return {"arguments": [*map(str, called.args)], "folder": str(called.dir), "torchrun": torchrun}
 
     def pytest_collection_modifyitems(self) -> None:
         """Go on with the unfinished run in the results directory, if this is wanted and there is one.
@@ -265,3 +258,10 @@ class Run:
         for line in selftest_lines(facts):
             live.say(f"gpucluster: {SELFTEST}: {line}", red=line in facts["objections"])
         self.session.take_selftest(facts)
+
+
+def _command(config: pytest.Config, launch: Launch | None) -> dict[str, Any]:
+    """How a run was started: pytest's arguments, the folder, and the nodes and ranks where torchrun did it."""
+    torchrun = None if launch is None else {"nodes": launch.num_nodes, "ranks": launch.local_world_size}
+    called = config.invocation_params
+    return {"arguments": [*map(str, called.args)], "folder": str(called.dir), "torchrun": torchrun}
