@@ -160,12 +160,14 @@ def test_ci_calls_the_runner() -> None:
 
 
 def test_the_runner_is_sound() -> None:
-    """.ci/run can be executed, parses, and asks for every gate there is; `coverage` runs what `tests` runs."""
+    """.ci/run can be executed, parses, and asks for every gate there is; `tests` are measured for `coverage`."""
     runner = REPOSITORY / ".ci" / "run"
     assert os.access(runner, os.X_OK)
     subprocess.run(["bash", "-n", str(runner)], check=True)
-    named = sessions_named_in(runner.read_text(encoding="utf-8"))
-    assert {"lint", "types", "imports", "docs", "coverage", "launches", "netlab", "build"} <= named <= sessions_of_noxfile()
+    text = runner.read_text(encoding="utf-8")
+    named, gates = sessions_named_in(text), "lint types imports docs tests coverage launches netlab slurm build"
+    assert set(gates.split()) <= named <= sessions_of_noxfile()
+    assert "MEASURE_COVERAGE=1 session tests" in text
 
 
 def test_readme_commands_exist() -> None:
