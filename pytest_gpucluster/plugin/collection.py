@@ -19,9 +19,9 @@ from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.activation import is_own_fixture
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
-from pytest_gpucluster.plugin.over_run.earlier_parts import EarlierParts, digests_of
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 from pytest_gpucluster.plugin.verdict_item import add_verdict
+from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, digests_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence

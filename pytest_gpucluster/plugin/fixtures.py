@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.cluster.soak import Soak
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.over_run.run_readings import OverRun, Readings
+    from pytest_gpucluster.plugin.whole_run.run_readings import OverRun, Readings
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

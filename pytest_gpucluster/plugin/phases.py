@@ -20,8 +20,8 @@ from pytest_gpucluster.judging.verdict import ERROR, FAILED, PASSED
 from pytest_gpucluster.plugin.attempts import attempts_of, count, counted_calls, counted_runs, hidden_by_a_hook
 from pytest_gpucluster.plugin.distributed import run_distributed_test
 from pytest_gpucluster.plugin.outcome import BAD, ItemContext, make_fit, outcome_of, show_waived
-from pytest_gpucluster.plugin.over_run import soak_reports
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE, WAITS
+from pytest_gpucluster.plugin.whole_run import soak_reports
 from pytest_gpucluster.reporting.junit import properties_of
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.collection import Collection
     from pytest_gpucluster.plugin.end import Termination
-    from pytest_gpucluster.plugin.over_run.run_readings import Readings
     from pytest_gpucluster.plugin.terminal import Terminal
+    from pytest_gpucluster.plugin.whole_run.run_readings import Readings
     from pytest_gpucluster.session import Session
 
 

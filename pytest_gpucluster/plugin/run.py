@@ -33,13 +33,13 @@ from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
-from pytest_gpucluster.plugin.over_run.run_readings import Readings
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
 from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.verdict_item import set_aside
+from pytest_gpucluster.plugin.whole_run.run_readings import Readings
 from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.reporting.files import require_writable
 from pytest_gpucluster.reporting.results import selftest_lines

@@ -7,16 +7,14 @@ import re
 import subprocess
 import sys
 from importlib import metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import pytest_gpucluster
+from pytest_gpucluster import plugin
 from pytest_gpucluster.config.settings import OPTIONS as KNOWN
 from tests.support import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPTIONS = {
     "--gpucluster",
@@ -67,6 +65,12 @@ def test_public_names() -> None:
         assert getattr(pytest_gpucluster, name).__name__.rpartition(".")[2] == name
     with pytest.raises(AttributeError, match="no attribute 'Clutser'"):
         pytest_gpucluster.Clutser  # noqa: B018 -- reading it is the test
+
+
+def test_no_module_hides_a_fixture() -> None:
+    """Importing ``plugin/NAME.py`` makes NAME an attribute of the package, in place of a fixture of that name."""
+    modules = {path.stem for path in Path(str(plugin.__file__)).parent.iterdir()}
+    assert modules & set(plugin.__all__) == set()
 
 
 def test_importing_the_plugin_is_light() -> None:

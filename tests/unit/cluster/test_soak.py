@@ -16,7 +16,7 @@ from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.plugin.over_run.soak_reports import Reports, start, worst_of
+from pytest_gpucluster.plugin.whole_run.soak_reports import Reports, start, worst_of
 from pytest_gpucluster.thresholds.limit import Bound
 from tests.support.entries import limit, threshold
 

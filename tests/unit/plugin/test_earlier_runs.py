@@ -16,9 +16,9 @@ from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.measurements.driver_errors import GpuXids, XidSeen
 from pytest_gpucluster.measurements.health import GpuHealth
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.plugin.over_run.run_readings import Readings
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR
+from pytest_gpucluster.plugin.whole_run.run_readings import Readings
 from pytest_gpucluster.protocol.plain_data import to_plain
 from pytest_gpucluster.reporting.run_spans import Snapshot, Span
 from tests.support.entries import limit

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.places import Inventory
-from pytest_gpucluster.plugin.over_run.run_readings import OverRun, _Taken
+from pytest_gpucluster.plugin.whole_run.run_readings import OverRun, _Taken
 
 PLACES = Inventory(num_nodes=3, gpus_per_node=2, device="cuda").places
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.over_run.run_readings import Readings
     from pytest_gpucluster.plugin.terminal import Terminal
+    from pytest_gpucluster.plugin.whole_run.run_readings import Readings
     from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak
     from pytest_gpucluster.reporting.run_spans import Snapshot, Spans
     from pytest_gpucluster.session import Session

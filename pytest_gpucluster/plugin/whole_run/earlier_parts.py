@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
-from pytest_gpucluster.plugin.over_run import soak_reports
 from pytest_gpucluster.plugin.stash_keys import PAIR
+from pytest_gpucluster.plugin.whole_run import soak_reports
 from pytest_gpucluster.reporting.files import require_unused
 from pytest_gpucluster.reporting.parts import UNMEASURED, is_known, why_other_parts
 from pytest_gpucluster.reporting.run_spans import with_latest_known, with_now
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from pytest_gpucluster.plugin.over_run.run_readings import Readings
+    from pytest_gpucluster.plugin.whole_run.run_readings import Readings
     from pytest_gpucluster.session import Session
 
 AGAIN = ("over_run", "at_end", "health", "again")
