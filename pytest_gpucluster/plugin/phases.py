@@ -273,9 +273,8 @@ class Phases:
         record = self._session.waive(record)
         if record.waiver is not None:
             show_waived(report, record.reason or "waived")
-        item.stash[RECORD] = record
+        record = item.stash[RECORD] = self._session.recorder.record_outcome(record)
         self._add_properties(item, record)
-        self._session.recorder.record_outcome(record)
         report.user_properties = list(item.user_properties)
         return record
 

@@ -122,13 +122,14 @@ class Recorder:
             self.write("planned", **planned_facts(self._plan, self._status().terms))
             self._writer.note()
 
-    def record_outcome(self, record: Record) -> None:
-        """Take one outcome and write it at once."""
+    def record_outcome(self, record: Record) -> Record:
+        """Take one outcome and write it at once; the outcome as it is kept, with its part of the run."""
         record = replace(record, part=self.parts.number)
         self._plan.set_outcome(record)
         if self.is_open:
             self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))
             self._writer.note()
+        return record
 
     def close_pending(self, *, outcome: str, why: str) -> list[Record]:
         """Give this outcome to every record that has none, write them, and return them."""
