@@ -160,8 +160,8 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         only=tuple(map(parse_part, given.gpucluster_only or ())),
         summary=_placed(given, "gpucluster_summary", start=start),
         metrics=_placed(given, "gpucluster_metrics", start=start),
-        junit=parse_junit(given.gpucluster_junit),
-        junit_strict=given.gpucluster_junit_strict,
+        junit=parse_junit(getattr(given, "gpucluster_junit", None)),
+        junit_strict=getattr(given, "gpucluster_junit_strict", False),
         resume=_resume(given, soak_s=soak_s),
     )
 

@@ -179,7 +179,7 @@ def show_evidence(evidence: Mapping[str, Any]) -> str:
 
 def _show(value: Any) -> str:
     if isinstance(value, dict):
-        return "; ".join(_ends([f"{text_of(name)} {_show_one(one)}" for name, one in value.items()])) or "none"
+        return "; ".join(_ends([f"{text_of(name)} {_show_one(one)}" for name, one in dict.items(value)])) or "none"
     if isinstance(value, (list, tuple)):
         if value and all(isinstance(one, dict) for one in value):
             return f"{len(value)} in results.json"

@@ -113,6 +113,7 @@ def _of_criterion(criterion: str, rows: Sequence[Record]) -> dict[str, Any]:
         "outcome": [record.outcome for record in rows],
         "value": [strict_json(record.value) for record in rows],
         "margin_percent": margins,
+        **({"part": [record.part for record in rows]} if any(record.part > 1 for record in rows) else {}),
         "evidence": _evidence(rows),
     }
 

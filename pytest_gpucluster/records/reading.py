@@ -103,8 +103,8 @@ def _rows_of_criterion(values: Mapping[str, Any], places: Mapping[str, Any]) -> 
     limits = {place: other["limit"] for other in values["other_limits"] for place in other["places"]}
     notes = {place: note for note in values["notes"] for place in note["places"]}
     evidence = [(one["key"], evidence_values(one, number)) for one in values["evidence"]]
-    columns = (values["place"], values["outcome"], values["value"], values["margin_percent"])
-    for at, (place, outcome, value, margin) in enumerate(zip(*columns, strict=True)):
+    columns = (values["place"], values["outcome"], values["value"], values["margin_percent"], values.get("part", [1] * number))
+    for at, (place, outcome, value, margin, part) in enumerate(zip(*columns, strict=True)):
         limit, note = limits.get(place, values["limit"]) or {}, notes.get(place, {})
         yield {
             "criterion": values["criterion"],
@@ -116,6 +116,7 @@ def _rows_of_criterion(values: Mapping[str, Any], places: Mapping[str, Any]) -> 
             "limit_kind": limit.get("kind"),
             "limit_value": limit.get("value"),
             "advisory": note.get("advisory", False),
+            "part": part,
             "remark": note.get("remark"),
             "reason": note.get("reason"),
             "waiver": note.get("waiver"),

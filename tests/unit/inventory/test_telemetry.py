@@ -112,22 +112,20 @@ def test_a_steady_driver_is_watched_all_the_time(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("before", "most"),
+    "before",
     [
-        (lambda _: time.sleep(0.25), 3),
-        (lambda number: time.sleep(2.0 if number == 5 else 0.0), 5),
-        (lambda number: time.sleep(0.0 if number else 0.3), 7),
-        (_refuse, 4),
+        lambda _: time.sleep(0.25),
+        lambda number: time.sleep(2.0 if number == 5 else 0.0),
+        lambda number: time.sleep(0.0 if number else 0.3),
+        _refuse,
     ],
     ids=["slow", "hangs", "first late", "refused later"],
 )
-def test_a_load_that_was_partly_watched_is_unknown(
-    monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None], most: int
-) -> None:
+def test_a_load_that_was_partly_watched_is_unknown(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> None:
     """What happened meanwhile, nobody knows: it is never health."""
     seen = sampled(monkeypatch, before)
     assert seen is not None
-    assert seen.samples <= most
+    assert seen.samples < seen.due
     assert doubts_of(seen)
 
 
@@ -182,7 +180,9 @@ def test_nothing_is_read_without_a_gpu() -> None:
 def test_measurement_on_a_cpu_has_no_telemetry(name: str) -> None:
     """And is otherwise as it was."""
     found = SMALL[name]()
-    assert (found.evidence("h2d") if name == "host_link" else found.evidence) == {}
+    seen = {**(found.evidence("h2d") if name == "host_link" else found.evidence)}
+    seen.pop("host load", None)  # of this machine, where others work on it
+    assert seen == {}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,9 @@ def test_value_of_one_gpu_carries_its_telemetry(alone: dict[str, Any], name: str
     found = plain_data.from_plain(alone[name])
     if name == "host_link":
         for way in ("h2d", "d2h", "both"):
-            assert found.evidence(way) == {"PCIe gen": 4, "PCIe width": 16, **TOLD}
+            seen = {**found.evidence(way)}
+            seen.pop("host load", None)  # of this machine, where others work on it
+            assert seen == {"PCIe gen": 4, "PCIe width": 16, **TOLD}
             assert found.telemetry[way].samples == 3  # one in each span
     else:
         assert found.evidence == TOLD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,14 +11,15 @@ import pytest
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.page.document import document_of, read_document
 from tests.support.fleet_records import failed, fleet, outcomes
-from tests.support.result_files import document, of_version_2, text_of
+from tests.support.result_files import document, of_version_1, of_version_2, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PLACES = fleet(2, 4, absent=[1])
 RECORDS = outcomes(PLACES, [failed("bf16_tflops", "node0-gpu3", 543.25, evidence={"SM MHz": 1755.5, "rounds": [1, 2]})])
-MEMBERS = document(RECORDS, PLACES)
+TODAY = document(RECORDS, PLACES)
+MEMBERS = of_version_1(TODAY)
 
 
 def test_both_versions_tell_the_same() -> None:
@@ -25,6 +27,8 @@ def test_both_versions_tell_the_same() -> None:
     rows = document_of(text_of(MEMBERS))
     columns = document_of(text_of(of_version_2(MEMBERS, RECORDS, PLACES)))
     assert columns.records == rows.records
+    today = [replace(one, limit=None) for one in document_of(text_of(TODAY)).records]
+    assert today == [replace(one, limit=None) for one in rows.records]  # of what has no value, columns know the limit too
     assert [(one.outcome, one.value) for one in rows.records] == [(one.outcome, one.value) for one in RECORDS]
     assert rows.by_criterion["bf16_tflops"][3].margin_percent == pytest.approx(100 * (543.25 - 700) / 700)
     assert set(rows.places) < set(columns.places)  # version 1 names only places that have an outcome

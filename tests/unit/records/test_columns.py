@@ -73,7 +73,7 @@ def test_every_field_is_read_back() -> None:
         record("node0-gpu0", 750.0, evidence={"SM MHz": 1290, "C": 61, "pairs": [{"a": 1, "b": None}] * 3}),
         record("node0-gpu1", 498.0, outcome="failed", reason="slow\nnext: cool it", evidence={"C": 91}),
         record("node0-gpu2", None, outcome="error", limit=None, reason="died"),
-        record("node0-gpu3", 690.0, advisory=True, reason="below", remark="seldom"),
+        record("node0-gpu3", 690.0, advisory=True, reason="below", remark="seldom", part=2),
         record(None, 9, criterion="nodes_reached", limit=LATENCY, waiver={"who": "me"}),
     ]
     found = document(rows)
