@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
 from pytest_gpucluster.evidence.archive import Archive, packed, read_archive
-from pytest_gpucluster.evidence.checks import NOT_OK, STALE
+from pytest_gpucluster.evidence.checks import OK
 from pytest_gpucluster.evidence.contents import contents_of
 from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE, manifest_of
 from pytest_gpucluster.evidence.verification import UNSIGNED, steps, summary
@@ -42,11 +42,6 @@ def main(chosen: argparse.Namespace) -> int:
         temporary.write_bytes(content)
         _require_new(target)
     sys.stdout.write(f"{target}  {len(content):,} bytes, {len(whole)} files\n")
-    if signed:
-        signer = signature.check(manifest, signed[SIGNATURE], signers=None)
-        sys.stdout.write(f"signed by {signer.key} for {signature.NAMESPACE}\n")
-    else:
-        sys.stdout.write(f"{UNSIGNED}: nobody vouches for it; --key SSHKEY signs it\n")
     sys.stdout.write(f"SHA-256 of the manifest {hashlib.sha256(manifest).hexdigest()}\n")
     _foretell(whole)
     sys.stdout.write(f"verdict {one_line(str(run.facts.get('verdict_line') or run.word))}\n")
@@ -61,9 +56,13 @@ def _require_new(target: Path) -> None:
 
 
 def _foretell(files: dict[str, bytes]) -> None:
-    """Say now what ``gpucluster verify`` will object to."""
+    """Say who signed, and now already what ``gpucluster verify`` will object to."""
     for step in steps(Archive(files=files, faults=()), signers=None):
-        if step.state in (NOT_OK, STALE):
+        if step.state == UNSIGNED:
+            sys.stdout.write(f"{UNSIGNED}: nobody vouches for it; --key SSHKEY signs it\n")
+        elif step.name == "signature":
+            sys.stdout.write(f"{visible(step.text)}\n")
+        elif step.state != OK:
             sys.stderr.write(f"gpucluster bundle: verify will say '{step.state}' of its {step.name}: {visible(step.text)}\n")
 
 

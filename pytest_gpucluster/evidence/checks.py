@@ -14,7 +14,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence.contents import AS_PACKAGED, AS_READ, ENVIRONMENT, JOURNAL, JUNIT, PAGE, RESULTS
 from pytest_gpucluster.evidence.junit_cases import difference_of_files, read_cases
 from pytest_gpucluster.evidence.statements import STATEMENTS, as_json, environment_of
-from pytest_gpucluster.inventory.identity import digest_of_package
+from pytest_gpucluster.inventory.identity import digest_of_package, version_of
 from pytest_gpucluster.page.document import RunDocument, document_of
 from pytest_gpucluster.page.render import embedded_results, model_of, page_from
 from pytest_gpucluster.records.run_identity import limits_digest, limits_used
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 OK, NOT_OK, STALE = "ok", "not ok", "stale"
-FILES = "pytest-gpucluster's files"
-"""The version of a run's software that decides whether its reports can be made again to the byte."""
+FILES, PACKAGE = "pytest-gpucluster's files", "pytest-gpucluster"
+"""The versions of a run's software that decide whether its reports can be made again to the byte."""
 NOT_IN_JOURNAL = ("environment", "timings")
 """Members of results.json that the journal does not have; of the environment it has the versions."""
 
@@ -76,13 +76,14 @@ class Evidence:
     @property
     def is_of_this_version(self) -> bool:
         """Whether the files of this package are those that made the reports."""
-        return self.state.versions.get(FILES) == digest_of_package()
+        here = {FILES: digest_of_package(), PACKAGE: version_of(PACKAGE)}
+        return all(self.state.versions.get(name) == version for name, version in here.items())
 
     def other(self, text: str) -> Found:
         """A report that is not what this version makes: a fault, unless another version made it."""
         if self.is_of_this_version:
             return Found(NOT_OK, text)
-        return Found(STALE, f"another version made it ({self.state.versions.get('pytest-gpucluster', 'unknown')}): {text}")
+        return Found(STALE, f"another version made it ({self.state.versions.get(PACKAGE, 'unknown')}): {text}")
 
 
 def limits(evidence: Evidence) -> Found:
@@ -203,11 +204,11 @@ def statements(evidence: Evidence) -> Found:
     for name, make in STATEMENTS.items():
         made = make(evidence.run, evidence.files)
         kept = json.loads(evidence.file(name))
+        if not isinstance(kept, dict) or kept.get("subject") != made["subject"]:
+            return Found(NOT_OK, f"{name} is about other files than those of the bundle")
         if kept != made:
             path, one, other = first_difference(kept, made, Path(name).stem)
-            text = f"{path} is {_short(one)}, and the bundle gives {_short(other)}"
-            is_same_claim = isinstance(kept, dict) and kept.get("subject") == made["subject"]
-            return evidence.other(text) if is_same_claim else Found(NOT_OK, text)
+            return evidence.other(f"{path} is {_short(one)}, and the bundle gives {_short(other)}")
     return Found(OK, f"they are about these files and say {evidence.run.word}")
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE
 from pytest_gpucluster.judging.verdict import ACCEPTED, NOT_SELECTED, PASSED, SKIPPED, WITH_WAIVERS
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ def _statement(kind: str, predicate: Mapping[str, Any], files: Mapping[str, byte
 
 
 def _subjects(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    """Every file that is no statement, with its digest."""
+    """Every file that is no statement, with its digest. The manifest is about the statements, so it is none of their subjects."""
     return [
         {"name": name, "digest": {"sha256": hashlib.sha256(content).hexdigest()}}
         for name, content in sorted(files.items())
-        if name not in STATEMENTS
+        if name not in (MANIFEST, SIGNATURE, *STATEMENTS)
     ]
 
 

@@ -103,7 +103,7 @@ def _signed(manifest: Manifest | str, archive: Archive, signers: Path | None) ->
     except signature.SignatureFault as fault:
         return Step("signature", NOT_OK, str(fault))
     if signer.name is None:
-        return Step("signature", OK, f"{signer.key} signed it; whose key that is was not asked (--signers FILE)")
+        return Step("signature", OK, f"signed with {signer.key}; whose key that is was not asked (verify --signers FILE)")
     return Step("signature", OK, f"{signer.name} signed it with {signer.key}")
 
 
