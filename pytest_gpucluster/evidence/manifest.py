@@ -21,6 +21,10 @@ NEWER = re.compile(r"# gpucluster bundle (\d+)")
 ENTRY = re.compile(r"# (?P<size>\d+) bytes\n(?P<sha256>[0-9a-f]{64})  (?P<name>[A-Za-z0-9._/-]+)\n")
 
 
+class NewerBundle(ConfigurationError):
+    """A bundle that this version cannot judge."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A file as the manifest describes it."""
@@ -56,12 +60,13 @@ def read_manifest(content: bytes) -> Manifest:
     """The manifest in these bytes, which have to be written exactly as :attr:`Manifest.text` writes it.
 
     Raises:
-        ConfigurationError: it is none, it is damaged, or a newer version wrote it.
+        NewerBundle: a newer version wrote it.
+        ConfigurationError: it is none, or it is damaged.
     """
     text = content.decode("ascii", "replace")
     version = NEWER.match(text)
     if version is not None and int(version[1]) > VERSION:
-        raise ConfigurationError(f"the bundle has version {version[1]}; this version of gpucluster reads up to {VERSION}")
+        raise NewerBundle(f"the bundle has version {version[1]}; this version of gpucluster reads up to {VERSION}")
     entries = tuple(
         Entry(name=one["name"], size=int(one["size"]), sha256=one["sha256"]) for one in ENTRY.finditer(text)
     )

@@ -8,7 +8,15 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
 from pytest_gpucluster.evidence.checks import CHECKS, NOT_OK, OK, STALE, Evidence, Found
 from pytest_gpucluster.evidence.contents import JOURNAL, REQUIRED, RESULTS
-from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE, Manifest, differences, misplaced, read_manifest
+from pytest_gpucluster.evidence.manifest import (
+    MANIFEST,
+    SIGNATURE,
+    Manifest,
+    NewerBundle,
+    differences,
+    misplaced,
+    read_manifest,
+)
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT
 from pytest_gpucluster.text import one_line
 
@@ -41,8 +49,8 @@ def steps(archive: Archive, *, signers: Path | None) -> Iterator[Step]:
     """
     if not {MANIFEST, SIGNATURE, JOURNAL, RESULTS} & archive.files.keys():
         raise ConfigurationError("the zip is no bundle of gpucluster: it has neither manifest nor results")
-    yield _listed("zip", archive.faults, good=f"{len(archive.files)} files, whole")
     manifest = _manifest(archive)
+    yield _listed("zip", archive.faults, good=f"{len(archive.files)} files, whole")
     if isinstance(manifest, str):
         yield Step("manifest", NOT_OK, manifest)
     else:
@@ -71,12 +79,11 @@ def _manifest(archive: Archive) -> Manifest | str:
     """The manifest, or why there is none."""
     if MANIFEST not in archive.files:
         return f"{MANIFEST} is missing: it was removed or renamed"
-    version = archive.files[MANIFEST]
     try:
-        return read_manifest(version)
+        return read_manifest(archive.files[MANIFEST])
+    except NewerBundle:
+        raise
     except ConfigurationError as error:
-        if "reads up to" in str(error):
-            raise
         return str(error)
 
 
