@@ -72,15 +72,14 @@ def _kept(folder: Path) -> tuple[dict[str, bytes], RunDocument]:
 
 def _limits_as_read(journal: bytes, run: RunDocument) -> bytes | None:
     """The file of limits that the run read: the first that has its digest, else the one that it named; None without any."""
-    named, found = None, []
+    found = []
     for path in _candidates(journal):
         if path.is_file():
             content = path.read_bytes()
             if hashlib.sha256(content).hexdigest() == run.facts.get("thresholds_sha256"):
                 return content
             found.append((path, content))
-    named = next((content for path, content in found if path != packaged_path()), None)
-    return named
+    return next((content for path, content in found if path != packaged_path()), None)
 
 
 def _candidates(journal: bytes) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as ET
@@ -11,7 +12,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 KINDS = ("failure", "error", "skipped")
 COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
@@ -76,27 +77,37 @@ def difference_of_files(kept: CaseFile, made: CaseFile, *, own_files: Iterable[s
         made: the file that the journal gives.
         own_files: the test files of the run. A test of theirs that judges no criterion stands in ``kept`` only.
     """
+    fault = next(chain(_of_outcomes(kept, made), _additions(kept, made, own_files), kept.wrong_counts), None)
+    if fault is not None:
+        return fault, False
+    return next(_of_wording(kept, made), None), True
+
+
+def _of_outcomes(kept: CaseFile, made: CaseFile) -> Iterator[str]:
     for key, case in made.cases.items():
         if key not in kept.cases:
-            return f"the testcase {_words(key)} is missing", False
-        if kept.cases[key].kinds != case.kinds:
+            yield f"the testcase {_words(key)} is missing"
+        elif kept.cases[key].kinds != case.kinds:
             said, is_so = (" and ".join(one.kinds) or "passed" for one in (kept.cases[key], case))
-            return f"the testcase {_words(key)} is {said}, and the journal gives {is_so}", False
+            yield f"the testcase {_words(key)} is {said}, and the journal gives {is_so}"
+
+
+def _additions(kept: CaseFile, made: CaseFile, own_files: Iterable[str]) -> Iterator[str]:
     stems, judged = {PurePath(name).stem for name in own_files}, {classname for classname, _ in made.cases}
     for key, case in kept.cases.items():
         is_of_site = key[0].rpartition(".")[2] in stems and key[0] not in judged
         if key not in made.cases and (not is_of_site or any(name == "criterion" for name, _ in case.properties)):
-            return f"the testcase {_words(key)} does not follow from the journal", False
-    if kept.wrong_counts:
-        return kept.wrong_counts[0], False
+            yield f"the testcase {_words(key)} does not follow from the journal"
+
+
+def _of_wording(kept: CaseFile, made: CaseFile) -> Iterator[str]:
     for key, case in made.cases.items():
         if kept.cases[key] != case:
-            return f"the texts or values of the testcase {_words(key)} are not those of the journal", True
+            yield f"the texts or values of the testcase {_words(key)} are not those of the journal"
     if [one for one in kept.cases if one in made.cases] != [*made.cases]:
-        return "the testcases stand in another order than the journal gives", True
+        yield "the testcases stand in another order than the journal gives"
     if (kept.suite, kept.properties) != (made.suite, made.properties):
-        return "the name or the properties of the suite are not those of the journal", True
-    return None, False
+        yield "the name or the properties of the suite are not those of the journal"
 
 
 def _case(element: ET.Element) -> Case:

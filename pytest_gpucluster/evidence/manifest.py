@@ -21,7 +21,7 @@ NEWER = re.compile(r"# gpucluster bundle (\d+)")
 ENTRY = re.compile(r"# (?P<size>\d+) bytes\n(?P<sha256>[0-9a-f]{64})  (?P<name>[A-Za-z0-9._/-]+)\n")
 
 
-class NewerBundle(ConfigurationError):
+class NewerBundleError(ConfigurationError):
     """A bundle that this version cannot judge."""
 
 
@@ -60,16 +60,14 @@ def read_manifest(content: bytes) -> Manifest:
     """The manifest in these bytes, which have to be written exactly as :attr:`Manifest.text` writes it.
 
     Raises:
-        NewerBundle: a newer version wrote it.
+        NewerBundleError: a newer version wrote it.
         ConfigurationError: it is none, or it is damaged.
     """
     text = content.decode("ascii", "replace")
     version = NEWER.match(text)
     if version is not None and int(version[1]) > VERSION:
-        raise NewerBundle(f"the bundle has version {version[1]}; this version of gpucluster reads up to {VERSION}")
-    entries = tuple(
-        Entry(name=one["name"], size=int(one["size"]), sha256=one["sha256"]) for one in ENTRY.finditer(text)
-    )
+        raise NewerBundleError(f"the bundle has version {version[1]}; this version of gpucluster reads up to {VERSION}")
+    entries = tuple(Entry(name=one["name"], size=int(one["size"]), sha256=one["sha256"]) for one in ENTRY.finditer(text))
     found = Manifest(entries=entries, is_signed=text.partition("\n")[0] == HEAD + SIGNED)
     if found.text != text:
         raise ConfigurationError(f"{MANIFEST} is not written as gpucluster writes it")

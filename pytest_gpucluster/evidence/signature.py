@@ -26,7 +26,7 @@ NAMESPACES = re.compile(r'namespaces="([^"]*)"')
 ASKING = ("SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY")
 
 
-class SignatureFault(Exception):
+class SignatureError(Exception):
     """A signature that does not hold; its text says why."""
 
 
@@ -61,7 +61,7 @@ def check(manifest: bytes, signature: bytes, *, signers: Path | None) -> Signer:
     """Who signed the manifest. Without ``signers``, a file of allowed signers, any key will do.
 
     Raises:
-        SignatureFault: the signature is of something else, or not by somebody who may sign now.
+        SignatureError: the signature is of something else, or not by somebody who may sign now.
         ConfigurationError: there is no ssh-keygen.
     """
     with tempfile.TemporaryDirectory(prefix="gpucluster-") as folder:
@@ -70,7 +70,7 @@ def check(manifest: bytes, signature: bytes, *, signers: Path | None) -> Signer:
         ended = _ssh_keygen("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file), read=manifest)
         good = GOOD.search(ended.stdout.decode(errors="replace"))
         if ended.returncode != 0 or good is None:
-            raise SignatureFault(f"it is no signature of {MANIFEST}: {_gist(ended)}")
+            raise SignatureError(f"it is no signature of {MANIFEST}: {_gist(ended)}")
         key = f"{good[1]} {good[2]}"
         if signers is None:
             return Signer(key=key)
@@ -80,7 +80,7 @@ def check(manifest: bytes, signature: bytes, *, signers: Path | None) -> Signer:
             ended = _ssh_keygen("-Y", "verify", "-f", allowed, "-I", name, "-n", NAMESPACE, "-s", str(file), read=manifest)
             if ended.returncode == 0:
                 return Signer(key=key, name=one_line(name))
-    raise SignatureFault(_why_not(signature, key, signers, _gist(ended if found.returncode == 0 else found)))
+    raise SignatureError(_why_not(signature, key, signers, _gist(ended if found.returncode == 0 else found)))
 
 
 def _why_not(signature: bytes, key: str, signers: Path, said: str) -> str:

@@ -74,7 +74,7 @@ def _statement(kind: str, predicate: Mapping[str, Any], files: Mapping[str, byte
 
 
 def _subjects(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    """Every file that is no statement, with its digest. The manifest is about the statements, so it is none of their subjects."""
+    """Every file but the statements, with its digest; and but the manifest, which names the statements."""
     return [
         {"name": name, "digest": {"sha256": hashlib.sha256(content).hexdigest()}}
         for name, content in sorted(files.items())

@@ -12,7 +12,7 @@ from pytest_gpucluster.evidence.manifest import (
     MANIFEST,
     SIGNATURE,
     Manifest,
-    NewerBundle,
+    NewerBundleError,
     differences,
     misplaced,
     read_manifest,
@@ -81,7 +81,7 @@ def _manifest(archive: Archive) -> Manifest | str:
         return f"{MANIFEST} is missing: it was removed or renamed"
     try:
         return read_manifest(archive.files[MANIFEST])
-    except NewerBundle:
+    except NewerBundleError:
         raise
     except ConfigurationError as error:
         return str(error)
@@ -104,10 +104,12 @@ def _signed(manifest: Manifest | str, archive: Archive, signers: Path | None) ->
     if signed is None:
         if isinstance(manifest, Manifest) and manifest.is_signed:
             return Step("signature", NOT_OK, f"{SIGNATURE} is missing: the manifest says that it was signed")
-        return Step("signature", NOT_OK if signers is not None else UNSIGNED, "nobody signed the bundle: anybody may have made it")
+        return Step(
+            "signature", NOT_OK if signers is not None else UNSIGNED, "nobody signed the bundle: anybody may have made it"
+        )
     try:
         signer = signature.check(archive.files.get(MANIFEST, b""), signed, signers=signers)
-    except signature.SignatureFault as fault:
+    except signature.SignatureError as fault:
         return Step("signature", NOT_OK, str(fault))
     if signer.name is None:
         return Step("signature", OK, f"signed with {signer.key}; whose key that is was not asked (verify --signers FILE)")

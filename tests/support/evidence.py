@@ -86,7 +86,9 @@ def make_key(folder: Path, name: str = "key", *, passphrase: str = "") -> Path:
     """A key of this test alone."""
     key = folder / name
     subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", name, "-f", str(key)], check=True, stdin=subprocess.DEVNULL
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", name, "-f", str(key)],
+        check=True,
+        stdin=subprocess.DEVNULL,
     )
     return key
 

@@ -16,13 +16,14 @@ import pytest
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.evidence import archive, signature
 from pytest_gpucluster.evidence.archive import read_archive
-from pytest_gpucluster.judging.verdict import Record
 from tests.support.evidence import keep_run, make_key, verify, with_ssh
 from tests.support.fleet_records import failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from pytest_gpucluster.judging.verdict import Record
 
 FILES = [
     "MANIFEST.sha256", "environment.json", "journal.jsonl", "junit.xml", "limits/as-read.yaml", "limits/packaged.json",
@@ -97,16 +98,14 @@ def test_statements(
     assert (vetted["predicate"]["result"], own["predicate"]["verdict"]) == (result, verdict)
     assert [one["name"] for one in vetted["subject"]] == FILES[1:-2]
     kinds = {name: vetted["predicate"][name] for name in ("passedTests", "warnedTests", "failedTests")}
-    assert sorted(sum(kinds.values(), [])) == ["bf16_tflops", "clocks_under_load", "hbm_bandwidth"]
+    assert sorted(name for names in kinds.values() for name in names) == ["bf16_tflops", "clocks_under_load", "hbm_bandwidth"]
     worst = {"WARNED": "warnedTests", "FAILED": "failedTests"}.get(result, "passedTests") if bad != () else "passedTests"
     assert "bf16_tflops" in kinds[worst]
     assert main(["verify", str(file)]) == 0
 
 
 @with_ssh
-def test_keys(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kept: Path
-) -> None:
+def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     """With a passphrase: a sentence at once, unless ssh-agent holds it. A key that is none, or not there: a sentence."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     key, target = make_key(tmp_path, passphrase="secret words"), tmp_path / "b.zip"  # noqa: S106 -- of this test
@@ -249,7 +248,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "encrypted": (encrypted, "is encrypted"),
     "no zip": (lambda: b"no zip at all", "is no zip file"),
     "nothing": (lambda: b"", "is no zip file"),
-    "an empty zip": (lambda: zip_of(), "is no bundle of gpucluster"),
+    "an empty zip": (zip_of, "is no bundle of gpucluster"),
     "another zip": (lambda: zip_of(("photo.jpg", b"x")), "is no bundle of gpucluster"),
     "a newer bundle": (lambda: zip_of(("MANIFEST.sha256", b"# gpucluster bundle 2\n")), "reads up to 1"),
 }
