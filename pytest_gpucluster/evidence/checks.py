@@ -120,20 +120,19 @@ def _resolved(content: bytes, profile: str) -> str | None:
 def results(evidence: Evidence) -> Found:
     """results.json follows from the journal: verdict, outcomes, values and all else that the journal has."""
     kept, made = json.loads(evidence.file(RESULTS)), json.loads(evidence.rebuilt[0])
+    changed = [name for name in sorted(kept.keys() | made.keys()) if kept.get(name) != made.get(name)]
+    changed = [name for name in changed if name not in NOT_IN_JOURNAL]
     if kept["verdict"] != made["verdict"]:
         return Found(NOT_OK, f"the verdict is {kept['verdict']}, and the journal gives {made['verdict']}")
-    changed = _other_outcome(evidence.run, document_of(evidence.rebuilt[0].encode()))
-    if changed is not None:
-        return Found(NOT_OK, changed)
-    versions = (kept.get("environment") or {}).get("versions")
-    if versions != evidence.state.versions:
+    fault = _other_outcome(evidence.run, document_of(evidence.rebuilt[0].encode())) if changed else None
+    if fault is not None:
+        return Found(NOT_OK, fault)
+    if (kept.get("environment") or {}).get("versions") != evidence.state.versions:
         return Found(NOT_OK, "the versions in its environment are not those of the journal")
-    for name in sorted(kept.keys() | made.keys()):
-        if name not in NOT_IN_JOURNAL and kept.get(name) != made.get(name):
-            path, one, other = first_difference(kept.get(name), made.get(name), name)
-            return evidence.other(f"{path} is {_short(one)}, and the journal gives {_short(other)}")
-    number = len(evidence.run.records)
-    return Found(OK, f"the verdict {kept['verdict']} and {number} outcomes follow from the journal")
+    for name in changed:
+        path, one, other = first_difference(kept.get(name), made.get(name), name)
+        return evidence.other(f"{path} is {_short(one)}, and the journal gives {_short(other)}")
+    return Found(OK, f"the verdict {kept['verdict']} and {len(evidence.run.records)} outcomes follow from the journal")
 
 
 def _other_outcome(kept: RunDocument, made: RunDocument) -> str | None:
