@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-    from pytest_gpucluster.evidence.verification import Step
+    from pytest_gpucluster.evidence.verification import VerifyStep
 
 VALID, NOT_VALID = 0, 1
 WIDEST = 12
@@ -88,7 +88,7 @@ def verify(chosen: argparse.Namespace) -> int:
     return VALID if is_valid else NOT_VALID
 
 
-def _said(step: Step) -> Step:
+def _said(step: VerifyStep) -> VerifyStep:
     """A step, after its line was printed."""
     sys.stdout.write(f"{step.state:<8}  {step.name:<{WIDEST}}  {one_line(step.text)}\n")
     sys.stdout.flush()

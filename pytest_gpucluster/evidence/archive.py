@@ -26,7 +26,7 @@ MOST_PACKED_BYTES = 512 << 20
 MOST_BYTES = 1 << 30
 """Of all files together. A run of 128 x 8 has about 100 MB."""
 MOST_RATIO = 200
-"""A file of more than :data:`SMALL_BYTES` that is so much smaller when packed is a bomb. The journal of 128 x 8 is 32 times as large."""
+"""A larger file than :data:`SMALL_BYTES` that packs better is a bomb. The journal of 128 x 8 reaches 32."""
 SMALL_BYTES = 1 << 20
 IS_ENCRYPTED = 0x1
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Bundle:
     """The files of a bundle, and what is made from them once. Each member raises ConfigurationError for a damaged file."""
 
     files: Mapping[str, bytes]
@@ -86,23 +86,23 @@ class Evidence:
         return Found(STALE, f"another version made it ({self.state.versions.get(PACKAGE, 'unknown')}): {text}")
 
 
-def limits(evidence: Evidence) -> Found:
+def limits(bundle: Bundle) -> Found:
     """The limits are those of the verdict: by digest, and, where this version can, worked out again from their file."""
-    facts = evidence.run.facts
+    facts = bundle.run.facts
     stated = facts.get("thresholds_sha256")
-    as_read = evidence.files.get(AS_READ)
+    as_read = bundle.files.get(AS_READ)
     if as_read is not None and hashlib.sha256(as_read).hexdigest() != stated:
         return Found(NOT_OK, f"{AS_READ} is not the file of the verdict, which has the SHA-256 {stated}")
-    entries = evidence.run.entries
+    entries = bundle.run.entries
     if entries and limits_digest(entries) != facts.get("limits_sha256"):
         return Found(NOT_OK, f"the limits in {RESULTS} are not those of its limits_sha256")
-    packaged = hashlib.sha256(evidence.file(AS_PACKAGED)).hexdigest()
+    packaged = hashlib.sha256(bundle.file(AS_PACKAGED)).hexdigest()
     if packaged != DIGEST.read_text(encoding="ascii").strip():
         return Found(STALE, "the packaged limits are not those of this version; the verdict is about its own limits")
     if as_read is None:
         return Found(STALE, f"the file that the run read is not in the bundle; {RESULTS} has each limit")
     if entries and _resolved(as_read, str(facts.get("profile"))) != facts.get("limits_sha256"):
-        return evidence.other(f"{AS_READ} gives other limits than those in {RESULTS}")
+        return bundle.other(f"{AS_READ} gives other limits than those in {RESULTS}")
     return Found(OK, f"{AS_READ} is the file of the verdict, and gives the {len(entries)} limits in {RESULTS}")
 
 
@@ -117,22 +117,22 @@ def _resolved(content: bytes, profile: str) -> str | None:
     return limits_digest(limits_used(file.criteria(file.profiles[profile]).values()))
 
 
-def results(evidence: Evidence) -> Found:
+def results(bundle: Bundle) -> Found:
     """results.json follows from the journal: verdict, outcomes, values and all else that the journal has."""
-    kept, made = json.loads(evidence.file(RESULTS)), json.loads(evidence.rebuilt[0])
+    kept, made = json.loads(bundle.file(RESULTS)), json.loads(bundle.rebuilt[0])
     changed = [name for name in sorted(kept.keys() | made.keys()) if kept.get(name) != made.get(name)]
     changed = [name for name in changed if name not in NOT_IN_JOURNAL]
     if kept["verdict"] != made["verdict"]:
         return Found(NOT_OK, f"the verdict is {kept['verdict']}, and the journal gives {made['verdict']}")
-    fault = _other_outcome(evidence.run, document_of(evidence.rebuilt[0].encode())) if changed else None
+    fault = _other_outcome(bundle.run, document_of(bundle.rebuilt[0].encode())) if changed else None
     if fault is not None:
         return Found(NOT_OK, fault)
-    if (kept.get("environment") or {}).get("versions") != evidence.state.versions:
+    if (kept.get("environment") or {}).get("versions") != bundle.state.versions:
         return Found(NOT_OK, "the versions in its environment are not those of the journal")
     for name in changed:
         path, one, other = first_difference(kept.get(name), made.get(name), name)
-        return evidence.other(f"{path} is {_short(one)}, and the journal gives {_short(other)}")
-    return Found(OK, f"the verdict {kept['verdict']} and {len(evidence.run.records)} outcomes follow from the journal")
+        return bundle.other(f"{path} is {_short(one)}, and the journal gives {_short(other)}")
+    return Found(OK, f"the verdict {kept['verdict']} and {len(bundle.run.records)} outcomes follow from the journal")
 
 
 def _other_outcome(kept: RunDocument, made: RunDocument) -> str | None:
@@ -161,65 +161,65 @@ def first_difference(one: Any, other: Any, path: str) -> tuple[str, Any, Any]:
     return path, one, other
 
 
-def junit(evidence: Evidence) -> Found:
+def junit(bundle: Bundle) -> Found:
     """The JUnit file follows from the journal, case by case. Tests of the site that judge nothing may stand in it too."""
-    kept, made = read_cases(evidence.file(JUNIT)), read_cases(evidence.rebuilt[1].encode())
-    fault, is_of_wording = difference_of_files(kept, made, own_files=evidence.state.history.files)
+    kept, made = read_cases(bundle.file(JUNIT)), read_cases(bundle.rebuilt[1].encode())
+    fault, is_of_wording = difference_of_files(kept, made, own_files=bundle.state.history.files)
     if fault is not None:
-        return evidence.other(fault) if is_of_wording else Found(NOT_OK, fault)
+        return bundle.other(fault) if is_of_wording else Found(NOT_OK, fault)
     more = len(kept.cases) - len(made.cases)
     own = f"; {more} tests of the site judge no criterion" if more else ""
     return Found(OK, f"{len(made.cases)} testcases follow from the journal{own}")
 
 
-def page(evidence: Evidence) -> Found:
+def page(bundle: Bundle) -> Found:
     """The page is the one that results.json gives, to the byte."""
-    kept = evidence.file(PAGE)
+    kept = bundle.file(PAGE)
     held = embedded_results(kept.decode("utf-8", "replace"))
-    if held is not None and held != evidence.file(RESULTS):
+    if held is not None and held != bundle.file(RESULTS):
         return Found(NOT_OK, f"the page holds another {RESULTS} than the bundle")
-    if held is None and evidence.run.digest.encode() not in kept:
+    if held is None and bundle.run.digest.encode() not in kept:
         return Found(NOT_OK, f"the page is of another {RESULTS}: it does not name the SHA-256 of this one")
-    made = page_from(model_of(evidence.run)).encode()
+    made = page_from(model_of(bundle.run)).encode()
     if kept == made:
         return Found(OK, f"it is the page of {RESULTS}, to the byte")
     at = next((at for at, (one, other) in enumerate(zip(kept, made, strict=False)) if one != other), min(len(kept), len(made)))
     line = kept.count(b"\n", 0, at) + 1
     start = max(0, at - 30)
     one, other = (content[start : at + 30].decode("utf-8", "replace") for content in (kept, made))
-    return evidence.other(f"line {line} of the page has {_short(one)}, and {RESULTS} gives {_short(other)}")
+    return bundle.other(f"line {line} of the page has {_short(one)}, and {RESULTS} gives {_short(other)}")
 
 
-def environment(evidence: Evidence) -> Found:
+def environment(bundle: Bundle) -> Found:
     """environment.json says what results.json says."""
-    if evidence.file(ENVIRONMENT) != as_json(environment_of(evidence.run)):
+    if bundle.file(ENVIRONMENT) != as_json(environment_of(bundle.run)):
         return Found(NOT_OK, f"{ENVIRONMENT} does not say what {RESULTS} says")
-    versions = evidence.state.versions
+    versions = bundle.state.versions
     return Found(OK, ", ".join(f"{name} {version}" for name, version in versions.items()) or "no versions are recorded")
 
 
-def statements(evidence: Evidence) -> Found:
+def statements(bundle: Bundle) -> Found:
     """The in-toto statements are about these files, and say this verdict."""
     for name, make in STATEMENTS.items():
-        made = make(evidence.run, evidence.files)
-        kept = json.loads(evidence.file(name))
+        made = make(bundle.run, bundle.files)
+        kept = json.loads(bundle.file(name))
         if not isinstance(kept, dict) or kept.get("subject") != made["subject"]:
             return Found(NOT_OK, f"{name} is about other files than those of the bundle")
         if kept != made:
             path, one, other = first_difference(kept, made, Path(name).stem)
-            return evidence.other(f"{path} is {_short(one)}, and the bundle gives {_short(other)}")
-    return Found(OK, f"they are about these files and say {evidence.run.word}")
+            return bundle.other(f"{path} is {_short(one)}, and the bundle gives {_short(other)}")
+    return Found(OK, f"they are about these files and say {bundle.run.word}")
 
 
-def version(evidence: Evidence) -> Found:
+def version(bundle: Bundle) -> Found:
     """Which version of the package made the reports: with another one, some cannot be compared to the byte."""
-    if evidence.is_of_this_version:
+    if bundle.is_of_this_version:
         return Found(OK, "the reports are of this version")
     text = "another version of gpucluster made the run; what it writes otherwise is not compared"
-    return Found(STALE, f"{text} ({FILES}: {evidence.state.versions.get(FILES, 'not recorded')}, here {digest_of_package()})")
+    return Found(STALE, f"{text} ({FILES}: {bundle.state.versions.get(FILES, 'not recorded')}, here {digest_of_package()})")
 
 
-CHECKS: dict[str, Callable[[Evidence], Found]] = {
+CHECKS: dict[str, Callable[[Bundle], Found]] = {
     "version": version,
     "limits": limits,
     "results": results,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import PurePath
@@ -43,7 +44,7 @@ def read_cases(content: bytes) -> CaseFile:
     """The testcases of a JUnit file of one suite. Times and hostnames are left out: the journal does not have them.
 
     Raises:
-        ConfigurationError: it is no such file, or holds a testcase twice.
+        ConfigurationError: it is no such file.
     """
     if any(word in content for word in FORBIDDEN):
         raise ConfigurationError("it declares a document type, which no JUnit file does")
@@ -55,12 +56,12 @@ def read_cases(content: bytes) -> CaseFile:
         raise ConfigurationError(f"it has {len(suites)} suites, and a run writes one")
     suite = suites[0]
     cases: dict[tuple[str, str], Case] = {}
+    seen: Counter[tuple[str, str]] = Counter()  # the file of merged runs has a testcase of each of them
     elements = suite.findall("testcase")
     for element in elements:
         key = (element.get("classname", ""), element.get("name", ""))
-        if key in cases:
-            raise ConfigurationError(f"it has the testcase {_words(key)} twice")
-        cases[key] = _case(element)
+        seen[key] += 1
+        cases[(key[0], f"{key[1]} ({seen[key]})") if seen[key] > 1 else key] = _case(element)
     return CaseFile(
         cases=cases,
         suite=suite.get("name", ""),

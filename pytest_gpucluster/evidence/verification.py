@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
-from pytest_gpucluster.evidence.checks import CHECKS, NOT_OK, OK, STALE, Evidence, Found
+from pytest_gpucluster.evidence.checks import CHECKS, NOT_OK, OK, STALE, Bundle, Found
 from pytest_gpucluster.evidence.contents import JOURNAL, REQUIRED, RESULTS
 from pytest_gpucluster.evidence.manifest import (
     MANIFEST,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 UNSIGNED = "UNSIGNED"
 
 
-class Step(NamedTuple):
+class VerifyStep(NamedTuple):
     """One step of a verification; ``state`` is ok, not ok, stale, or UNSIGNED where no signature was asked for."""
 
     name: str
@@ -37,7 +37,7 @@ class Step(NamedTuple):
     text: str
 
 
-def steps(archive: Archive, *, signers: Path | None) -> Iterator[Step]:
+def steps(archive: Archive, *, signers: Path | None) -> Iterator[VerifyStep]:
     """Every step, as it is done. What one step finds keeps no other from being tried.
 
     Args:
@@ -52,21 +52,21 @@ def steps(archive: Archive, *, signers: Path | None) -> Iterator[Step]:
     manifest = _manifest(archive)
     yield _listed("zip", archive.faults, good=f"{len(archive.files)} files, whole")
     if isinstance(manifest, str):
-        yield Step("manifest", NOT_OK, manifest)
+        yield VerifyStep("manifest", NOT_OK, manifest)
     else:
-        yield Step("manifest", OK, f"it names {len(manifest.entries)} files")
+        yield VerifyStep("manifest", OK, f"it names {len(manifest.entries)} files")
         yield _listed("files", [*differences(manifest, archive.files)], good="each has its size and SHA-256")
         yield _ordered(manifest, archive)
     yield _signed(manifest, archive, signers)
     gone = [name for name in REQUIRED if name not in archive.files]
     if gone:
         yield _listed("contents", [f"{name} is not in the bundle" for name in gone], good="")
-    evidence = Evidence(archive.files)
+    bundle = Bundle(archive.files)
     for name, check in CHECKS.items():
-        yield Step(name, *_tried(lambda check=check: check(evidence)))  # type: ignore[misc]
+        yield VerifyStep(name, *_tried(lambda check=check: check(bundle)))  # type: ignore[misc]
 
 
-def summary(taken: list[Step]) -> tuple[bool, str]:
+def summary(taken: list[VerifyStep]) -> tuple[bool, str]:
     """Whether a bundle is valid, and the line that says so."""
     bad = [one.name for one in taken if one.state == NOT_OK]
     if bad:
@@ -87,33 +87,33 @@ def _manifest(archive: Archive) -> Manifest | str:
         return str(error)
 
 
-def _listed(name: str, faults: tuple[str, ...] | list[str], *, good: str) -> Step:
-    return Step(name, NOT_OK, "; ".join(faults)) if faults else Step(name, OK, good)
+def _listed(name: str, faults: tuple[str, ...] | list[str], *, good: str) -> VerifyStep:
+    return VerifyStep(name, NOT_OK, "; ".join(faults)) if faults else VerifyStep(name, OK, good)
 
 
-def _ordered(manifest: Manifest, archive: Archive) -> Step:
+def _ordered(manifest: Manifest, archive: Archive) -> VerifyStep:
     name = misplaced(manifest, [*archive.files])
     if name is not None:
-        return Step("order", NOT_OK, f"{name} does not stand where the manifest has it: the files were reordered")
-    return Step("order", OK, "the files stand as the manifest has them")
+        return VerifyStep("order", NOT_OK, f"{name} does not stand where the manifest has it: the files were reordered")
+    return VerifyStep("order", OK, "the files stand as the manifest has them")
 
 
-def _signed(manifest: Manifest | str, archive: Archive, signers: Path | None) -> Step:
+def _signed(manifest: Manifest | str, archive: Archive, signers: Path | None) -> VerifyStep:
     """Who signed. A signature that the manifest speaks of must be there."""
     signed = archive.files.get(SIGNATURE)
     if signed is None:
         if isinstance(manifest, Manifest) and manifest.is_signed:
-            return Step("signature", NOT_OK, f"{SIGNATURE} is missing: the manifest says that it was signed")
-        return Step(
+            return VerifyStep("signature", NOT_OK, f"{SIGNATURE} is missing: the manifest says that it was signed")
+        return VerifyStep(
             "signature", NOT_OK if signers is not None else UNSIGNED, "nobody signed the bundle: anybody may have made it"
         )
     try:
         signer = signature.check(archive.files.get(MANIFEST, b""), signed, signers=signers)
     except signature.SignatureError as fault:
-        return Step("signature", NOT_OK, str(fault))
+        return VerifyStep("signature", NOT_OK, str(fault))
     if signer.name is None:
-        return Step("signature", OK, f"signed with {signer.key}; whose key that is was not asked (verify --signers FILE)")
-    return Step("signature", OK, f"{signer.name} signed it with {signer.key}")
+        return VerifyStep("signature", OK, f"signed with {signer.key}; whose key that is was not asked (verify --signers FILE)")
+    return VerifyStep("signature", OK, f"{signer.name} signed it with {signer.key}")
 
 
 def _tried(check: Callable[[], Found]) -> Found:

@@ -20,6 +20,7 @@ from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.page.render import model_of, page_from
 from tests.support import REPOSITORY
 from tests.support.evidence import changed, keep_run, make_key, signature_of, signers_of, verify, with_ssh
+from tests.unit.reporting.test_merge import run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -371,3 +372,13 @@ def test_a_bundle_packed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (tmp_path / "b.zip").write_bytes(bytes_)
         code, found, _ = verify(capsys, tmp_path / "b.zip")
         assert (code, found["zip"][0]) == (1, "not ok"), name
+
+
+def test_merged_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The journal of merged runs gives two testcases of one name; its bundle is valid."""
+    folders = [str(run_of(tmp_path / name, f"host-{name}")) for name in "ab"]
+    main(["merge", *folders, "-o", str(tmp_path / "both")])
+    assert main(["bundle", str(tmp_path / "both"), "-o", str(tmp_path / "b.zip")]) == 0
+    assert "'not ok'" not in capsys.readouterr().err
+    code, found, last = verify(capsys, tmp_path / "b.zip")
+    assert (code, found["JUnit"][0], last) == (0, "ok", "valid, UNSIGNED, stale")
