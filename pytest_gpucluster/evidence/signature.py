@@ -54,7 +54,9 @@ def sign(manifest: bytes, key: Path) -> bytes:
             return (Path(folder) / SIGNATURE).read_bytes()
     if key.suffix != ".pub" and "incorrect passphrase" in _gist(_ssh_keygen("-y", "-P", "", "-f", str(key.absolute()))):
         raise ConfigurationError(f"the key {key} has a passphrase and ssh-agent does not hold it: run 'ssh-add {key}' first")
-    raise ConfigurationError(f"the key {key} cannot sign: {_gist(ended)}")
+    is_open = key.suffix != ".pub" and key.stat().st_mode & 0o077
+    advice = f"; others may read it, so ssh-keygen does not: chmod 600 {key}" if is_open else ""
+    raise ConfigurationError(f"the key {key} cannot sign: {_gist(ended)}{advice}")
 
 
 def check(manifest: bytes, signature: bytes, *, signers: Path | None) -> Signer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,9 +44,7 @@ def keep_run(
 ) -> Path:
     """The results directory of a run on 2 x 4 GPUs that has ended. By default one GPU is too slow."""
     folder.mkdir(parents=True)
-    file, problems = ThresholdsFile.validate(read_source(thresholds))
-    assert file is not None
-    assert not problems
+    file = _limits(thresholds)
     profile = file.profiles["h200-sxm"]
     places = fleet(2, 4)
     planted = bad if bad is not None else (failed("bf16_tflops", "node1-gpu2", 543.25),)
@@ -80,6 +79,14 @@ def keep_run(
     rebuild(folder)
     assert write_outputs(folder, Wanted()).problems == ()
     return folder
+
+
+@lru_cache
+def _limits(path: Path | None) -> ThresholdsFile:
+    file, problems = ThresholdsFile.validate(read_source(path))
+    assert file is not None
+    assert not problems
+    return file
 
 
 def make_key(folder: Path, name: str = "key", *, passphrase: str = "") -> Path:
