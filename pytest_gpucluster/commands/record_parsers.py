@@ -1,4 +1,7 @@
-"""The arguments of the commands that read kept results: show, compare, history, merge. Wrong usage of them is exit code 4."""
+"""The arguments of the commands that read kept results: show, compare, history, merge, bundle, verify.
+
+Wrong usage of them is exit code 4.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,13 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def add_record_commands(add: Callable[..., CommandParser]) -> None:
-    """Add the four commands; ``add`` makes a parser of a name and a help text."""
+    """Add the six commands; ``add`` makes a parser of a name and a help text."""
     _add_show(add("show", help="what a results directory holds, for people or as CSV"))
     _add_compare(add("compare", help="what has changed between two runs"))
     _add_history(add("history", help="the kept runs in a folder, and the trend of a criterion"))
     _add_merge(add("merge", help="the runs of many nodes as one results directory with one verdict"))
+    _add_bundle(add("bundle", help="a run as one zip file, signed if you have a key: what a customer keeps"))
+    _add_verify(add("verify", help="whether a bundle is unchanged, who signed it, and whether all in it belongs together"))
 
 
 def _add_show(show: CommandParser) -> None:
@@ -62,6 +67,23 @@ def _add_merge(merge: CommandParser) -> None:
     merge.set_defaults(act=_merge, usage_code=WRONG_USAGE)
 
 
+def _add_bundle(bundle: CommandParser) -> None:
+    bundle.description = "Exit code 0: written; 4: it is not, and no file was touched."
+    bundle.add_argument("folder", type=Path, metavar="RESULTS", help="the results directory of a run that has ended")
+    bundle.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.zip", help="the bundle; it must not exist")
+    words = "an SSH key that signs it; one with a passphrase must be in ssh-agent"
+    bundle.add_argument("--key", type=Path, metavar="SSHKEY", help=words)
+    bundle.set_defaults(act=_bundle, usage_code=WRONG_USAGE)
+
+
+def _add_verify(verify: CommandParser) -> None:
+    verify.description = "Exit code 0: valid; 1: not valid, or not signed by one of --signers; 4: no bundle."
+    verify.add_argument("file", type=Path, metavar="FILE", help="the bundle")
+    words = "who may sign, as ssh-keygen(1) describes ALLOWED SIGNERS; default: any signature, or none"
+    verify.add_argument("--signers", type=Path, metavar="FILE", help=words)
+    verify.set_defaults(act=_verify, usage_code=WRONG_USAGE)
+
+
 def _show(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import show
 
@@ -84,3 +106,15 @@ def _merge(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import merge
 
     return merge.main(chosen)
+
+
+def _bundle(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import bundle
+
+    return bundle.main(chosen)
+
+
+def _verify(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import bundle
+
+    return bundle.verify(chosen)

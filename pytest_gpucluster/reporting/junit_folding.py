@@ -6,7 +6,6 @@ The readers of large clusters have limits: GitLab refuses files of 30 MB and was
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -82,8 +81,9 @@ def folded_nodeid(nodeid: str, place: Place | None, form: str) -> str:
     if form == "place" or place is None or not bracket or not parameters.endswith("]"):
         return nodeid
     node = f"node{place.node}" if form == "node" else ""
-    token = re.compile(rf"(^|-){re.escape(place.id)}(?=-|$)")
-    words = token.sub(lambda found: f"{found[1]}{node}" if node else "", parameters[:-1], count=1).removeprefix("-")
+    before, found, after = f"-{parameters[:-1]}-".partition(f"-{place.id}-")  # no pattern: each place would need its own
+    joined = before + (f"-{node}-" if node else "-") + after if found else before
+    words = joined[1:-1].removeprefix("-")
     return f"{address}[{words}]" if words else address
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.page.render import embedded_results
 from tests.support.fleets import simulate
 
@@ -23,8 +24,10 @@ outputs.page_from = page_from
 """
 
 
-def test_a_run_with_a_page_and_one_whose_page_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same verdict and exit code; the page beside results.json holds it; the sentence stands on the screen."""
+def test_a_run_with_a_page_and_one_whose_page_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same verdict and exit code; the page beside results.json holds it; its bundle is valid."""
     (tmp_path / "broken_page.py").write_text(BROKEN, encoding="utf-8")
     summary, results = tmp_path / "s.md", tmp_path / "gpucluster-results"
     chosen = ("-k", "test_bf16_tflops", f"--gpucluster-summary={summary}", f"--gpucluster-results={results}")
@@ -37,6 +40,8 @@ def test_a_run_with_a_page_and_one_whose_page_fails(tmp_path: Path, monkeypatch:
     assert summary.read_text(encoding="utf-8").startswith("# REJECTED\n")
     assert "\n::error title=REJECTED::" in good.stdout
     assert "report.html, results.json, metrics.prom" in good.stdout.replace("\n", " ")
+    assert main(["bundle", str(results), "-o", str(tmp_path / "b.zip")]) == main(["verify", str(tmp_path / "b.zip")]) == 0
+    assert [line[:3] for line in capsys.readouterr().out.splitlines()[-13:-1]].count("ok ") == 11  # and UNSIGNED
     bad = simulate(tmp_path, "1x2", "-p", "broken_page", *chosen, bad=("node0-gpu1:slow",))
     assert bad.returncode == good.returncode == 1
     assert bad.results["verdict"] == good.results["verdict"] == "REJECTED"

@@ -1,0 +1,95 @@
+"""``gpucluster bundle`` and ``gpucluster verify``: a run as one file that can be checked by somebody who was not there."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import sys
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.evidence import signature
+from pytest_gpucluster.evidence.archive import Archive, packed, read_archive
+from pytest_gpucluster.evidence.checks import OK
+from pytest_gpucluster.evidence.contents import contents_of
+from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE, manifest_of
+from pytest_gpucluster.evidence.verification import UNSIGNED, steps, summary
+from pytest_gpucluster.reporting.files import whole_file
+from pytest_gpucluster.text import one_line, visible
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from pytest_gpucluster.evidence.verification import VerifyStep
+
+VALID, NOT_VALID = 0, 1
+WIDEST = 12
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Write the bundle of a run; 0 whatever its verdict is.
+
+    Raises:
+        ConfigurationError: there is no run that has ended, the file is there already, or the key cannot sign.
+        OSError: a file cannot be read or written.
+    """
+    target: Path = chosen.output
+    _require_new(target)
+    files, run = contents_of(chosen.folder)
+    manifest = manifest_of(files, is_signed=chosen.key is not None).text.encode()
+    signed = {SIGNATURE: signature.sign(manifest, chosen.key)} if chosen.key is not None else {}
+    whole = {MANIFEST: manifest, **signed, **files}
+    content = packed(whole)
+    with whole_file(target) as temporary:
+        temporary.write_bytes(content)
+        _require_new(target)
+    sys.stdout.write(f"{target}  {len(content):,} bytes, {len(whole)} files\n")
+    sys.stdout.write(f"SHA-256 of the manifest {hashlib.sha256(manifest).hexdigest()}\n")
+    _foretell(whole)
+    sys.stdout.write(f"verdict {one_line(str(run.facts.get('verdict_line') or run.word))}\n")
+    return VALID
+
+
+def _require_new(target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise ConfigurationError(f"{target} is there already, and a bundle replaces nothing; choose another name")
+    if not target.parent.is_dir():
+        raise ConfigurationError(f"there is no folder {target.parent}")
+
+
+def _foretell(files: dict[str, bytes]) -> None:
+    """Say who signed, and now already what ``gpucluster verify`` will object to."""
+    for step in steps(Archive(files=files, faults=()), signers=None):
+        if step.state == UNSIGNED:
+            sys.stdout.write(f"{UNSIGNED}: nobody vouches for it; --key SSHKEY signs it\n")
+        elif step.name == "signature":
+            sys.stdout.write(f"{visible(step.text)}\n")
+        elif step.state != OK:
+            sys.stderr.write(f"gpucluster bundle: verify will say '{step.state}' of its {step.name}: {visible(step.text)}\n")
+
+
+def verify(chosen: argparse.Namespace) -> int:
+    """Check a bundle, a line a step; 0: valid, 1: not valid, or not signed by one of ``--signers``.
+
+    Raises:
+        ConfigurationError: it is no bundle, it is hostile, there are no signers, or ssh-keygen is missing.
+        OSError: a file cannot be read.
+    """
+    if chosen.signers is not None and not chosen.signers.is_file():
+        raise ConfigurationError(f"there is no file of signers {chosen.signers}")
+    gc.disable()  # what a large bundle makes stays until the end: looking for garbage is a quarter of the time
+    try:
+        taken = [_said(step) for step in steps(read_archive(chosen.file), signers=chosen.signers)]
+    finally:
+        gc.enable()
+    is_valid, line = summary(taken)
+    sys.stdout.write(f"{line}\n")
+    return VALID if is_valid else NOT_VALID
+
+
+def _said(step: VerifyStep) -> VerifyStep:
+    """A step, after its line was printed."""
+    sys.stdout.write(f"{step.state:<8}  {step.name:<{WIDEST}}  {one_line(step.text)}\n")
+    sys.stdout.flush()
+    return step

@@ -1,0 +1,1 @@
+"""Tests of evidence: bundles and their verification."""
