@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHIPPED = ("pytest_gpucluster", "tests_acceptance", "finetune_smoke")
 MOST_FILES = 25
 FEWEST_LINES = 60
-MOST_CODE_LINES = 40_700
+MOST_CODE_LINES = 41_500
 """Of all that is shipped, without docstrings, comments and blank lines. Growth is said in the changelog of each round."""
 SHORT_FILES = {
     "finetune_smoke/data/loader.py": "the one thread of the training proof; who looks for a hang starts here",
