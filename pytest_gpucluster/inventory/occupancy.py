@@ -337,10 +337,25 @@ class HostWatch:
     """
 
     def __init__(
-        self, *, proc: Path = PROC, resctrl: Path = RESCTRL, window_s: float = WINDOW_S, own_pid: int | None = None
+        self,
+        *,
+        reads: bool = True,
+        proc: Path = PROC,
+        resctrl: Path = RESCTRL,
+        window_s: float = WINDOW_S,
+        own_pid: int | None = None,
     ) -> None:
-        """``window_s``: how long to read before and after, in seconds; ``own_pid``: this process."""
+        """What to read, and where.
+
+        Args:
+            reads: False reads nothing: in a rehearsal, where the ranks are the load and nothing is accepted.
+            proc: the kernel's files of processes.
+            resctrl: its files of memory traffic.
+            window_s: how long to read before and after, in seconds.
+            own_pid: this process.
+        """
         self.load: HostLoad | None = None
+        self._reads = reads
         self._own_pid = own_pid or os.getpid()
         self._proc = proc
         self._resctrl = resctrl
@@ -349,12 +364,14 @@ class HostWatch:
 
     def __enter__(self) -> HostWatch:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Read before the measurement."""
-        self._read_twice()
+        if self._reads:
+            self._read_twice()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Read after it."""
-        self._read_twice()
+        if self._reads:
+            self._read_twice()
         if len(self._taken) == 4:
             self.load = _load_between(self._taken, self._proc, self._own_pid)
 

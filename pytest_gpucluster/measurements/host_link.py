@@ -170,7 +170,7 @@ def host_link(*, size_bytes: int, iterations: int, warmup: int, together: bool =
     allowed = frozenset(os.sched_getaffinity(0))
     local_cpus = allowed & locality.cpus_of(locality.node)
     device = torch.zeros(elements, dtype=torch.int64, device=timing.current_device())
-    with HostWatch() as watch, Snapshots(timing.gpu_uuid()) as snapshots:
+    with HostWatch(reads=torch.cuda.is_available()) as watch, Snapshots(timing.gpu_uuid()) as snapshots:
         recipe = _Recipe(spans=iterations, warmup=warmup, together=together, snapshots=snapshots)
         near = _near(device, locality.node, local_cpus, recipe)
         far = None if together else _far(device, locality, allowed, recipe)

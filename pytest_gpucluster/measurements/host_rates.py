@@ -88,7 +88,7 @@ def host_memory(*, size_bytes: int, repeats: int, budget_s: float | None = None)
     allowed = frozenset(os.sched_getaffinity(0))
     cores = cores_by_node(allowed)
     measured: list[NumaRate] = []
-    with HostWatch() as watch:
+    with HostWatch(reads=torch.cuda.is_available()) as watch:
         for number, (node, cpus) in enumerate(cores.items()):
             if not cpus:
                 continue
@@ -241,7 +241,7 @@ def launch_latency(*, launches: int, repeats: int) -> LaunchLatency:
     if launches < 1 or repeats < 1:
         raise ValueError(f"{launches} launches, {repeats} times, are nothing to measure")
     counter = torch.zeros(1, dtype=torch.int64, device=timing.current_device())
-    with HostWatch() as watch:
+    with HostWatch(reads=torch.cuda.is_available()) as watch:
         spans_us = [_row_us(counter, launches) for _ in range(repeats + 1)][1:]  # the first one loads the kernel
         progress.report("round trips", 0.5)
         trips_us = [_row_us(counter, 1) for _ in range(launches)]

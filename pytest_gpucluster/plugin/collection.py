@@ -148,7 +148,6 @@ class Collection:
     def _tests(self) -> Selector:
         return Selector(self._session.plan.nodeids())
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fix the expected set, before any test runs; the verdict becomes the last item, after what was chosen."""
         self.items = tuple(item for item in session.items if PAIR in item.stash)  # those that were refused have none

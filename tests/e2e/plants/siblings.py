@@ -32,6 +32,8 @@ class Rates:
     repeats_tb_s: list[float]
     h2d_gb_s: float
     d2h_gb_s: float
+    repeats_h2d_gb_s: list[float]
+    repeats_d2h_gb_s: list[float]
     device: str
 
 
@@ -95,5 +97,7 @@ def _rates(kind: Any) -> Any:
         repeats_tb_s=[4 * share] * 3,
         h2d_gb_s=55 * share,
         d2h_gb_s=54 * share,
+        repeats_h2d_gb_s=[55 * share] * 3,
+        repeats_d2h_gb_s=[54 * share] * 3,
         device=wanted.get("model", {}).get(str(rank), "NVIDIA H200"),
     )

@@ -43,6 +43,7 @@ class Group:
     time_us: float = 0.0
     nvls: str | None = None
     nccl_version: str | None = None
+    shortened: str | None = None
 
     @property
     def evidence(self) -> dict[str, Any]:
