@@ -68,7 +68,9 @@ def test_gpu_that_somebody_came_to_is_an_error(user: FinishedRun, name: str) -> 
 def test_error_says_when_and_in_what_it_came(user: FinishedRun) -> None:
     """Within the function, or at its end; what failed beside it stands below."""
     assert "came while somebody_comes_and_goes was measured" in user.case("test_visit_comes_and_goes[node0-gpu1]").text
-    assert "came while somebody_stays was measured" in user.case("test_visit_stays[node0-gpu1]").text
+    stays = user.case("test_visit_stays[node0-gpu1]").text  # of the second look: it was there before that began
+    assert "came during this run, before " in stays
+    assert "first not measured: GPU not idle: " in stays
     assert "planted: the other one has it all" in user.case("test_visit_fails[node0-gpu1]").text
     assert "the worker died: SIGKILL" in user.case("test_visit_dies[node0-gpu1]").text
     assert "did not return within 4 s" in user.case("test_visit_hangs[node0-gpu1]").text
