@@ -165,7 +165,7 @@ def test_the_runner_is_sound() -> None:
     assert os.access(runner, os.X_OK)
     subprocess.run(["bash", "-n", str(runner)], check=True)
     text = runner.read_text(encoding="utf-8")
-    named, gates = sessions_named_in(text), "lint types imports docs tests coverage launches netlab slurm build"
+    named, gates = sessions_named_in(text), "lint types imports docs tests coverage launches netlab build"
     assert set(gates.split()) <= named <= sessions_of_noxfile()
     assert "export MEASURE_COVERAGE=1" in text
 
