@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.page.document import document_of, read_document
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pytest_gpucluster.page.document import RunDocument
-    from pytest_gpucluster.page.render import PageModel
     from pytest_gpucluster.page.summary import Written
 
+T = TypeVar("T")
 REPORT, METRICS, RESULTS, JOURNAL = "report.html", "metrics.prom", "results.json", "journal.jsonl"
 STEP_SUMMARY, ON_GITHUB = "GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS"
 
@@ -51,42 +51,39 @@ def write_outputs(folder: Path, wanted: Wanted) -> Said:
     """Write all files about the run whose results.json is in ``folder``. Nothing is raised."""
     problems: list[str] = []
 
-    def tried(name: str, act: Callable[[], None]) -> None:
+    def tried(name: str, act: Callable[[], T]) -> T | None:
         try:
-            act()
+            return act()
         except Exception as error:  # noqa: BLE001 -- a fault here must not take the verdict along
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             problems.append(f"{name} could not be written: {reason}")
+            return None
 
-    made: list[tuple[RunDocument, PageModel]] = []
-
-    def make() -> None:
-        run = read_document(folder / RESULTS)
-        made.append((run, model_of(run)))
-
-    tried(f"{REPORT} and what belongs to it", make)
-    if not made:
+    whole = f"{REPORT} and what belongs to it"
+    run = tried(whole, lambda: read_document(folder / RESULTS))
+    model = tried(whole, lambda: model_of(run)) if run is not None else None
+    if run is None or model is None:
         return Said(problems=tuple(problems))
-    run, model = made[0]
     tried(REPORT, lambda: write_atomically(folder / REPORT, page_from(model)))
-    metrics = metrics_of(run, written_s=(folder / RESULTS).stat().st_mtime)
-    tried(METRICS, lambda: write_atomically(folder / METRICS, metrics))
-    if wanted.metrics is not None:
-        file = wanted.metrics
-        tried(str(file), lambda: write_report(_with_parent(file), metrics))
-    _write_summaries(model, wanted, tried)
-    is_github = wanted.environment.get(ON_GITHUB) == "true"
-    return Said(problems=tuple(problems), annotations=tuple(annotations_of(model, wanted.written)) if is_github else ())
-
-
-def _write_summaries(model: PageModel, wanted: Wanted, tried: Callable[[str, Callable[[], None]], None]) -> None:
-    text = markdown_of(model)
-    if wanted.summary is not None:
-        file = wanted.summary
-        tried(str(file), lambda: write_report(_with_parent(file), text))
+    metrics = tried(METRICS, lambda: metrics_of(run, written_s=(folder / RESULTS).stat().st_mtime))
+    if metrics is not None:
+        tried(METRICS, lambda: write_atomically(folder / METRICS, metrics))
+        _write_wanted(wanted.metrics, metrics, tried)
     step = wanted.environment.get(STEP_SUMMARY)
-    if step:
-        tried(f"${STEP_SUMMARY}", lambda: _append(Path(step), text))
+    summary = tried("the summary", lambda: markdown_of(model)) if wanted.summary is not None or step else None
+    if summary is not None:
+        _write_wanted(wanted.summary, summary, tried)
+        if step:
+            tried(f"${STEP_SUMMARY}", lambda: _append(Path(step), summary))
+    is_github = wanted.environment.get(ON_GITHUB) == "true"
+    annotations = tried("the annotations", lambda: tuple(annotations_of(model, wanted.written))) if is_github else ()
+    return Said(problems=tuple(problems), annotations=annotations or ())
+
+
+def _write_wanted(file: Path | None, text: str, tried: Callable[[str, Callable[[], None]], None]) -> None:
+    """Write a file where the user wants it, if anywhere."""
+    if file is not None:
+        tried(str(file), lambda: write_report(_with_parent(file), text))
 
 
 def _with_parent(file: Path) -> Path:

@@ -126,11 +126,11 @@ class End:
         self.verdict = self._session.decide()
         error = self._session.recorder.finish(self.verdict)
         self._disk_errors += [error] if error is not None else []
-        if error is None and self._session.recorder.is_open:
-            self._terminal.said = write_outputs(self._session.setup.settings.results_dir, self._wanted)
         report = self._session.recorder.report(self.verdict)
         report_verdict(session, verdict_testcase(report))
         finish_junit(self._config, report)
+        if error is None and self._session.recorder.is_open:
+            self._terminal.said = write_outputs(self._session.setup.settings.results_dir, self._wanted)
         session.exitstatus = self._exit_status(session)
 
     @property

@@ -71,6 +71,32 @@ def test_a_page_that_fails_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(files_in(tmp_path)) == {"results.json", "metrics.prom"}
 
 
+@pytest.mark.parametrize("name", ["model_of", "page_from", "metrics_of", "markdown_of", "annotations_of"])
+def test_a_fault_in_any_part_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Nothing is raised, whichever of them fails: the verdict and the JUnit file come after it. The fault is said."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(outputs, name, fail)
+    folder, step = results_in(tmp_path / "r"), tmp_path / "step.md"
+    wanted = Wanted(
+        summary=tmp_path / "s.md",
+        metrics=tmp_path / "m.prom",
+        environment={"GITHUB_STEP_SUMMARY": str(step), "GITHUB_ACTIONS": "true"},
+    )
+    said = write_outputs(folder, wanted)
+    assert said.problems
+    assert all(problem.endswith("could not be written: RuntimeError: planted") for problem in said.problems), said.problems
+    written = {
+        "page_from": (folder / "report.html").exists(),
+        "metrics_of": (folder / "metrics.prom").exists() or (tmp_path / "m.prom").exists(),
+        "markdown_of": (tmp_path / "s.md").exists() or step.exists(),
+        "annotations_of": bool(said.annotations),
+    }
+    assert written == {one: name not in (one, "model_of") for one in written}
+
+
 def test_every_file_that_cannot_be_is_named(tmp_path: Path) -> None:
     """A folder in the way of each: a sentence for each, and no temporary file stays."""
     folder = results_in(tmp_path / "r")
