@@ -16,7 +16,7 @@ from pytest_gpucluster.commands.info import BAD, GOOD, UNSEEN, find, unseen
 from pytest_gpucluster.commands.info_tables import unavailable, value_at
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.inventory.slurm import ask, read_node
+from pytest_gpucluster.inventory.slurm import change, read_node
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def main(chosen: argparse.Namespace) -> int:
     for text in (*wrong, *unread):
         sys.stdout.write(f"{OURS}{text}\n")
     code = BAD if wrong else UNSEEN if unread else GOOD
-    if node is not None and not _drain(node, "; ".join((*wrong, *unread))):
+    is_without_gpus = num_gpus == 0 and machine["gpus_on_pci_bus"] == 0
+    reason = "" if is_without_gpus else "; ".join((*wrong, *unread))
+    if node is not None and not _drain(node, reason):
         return code or UNSEEN
     return code
 
@@ -98,13 +100,12 @@ def _drain(node: Any, reason: str) -> bool:
         return True
     said = f"{OURS}{reason}"[:LONGEST]
     if reason and not (is_drained and node.reason.startswith(said)):
-        change = ["State=DRAIN", f"Reason={said}"]
+        wanted = ["State=DRAIN", f"Reason={said}"]
     elif not reason and is_ours and "DRAIN" in node.states:
-        change = ["State=UNDRAIN"]
+        wanted = ["State=UNDRAIN"]
     else:
         return True
-    answer = ask("update", f"NodeName={node.name}", *change)
-    failed = isinstance(answer, NotAvailable) and "it printed nothing" not in answer.why
-    if failed:
-        sys.stderr.write(f"gpucluster healthcheck: {node.name} stays as it is: {answer}\n")
-    return not failed
+    refused = change("update", f"NodeName={node.name}", *wanted)
+    if refused is not None:
+        sys.stderr.write(f"gpucluster healthcheck: {node.name} stays as it is: {refused.why}\n")
+    return refused is None

@@ -9,11 +9,15 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.inventory.reading import NotAvailable, apply
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DEADLINE_S = 15.0
 """For one command. Slurm itself says after 9 s that no controller is there, so its own words come first."""
@@ -192,18 +196,32 @@ def _is_among(number: str, ranges: str) -> bool:
 
 def ask(*arguments: str) -> str | NotAvailable:
     """What ``scontrol`` prints; why not, where it is absent, fails, is silent for :data:`DEADLINE_S` or prints nothing."""
+    return apply(lambda printed: printed or NotAvailable(f"{_said(arguments)}: it printed nothing"), _run(arguments))
+
+
+def change(*arguments: str) -> NotAvailable | None:
+    """Have ``scontrol`` change something, which prints nothing where it was done; why it was not done, else None."""
+    printed = _run(arguments)
+    return printed if isinstance(printed, NotAvailable) else None
+
+
+def _run(arguments: Sequence[str]) -> str | NotAvailable:
     path = shutil.which("scontrol")
     if path is None:
         return NotAvailable("scontrol is not on the PATH")
-    said = f"scontrol {' '.join(arguments)}"
     try:
         ended = program.run(path, arguments, within_s=DEADLINE_S, variables={"LC_ALL": "C"})
     except ProgramError as error:
         return NotAvailable(str(error))
-    output = ended.printed.strip()
+    printed = ended.printed.strip()
     if ended.exit_code != 0:
-        return NotAvailable(f"{said}: exit code {ended.exit_code}: {_short(ended.complained.strip() or output)}")
-    return output or NotAvailable(f"{said}: it printed nothing")
+        complaint = _short(ended.complained.strip() or printed)
+        return NotAvailable(f"{_said(arguments)}: exit code {ended.exit_code}: {complaint}")
+    return printed
+
+
+def _said(arguments: Sequence[str]) -> str:
+    return f"scontrol {' '.join(arguments)}"
 
 
 def _word(line: str, key: str) -> str | NotAvailable:

@@ -30,6 +30,8 @@ EFA_COUNTERS = ("lifespan", "rx_bytes", "rx_drops", "tx_bytes", "tx_pkts")
 NDR, HDR = "400 Gb/sec (4X NDR)", "200 Gb/sec (4X HDR)"
 BRIDGES = ("pci0000:{bus:02x}", "0000:{bus:02x}:01.0", "0000:{up:02x}:00.0", "0000:{up:02x}:{port:02x}.0")
 """A root complex, its root port, and the two ends of a PCIe switch: one for each device below."""
+GPU_CLASS = {"vendor": "0x10de", "class": "0x030200"}
+"""Files by which the PCI tree shows a device as one of NVIDIA's GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from pytest_gpucluster.commands import healthcheck
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.inventory import machine
 from tests.support import fake_slurm
-from tests.support.nvml_simulator import build, environment
-from tests.support.sysfs import MadeSys
+from tests.support.nvml_simulator import environment
+from tests.support.sysfs import GPU_CLASS, MadeSys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 GRES = "gpu:h200:8"
 OURS = " Reason=gpucluster: 2 uncorrected memory errors [root@2026-11-26T12:00:00]"
 FOREIGN = " Reason=bad cable, ticket 4711 [me@2026-11-26T12:00:00]"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The simulated NVML."""
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +167,23 @@ def test_a_missing_driver_drains(slurm: Path) -> None:
     says(slurm)
     assert main(["healthcheck", "--drain"]) == 1
     assert updates(slurm)[-1].startswith("Reason=gpucluster: NVML shows 0 of 8 GPUs (NVML Shared Library Not Found")
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus_on_bus", "words"),
+    [("(null)", 0, 0), ("nic:2", 0, 0), ("(null)", 8, 4), (GRES, 0, 4), ("gpu:h200:(x)", 0, 4)],
+    ids=["CPU node", "no GPU in its GRES", "GPUs that Slurm does not know", "GPUs that the bus does not show", "unreadable"],
+)
+def test_a_node_without_gpus_is_drained_if_it_should_have_some(
+    gres: str, gpus_on_bus: int, words: int, slurm: Path, sysfs: MadeSys
+) -> None:
+    """HealthCheckProgram runs on every node: one that neither Slurm nor the bus gives a GPU stays as it is."""
+    sysfs.add_pci("0000:00:1f.0", bus=0x00, files={"vendor": "0x8086", "class": "0x060100"})
+    for number in range(gpus_on_bus):
+        sysfs.add_pci(f"0000:0{number}:00.0", bus=0x80, slot=number, files=GPU_CLASS)
+    says(slurm, gres=gres)
+    assert main(["healthcheck", "--drain"]) == (1 if gpus_on_bus or gres == GRES else 3)
+    assert len(updates(slurm)) == words
 
 
 def test_a_slurm_that_does_not_answer(plant: Callable[[str], None], slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:

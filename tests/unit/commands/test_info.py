@@ -16,20 +16,13 @@ from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import machine
 from pytest_gpucluster.inventory.reading import NotAvailable
-from tests.support.nvml_simulator import build, environment
-from tests.support.sysfs import MadeSys, efa, infiniband, roce
+from tests.support.nvml_simulator import environment
+from tests.support.sysfs import GPU_CLASS, MadeSys, efa, infiniband, roce
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 WITH_GPUS = ("summary", "gpu", "links", "all")
-GPU_CLASS = {"vendor": "0x10de", "class": "0x030200"}
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The simulated NVML."""
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(autouse=True)

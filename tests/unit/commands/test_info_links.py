@@ -10,22 +10,15 @@ from rich.console import Console
 
 from pytest_gpucluster.commands.info_views import show
 from pytest_gpucluster.inventory import machine
-from tests.support.nvml_simulator import build, environment
-from tests.support.sysfs import MadeSys, infiniband
+from tests.support.nvml_simulator import environment
+from tests.support.sysfs import GPU_CLASS, MadeSys, infiniband
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-GPU_CLASS = {"vendor": "0x10de", "class": "0x030200"}
 BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
 """Of the simulated GPUs."""
 NO_GPUS = {"status": "no_library", "error": "NVML Shared Library Not Found", "gpus": [], "count": 0}
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The simulated NVML."""
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
