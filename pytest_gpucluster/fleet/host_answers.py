@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.fleet.simulated_call import made
-from pytest_gpucluster.inventory.host import HostFacts, Mount
-from pytest_gpucluster.inventory.host_errors import MemoryController
+from pytest_gpucluster.inventory.host import HostFacts, MemoryController, Mount
+from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.nics import Nic, NicPort
-from pytest_gpucluster.inventory.occupancy import HostLoad, HostProcess
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 from pytest_gpucluster.inventory.reading import healthy
 from pytest_gpucluster.protocol.plain_data import to_plain

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.health.growth import CounterGroup, compare_counters
-from pytest_gpucluster.inventory.host import UNLIMITED
-from pytest_gpucluster.inventory.host_errors import MemoryController, PcieErrors
+from pytest_gpucluster.inventory.host import UNLIMITED, MemoryController, PcieErrors
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 

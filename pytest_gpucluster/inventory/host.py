@@ -1,7 +1,8 @@
-"""A host by /proc, /sys and system calls: processors, memory, settings, limits, mounts. No tool and no root is needed.
+"""A host by /proc, /sys and system calls: processors, memory, settings, limits, mounts, errors. No tool and no root is needed.
 
 In a container the kernel's values (processors, memory, governor, IOMMU) are the host's; the operating system's name, limits
-and /dev/shm are the container's. Each value stands alone: one that is hidden is "not available: why".
+and /dev/shm are the container's. Errors are counted in memory (EDAC) and on PCIe ways (AER). A virtual machine shows neither,
+as the hypervisor has them. Each value stands alone: one that is hidden is "not available: why".
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
-from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import SYS, list_names, read_number, read_text
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, or_none, read, row
+from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_if_there, list_names, read_number, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PROC = Path("/proc")
 OS_RELEASE = Path("/etc/os-release")
@@ -316,3 +321,61 @@ def _parse(line: str) -> Mount | None:
 def _plain(text: str) -> str:
     r"""The text with ``\040`` for a blank, as the kernel writes it, undone."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
+
+
+# --- Errors that the kernel has counted ---
+
+NO_LIMIT = "of `host_errors`: nobody publishes a limit"
+
+
+def _total(file: Path) -> int | NotAvailable:
+    """The last line of a file of AER: ``TOTAL_ERR_FATAL 0``."""
+    text = read_text(file)
+    if isinstance(text, NotAvailable):
+        return text
+    number = text.splitlines()[-1].rpartition(" ")[2]
+    return int(number) if number.isascii() and number.isdecimal() else NotAvailable(f"{text[-80:]!r} has no total ({file})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryController:
+    """What a memory controller of the host has counted since its driver was loaded."""
+
+    name: str = judged(EVIDENCE, "of `host_errors`: it names the part")
+    uncorrected: int | NotAvailable = row(SysfsFile("ue_count", read_number), 0, "host_errors")
+    corrected: int | NotAvailable = row(SysfsFile("ce_count", read_number), 0, EVIDENCE, NO_LIMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PcieErrors:
+    """What a PCIe device or bridge has counted since the host was booted."""
+
+    name: str = judged(EVIDENCE, "of `host_errors`: it names the part")
+    fatal: int | NotAvailable = row(SysfsFile("aer_dev_fatal", _total), 0, "host_errors")
+    nonfatal: int | NotAvailable = row(SysfsFile("aer_dev_nonfatal", _total), 0, "host_errors")
+    corrected: int | NotAvailable = row(SysfsFile("aer_dev_correctable", _total), 0, EVIDENCE, NO_LIMIT)
+
+
+def read_memory_controllers(*, root: Path = SYS) -> list[MemoryController] | NotAvailable:
+    """The memory controllers that the kernel shows, by name; none without EDAC."""
+    folder = root / "devices" / "system" / "edac" / "mc"
+
+    def controllers(names: list[str]) -> list[MemoryController]:
+        own = [name for name in names if name.startswith("mc") and name[2:].isdecimal()]
+        return [read(MemoryController, folder / name, name=name) for name in own]
+
+    return apply(controllers, list_if_there(folder))
+
+
+def read_pcie_errors(addresses: Iterable[str], *, root: Path = SYS) -> list[PcieErrors]:
+    """The counts of these PCI addresses; those for which the kernel keeps none are left out."""
+    folders = {address: root / "bus" / "pci" / "devices" / address for address in sorted({*addresses})}
+    return [read(PcieErrors, folder, name=name) for name, folder in folders.items() if _has_counts(folder)]
+
+
+def _has_counts(folder: Path) -> bool:
+    """Whether the kernel counts there; where that cannot be seen, the counts say why."""
+    try:
+        return (folder / "aer_dev_fatal").exists()
+    except OSError:
+        return True

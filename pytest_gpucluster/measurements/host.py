@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import gpu_index, numa, slurm
-from pytest_gpucluster.inventory.host import HostFacts, read_host, read_memory_limit
-from pytest_gpucluster.inventory.host_errors import MemoryController, PcieErrors, read_memory_controllers, read_pcie_errors
+from pytest_gpucluster.inventory.host import (
+    HostFacts,
+    MemoryController,
+    PcieErrors,
+    read_host,
+    read_memory_controllers,
+    read_memory_limit,
+    read_pcie_errors,
+)
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session

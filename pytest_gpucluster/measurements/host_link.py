@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from pytest_gpucluster.errors import GpuMemoryError
 from pytest_gpucluster.inventory import numa
-from pytest_gpucluster.inventory.occupancy import HostLoad, HostWatch
+from pytest_gpucluster.inventory.host_load import HostLoad, HostWatch
 from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing

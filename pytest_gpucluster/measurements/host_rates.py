@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_gpucluster.inventory import numa
-from pytest_gpucluster.inventory.occupancy import HostLoad, HostWatch
+from pytest_gpucluster.inventory.host_load import HostLoad, HostWatch
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.protocol.functions import without_device
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpucluster.health.growth import read_limits
 from pytest_gpucluster.health.hosts import judge_host_errors
-from pytest_gpucluster.inventory.host_errors import read_memory_controllers, read_pcie_errors
+from pytest_gpucluster.inventory.host import read_memory_controllers, read_pcie_errors
 from pytest_gpucluster.inventory.pci_tree import read_addresses
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE

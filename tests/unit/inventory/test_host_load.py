@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.inventory import occupancy
-from pytest_gpucluster.inventory.occupancy import HostLoad, HostProcess, HostWatch
+from pytest_gpucluster.inventory import host_load
+from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess, HostWatch
 from pytest_gpucluster.protocol.plain_data import from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ class PlantedHost:
         self.busy = self.stolen = self.memory_waited = 0.0
         self.memory_bytes = 0
         (self.proc / "pressure").mkdir(parents=True)
-        monkeypatch.setattr("pytest_gpucluster.inventory.sysfs.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("pytest_gpucluster.inventory.host_load.time.monotonic", lambda: self.now_s)
         self.rates: dict[int, float] = {}
         self.unseen = self.stealing = self.waiting = 0.0
         self.gb_s = 0.0
-        monkeypatch.setattr(occupancy.time, "sleep", self.run)
+        monkeypatch.setattr(host_load.time, "sleep", self.run)
         for pid, parent, session in (
             (SHELL, 1, SHELL), (PYTEST, SHELL, SHELL), (AGENT, PYTEST, SHELL), (OWN, AGENT, OWN),
             (OTHER_WORKER, AGENT, OTHER_WORKER), (CHILD, OTHER_WORKER, OTHER_WORKER), (BURNER, SHELL, BURNER),
@@ -44,7 +44,7 @@ class PlantedHost:
             self.start(pid, parent=parent, session=session)
         for pid in (AGENT, OWN, OTHER_WORKER):
             (self.proc / str(pid) / "cmdline").write_text(f"python\0-m\0pytest_gpucluster.agent.main\0{STORE}\0")
-        monkeypatch.setattr(occupancy.os, "getpid", lambda: 1 << 22)  # not the planted one, whose command line is in the folder
+        monkeypatch.setattr(host_load.os, "getpid", lambda: 1 << 22)  # not the planted one, whose command line is in the folder
         self.write()
 
     def start(self, pid: int, *, parent: int, session: int, name: str = "stress (ng) x") -> None:
@@ -210,7 +210,7 @@ def test_memory_traffic_and_pressure(host: PlantedHost, monkeypatch: pytest.Monk
     """Where the kernel counts them."""
     host.count_memory()
     run = host.run
-    monkeypatch.setattr(occupancy.time, "sleep", lambda seconds: (run(seconds), host.count_memory()))
+    monkeypatch.setattr(host_load.time, "sleep", lambda seconds: (run(seconds), host.count_memory()))
     host.gb_s = 80.0
     assert "memory traffic of 80.0 GB/s" in str(host.watch().disturbed_by)
     host.gb_s = 0.0
@@ -259,7 +259,7 @@ def test_it_crosses_to_the_controller() -> None:
 
 READER = """
 import json, sys, time
-from pytest_gpucluster.inventory.occupancy import HostWatch
+from pytest_gpucluster.inventory.host_load import HostWatch
 deadline_s = time.monotonic() + 60
 found = []
 while time.monotonic() < deadline_s and not set(map(int, sys.argv[1:])) <= set(found):
