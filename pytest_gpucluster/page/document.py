@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import OUTCOMES, VERDICTS, Record
 from pytest_gpucluster.places import Place
+from pytest_gpucluster.records.columns import unpacked
+from pytest_gpucluster.records.reading import NEWEST
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-NEWEST = 2
-"""The newest ``schema_version`` that this version reads. Files without one are of version 1."""
 TABLES = ("criteria", "values", "culprits", "hardware", "places", "limits")
 """Members that become records, places and entries; all others are facts."""
 PLACE = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")
@@ -140,16 +140,8 @@ def _from_columns(columns: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
                 value=value,
                 limit=limits.get(place, limit),
                 note=notes.get(place, {}),
-                evidence={key: _unpacked(found) for key, found in pairs if found is not None},
+                evidence={key: unpacked(found) for key, found in pairs if found is not None},
             )
-
-
-def _unpacked(value: Any) -> Any:
-    """A table of the evidence as rows; version 2 keeps equal rows as one object of columns."""
-    if not isinstance(value, dict) or list(value) != ["columns"] or not isinstance(value["columns"], dict):
-        return value
-    columns = value["columns"]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _record(

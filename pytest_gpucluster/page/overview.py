@@ -25,19 +25,19 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
     is_only_measured,
 )
-from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, exact, plain, some
+from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, plain, some
 from pytest_gpucluster.page.drawing import Value, strip_of
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.ending import duration
 from pytest_gpucluster.reporting.hostlists import hostlist
-from pytest_gpucluster.reporting.table_rows import PlaceNames, row_of
+from pytest_gpucluster.reporting.table_rows import NOTHING, PlaceNames
 from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.page.criteria_view import CriterionView, Number
+    from pytest_gpucluster.page.criteria_view import CriterionView
     from pytest_gpucluster.page.document import RunDocument
     from pytest_gpucluster.page.drawing import Strip
 
@@ -87,19 +87,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """A criterion of the handover, with all of its values as a strip."""
+    """A criterion of the handover, with all of its values as a strip. ``outcome``: its own, or why nothing was measured."""
 
-    name: str
     title: str
-    tone: str
-    worst: Number
-    where: str
-    median: str
-    limit: Number
-    unit: str
-    headroom: str
+    view: CriterionView
     outcome: str
-    anchor: str
     strip: Strip | None
 
 
@@ -291,37 +283,26 @@ def _left_out(run: RunDocument) -> list[Gap]:
 
 def headlines_of(run: RunDocument, views: Sequence[CriterionView]) -> tuple[Headline, ...]:
     """The criteria of the handover that the run knows, in the handover's order."""
-    anchors = {view.name: view for view in views}
-    by_criterion = run.by_criterion
+    by_name, by_criterion = {view.name: view for view in views}, run.by_criterion
     names = PlaceNames(run.places)
     return tuple(
-        _headline(name, title, by_criterion[name], anchors[name], names)
-        for name, title in HANDOVER.items()
-        if name in by_criterion
+        _headline(title, by_criterion[name], by_name[name], names) for name, title in HANDOVER.items() if name in by_criterion
     )
 
 
-def _headline(name: str, title: str, records: Sequence[Record], view: CriterionView, names: PlaceNames) -> Headline:
+def _headline(title: str, records: Sequence[Record], view: CriterionView, names: PlaceNames) -> Headline:
     measured = [record for record in records if record.value is not None and math.isfinite(record.value)]
     limit = next((record.limit for record in records if record.limit is not None), None)
-    row = row_of(name, records, names)
     values = [
         Value(value=float(one.value or 0.0), name=names.name(one.place), is_bad=counted_as(one) in (FAILED, WAIVED))
         for one in measured
     ]
-    label = f"{title}: {counted(len(values), 'value')}, worst {row.worst} at {row.where}, limit {row.limit} {row.unit}"
+    asked = f"limit {view.limit.text} {view.unit or NOTHING}"
+    label = f"{title}: {counted(len(values), 'value')}, worst {view.worst.text} at {view.where}, {asked}"
     return Headline(
-        name=name,
         title=title,
-        tone=view.tone,
-        worst=view.worst,
-        where=row.where,
-        median=row.median,
-        limit=exact(row.limit, limit.value if limit is not None else None),
-        unit=view.unit,
-        headroom=row.headroom,
-        outcome=_absence(records) or row.outcome,
-        anchor=view.anchor,
+        view=view,
+        outcome=_absence(records) or view.outcome,
         strip=strip_of(values, limit=float(limit.value) if limit is not None else None, label=label),
     )
 

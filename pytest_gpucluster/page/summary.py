@@ -81,9 +81,10 @@ def _handover(model: PageModel) -> list[str]:
     lines = ["## What the handover asks for", "", "| criterion | worst | where | limit | headroom | outcome |"]
     lines += ["|---|---:|---|---:|---:|---|"]
     for one in model.headlines:
-        worst = f"{one.worst.text} {cell(one.unit)}" if one.worst.text != "-" else "-"
-        limit = f"{one.limit.text} {cell(one.unit)}" if one.limit.text != "-" else "-"
-        lines += [f"| {cell(one.title)} | {worst} | {_short(one.where)} | {limit} | {one.headroom} | {_short(one.outcome)} |"]
+        seen = one.view
+        worst = f"{seen.worst.text} {cell(seen.unit)}" if seen.worst.text != "-" else "-"
+        limit = f"{seen.limit.text} {cell(seen.unit)}" if seen.limit.text != "-" else "-"
+        lines += [f"| {cell(one.title)} | {worst} | {_short(seen.where)} | {limit} | {seen.headroom} | {_short(one.outcome)} |"]
     return [*lines, ""]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import unittest
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,10 +74,10 @@ class SecondChance:
         """After the loop, run what still waits; where the session ends early, report the first look."""
         try:
             result = yield
-            for item in (queue := list(self._waiting)):
+            queue = list(self._waiting)
+            for item, following in zip_longest(queue, queue[1:]):
                 self.point_at(item)
-                following = queue[queue.index(item) + 1 :]
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following[0] if following else None)
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 if session.shouldfail or session.shouldstop:
                     break
             return result

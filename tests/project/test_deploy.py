@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.commands.slurm_job import read_step
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
@@ -74,3 +75,15 @@ def test_the_page_explains_every_variable() -> None:
     assert [name for name in head_of(text) if f"`{name}`" not in page] == []
     explained = {*re.findall(r"--([\w-]+)", page), "job-name", "output"}
     assert set(re.findall(r"#SBATCH --([\w-]+)", text)) <= explained
+
+
+@pytest.mark.parametrize(("job", "restarts"), [(1, 0), (4711, 0), (4711, 3), (4711, 16), (999_999, 15)])
+def test_the_port_of_the_fine_tune_is_that_of_a_launch(job: int, restarts: int) -> None:
+    """The job file cannot ask ``gpucluster launch``, whose ranks are torchrun's: it reckons the same port."""
+    line = next(line for line in (SLURM / "finetune.sbatch").read_text(encoding="utf-8").splitlines() if "MASTER_PORT=" in line)
+    variables = {"SLURM_JOB_ID": str(job), "SLURM_RESTART_COUNT": str(restarts), "MASTER_ADDR": "x"}
+    script = f"{line}\necho $MASTER_PORT"
+    printed = subprocess.run(["bash", "-c", script], env=variables, capture_output=True, text=True, check=True, timeout=60)
+    step = read_step({**variables, "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "a"})
+    assert step is not None
+    assert printed.stdout.strip() == str(step.port)
