@@ -264,7 +264,7 @@ def _check_physics(threshold: Threshold, profile: Profile) -> Iterator[str]:
 
 
 def _check_shapes(threshold: Threshold, profile: Profile) -> Iterator[str]:
-    """Check that a cluster of a stated shape could reach its floor at all."""
+    """Check that a cluster of a stated shape could reach its floor at all. Shapes that the profile rules out judge nothing."""
     if threshold.rates is None or threshold.kind in {"below", "max"} or threshold.bound_waived is not None:
         return
     rates = threshold.rates
@@ -273,12 +273,15 @@ def _check_shapes(threshold: Threshold, profile: Profile) -> Iterator[str]:
         if nodes < 2:
             yield f"{threshold.key!r}: the shape {written} has nothing between nodes."
             continue
+        if profile.nodes not in (None, nodes) or profile.gpus_per_node not in (None, gpus):
+            continue
         top, what = _most(rates, threshold.of, nodes, gpus)
         if number >= top:
             ports = "no known ports" if rates.nic_gb_s_per_gpu is None else f"{rates.nic_gb_s_per_gpu:g} GB/s of ports a GPU"
             yield (
                 f"{threshold.key!r}: {number:g} {threshold.unit} for {written} is more than any {what} can reach there, "
-                f"{top:.4g} (profile {profile.name!r}: {ports}, {rates.nvlink_gb_s:g} of NVLinks)."
+                f"{top:.4g} (profile {profile.name!r}: {ports}, {rates.nvlink_gb_s:g} of NVLinks). "
+                "Say 'nodes' and 'gpus_per_node' where the profile is of another shape."
             )
 
 

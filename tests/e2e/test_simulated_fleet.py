@@ -14,7 +14,7 @@ import pytest
 from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import SCHEMA_FILE
-from tests.support import reports
+from tests.support import REPOSITORY, reports
 from tests.support.fleets import not_green, simulate
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
@@ -380,6 +380,19 @@ def test_a_node_without_nvls_blames_none_of_its_gpus(tmp_path: Path) -> None:
     (culprit,) = run.results["culprits"]
     assert (culprit["kind"], culprit["place"]["id"]) == ("node", "node0")
     assert "each pair of its GPUs is as fast as others" in run.row("busbw[all_reduce]", "node0")["evidence"]["pairs"]
+
+
+@pytest.mark.parametrize("bad", [None, "node2-gpu0:slow"])
+def test_nodes_of_one_gpu_by_the_profile_of_the_docs(tmp_path: Path, bad: str | None) -> None:
+    """The site's five lines as they stand there: all that a slow network promises is green; a slow GPU is named."""
+    page = (REPOSITORY / "docs/how-to/one-gpu-nodes.md").read_text(encoding="utf-8")
+    (tmp_path / "one-gpu.yaml").write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    limits = ("--gpucluster-thresholds=one-gpu.yaml", "--gpucluster-profile=site", "--gpucluster-level=standard")
+    run = simulate(tmp_path, "4x1", *limits, bad=(bad,) if bad else ())
+    assert run.outcomes("training_scaling_cluster") == {None: "skipped"}
+    assert run.row("training_scaling_cluster")["reason"].endswith("the profile promises sockets")
+    assert [one["place"] for one in run.results["culprits"]] == ([] if bad is None else [bad.split(":")[0]])
+    assert not not_green(run) or bad
 
 
 NVL72 = "--gpucluster-profile=gb200-nvl72"

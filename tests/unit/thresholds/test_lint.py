@@ -351,6 +351,25 @@ def test_a_floor_that_no_cluster_of_the_shape_can_reach(shapes: str, nic: int, e
 
 
 @pytest.mark.parametrize(
+    ("terms", "is_refused"),
+    [
+        ("", True),
+        (", nodes: 2, gpus_per_node: 8", True),
+        (", gpus_per_node: 8", True),
+        (", gpus_per_node: 1", False),
+        (", nodes: 4", False),
+        (", nodes: 2, gpus_per_node: 1", False),
+    ],
+)
+def test_a_shape_that_the_profile_rules_out_is_no_fault(terms: str, write: Write, *, is_refused: bool) -> None:
+    """A site of one GPU a node on a slow network inherits the handover's limit for 2 x 8, which will never judge it."""
+    text = GOOD.replace("per: node\n    above: {2: 310, 8: 400}", BETWEEN % "2x8: 350")
+    path = write(text.replace("fabric: infiniband}", f"fabric: infiniband, nic_gb_s_per_gpu: 2{terms}}}"))
+    assert not is_refused or any("Say 'nodes' and 'gpus_per_node' where" in problem for problem in problems_of(path))
+    assert is_refused or not check(path)[1]
+
+
+@pytest.mark.parametrize(
     ("shapes", "expected"),
     [
         ("18x4: 700, 36x4: 700", None),

@@ -106,8 +106,8 @@ def test_each_key_of_an_entry_may_lose(loaded: Load) -> None:
 
 def test_a_criterion_that_the_profile_skips(loaded: Load) -> None:
     """A limit for a criterion that the chosen profile leaves out: the line that skips it is named; other profiles use it."""
-    file = loaded(f"{OVERLAY}criteria:\n  training_scaling_cluster: {{min: 0.5}}\n")
-    skips = f"thresholds.yaml:{line_of('training_scaling_cluster', 'lab-2x2:')} skips it"
+    file = loaded(f"{OVERLAY}criteria:\n  busbw_scaling: {{min: 0.5}}\n")
+    skips = f"thresholds.yaml:{line_of('busbw_scaling', 'lab-2x2:')} skips it"
     assert [line for line in in_run(file, "lab-2x2") if f"no effect for profile lab-2x2: {skips}" in line]
     assert in_run(file, "h200-sxm") == []
 
