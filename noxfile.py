@@ -132,8 +132,8 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session
 def page(session: nox.Session) -> None:
-    """Open the page of a large run in Chromium, search and print it (Debian: `apt-get install chromium`); skips elsewhere."""
-    install(session, "tests")
+    """Open pages in Chromium, search and print them, ask axe-core (Debian: `apt-get install chromium`); skips elsewhere."""
+    install(session, "page")
     run(session, "pytest", *SHOWN, *(session.posargs or ["tests/page"]), **FOR_TESTS)
 
 

@@ -391,7 +391,7 @@ def test_nodes_of_one_gpu_by_the_profile_of_the_docs(tmp_path: Path, bad: str | 
     run = simulate(tmp_path, "4x1", *limits, bad=(bad,) if bad else ())
     assert run.outcomes("training_scaling_cluster") == {None: "skipped"}
     assert run.row("training_scaling_cluster")["reason"].endswith("the profile promises sockets")
-    assert [one["place"] for one in run.results["culprits"]] == ([] if bad is None else [bad.split(":")[0]])
+    assert [one["place"]["id"] for one in run.results["culprits"]] == ([] if bad is None else [bad.split(":")[0]])
     assert not not_green(run) or bad
 
 

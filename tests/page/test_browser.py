@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
+import json
 import re
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.page.document import document_of
+from pytest_gpucluster.page.document import document_of, read_document
 from pytest_gpucluster.page.render import model_of, page_from
+from tests.support import REPOSITORY
 from tests.support.result_files import document, large_run, of_version_2, text_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SWITCHES = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr", "--v=0")
@@ -36,6 +40,21 @@ addEventListener("load", function () { setTimeout(function () {
   document.title = JSON.stringify({ shown: shown, bad: bad, ms: entry.loadEventStart, requests: requests });
 }, 0); });
 """
+
+AXE = """
+addEventListener("load", function () {
+  for (var one of document.querySelectorAll("details")) { one.open = true; }
+  axe.run(document, { resultTypes: ["violations"] }).then(function (found) {
+    var told = found.violations.map(function (one) {
+      return { rule: one.id, impact: one.impact, at: one.nodes.slice(0, 3).map(function (node) { return node.target; }) };
+    });
+    var text = JSON.stringify({ passes: found.passes.length, violations: told });
+    document.title = "AXE" + btoa(unescape(encodeURIComponent(text)));
+  });
+});
+"""
+SCHEMES = {"light": "1", "dark": "0"}
+"""Of ``--blink-settings=preferredColorScheme``."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,11 +77,31 @@ def browse(page: Path, *switches: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
 
 
-def with_probe(html: str) -> str:
-    """The page with a script of the test's own, whose digest its policy has too."""
-    digest = base64.b64encode(hashlib.sha256(PROBE.encode()).digest()).decode()
-    allowed = html.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
-    return allowed.replace("</body>", f"<script>{PROBE}</script></body>", 1)
+def with_probe(html: str, *scripts: str) -> str:
+    """The page with scripts of the test's own, whose digests its policy has too."""
+    for script in scripts or (PROBE,):
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        html = html.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+        before, end, after = html.rpartition("</body>")
+        html = f"{before}<script>{script}</script>{end}{after}"
+    return html
+
+
+def violations(folder: Path, html: str, scheme: str) -> list[dict[str, Any]]:
+    """What axe-core finds serious or critical on the page with all of it unfolded, in a colour scheme."""
+    package = importlib.util.find_spec("axe_playwright_python")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("axe-core is not here: python3 noxfile.py -s page installs it")
+    axe = (Path(package.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8")
+    page = folder / "report.html"
+    page.write_text(with_probe(html, axe, AXE), encoding="utf-8")
+    wide = ("--window-size=1280,2000", f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}")
+    done = browse(page, "--dump-dom", "--virtual-time-budget=120000", *wide)
+    told = re.search(r"<title>AXE([^<]+)</title>", done.stdout)
+    assert told is not None, done.stderr[-3000:]
+    found = json.loads(base64.b64decode(told[1]))
+    assert found["passes"] > 10
+    return [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
 
 
 def test_it_opens_filters_and_searches(tmp_path: Path, html: str) -> None:
@@ -91,6 +130,37 @@ def test_a_broken_policy_is_seen(tmp_path: Path, html: str) -> None:
     done = browse(page, "--dump-dom")
     assert "Content Security Policy" in done.stderr
     assert "<title>evil" not in done.stdout
+
+
+def rejected() -> str:
+    """The page of 4 x 8 with a bad GPU: axe-core looks at each element, so it is a small one."""
+    records, places = large_run(criteria=12, rates=6, nodes=4)
+    return page_from(model_of(document_of(text_of(document(records, places)))))
+
+
+def accepted() -> str:
+    """The page of the newest kept run of two real GPUs, with every section that such a run has."""
+    newest = max((REPOSITORY / "docs/results").glob("*-h100x2-*/results.json"))
+    return page_from(model_of(read_document(newest)))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("page", [rejected, accepted])
+def test_axe_finds_nothing_serious(tmp_path: Path, page: Callable[[], str], scheme: str) -> None:
+    """Contrast, names of controls and pictures, order of headings, tables: by axe-core."""
+    assert violations(tmp_path, page(), scheme) == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "rule"),
+    [("<img src='data:,'>", "image-alt"), ("<p><font color='#dddddd'>faint</font></p>", "color-contrast"),
+     ("<button></button>", "button-name")],
+)  # fmt: skip
+def test_what_axe_finds_is_seen(tmp_path: Path, planted: str, rule: str) -> None:
+    """A picture without words, faint text and a button without a name fail the check above."""
+    html = rejected().replace("</main>", f"{planted}</main>", 1)
+    assert planted in html
+    assert rule in {one["rule"] for one in violations(tmp_path, html, "light")}
 
 
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="pdftotext is not here (Debian: apt-get install poppler-utils)")
