@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 NOT_GOOD = 1
 DEFAULT_PORT = 29500
 """torchrun's own."""
+JOIN_DEADLINE_S = 120.0
+ONE_HOST = "127.0.0.1"
+"""Node 0 of a run on one node, where ``--show`` is given no address."""
 THREADS = "OMP_NUM_THREADS"
 SUITE = ("--pyargs", "tests_acceptance")
 """What pytest is given where nothing is: plain pytest would run other tests, or none, on each node by itself."""
@@ -77,10 +80,6 @@ class Job:
             restart_count=0,
         )
 
-    def host_of(self, node_rank: int) -> str | None:
-        """The hostname that ``--hosts`` gives a node."""
-        return self.hosts[node_rank] if self.hosts else None
-
 
 def main(chosen: argparse.Namespace) -> int:
     """Print the lines, or start this node's; 1 when not all nodes came.
@@ -90,19 +89,28 @@ def main(chosen: argparse.Namespace) -> int:
     """
     job = read_job(chosen)
     if not chosen.run:
-        threads = "".join(f"{name}={shlex.quote(value)} " for name, value in threads_of(job).items())
-        for node_rank in range(job.num_nodes):
-            host = f"  # {job.host_of(node_rank)}" if job.hosts else ""
-            sys.stdout.write(f"{threads}torchrun {shlex.join(job.torchrun(node_rank))}{host}\n")
-        for name, value in hosts_variable(job.hosts).items():
-            _say("so that each node keeps its number and its name, whoever is absent, enter this on node 0 before its line:")
-            sys.stderr.write(f"export {name}={shlex.quote(value)}\n")
-        _say_secret()
+        sys.stdout.write("".join(f"{line}\n" for line in torchrun_lines(job)))
+        say_variables(job)
         return 0
     require_torch()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigurationError("this is a process of torchrun already; start the launcher itself, once on each node")
     return _lead(job) if job.node_rank == 0 else _follow(job)
+
+
+def torchrun_lines(job: Job) -> list[str]:
+    """A line for each node, with its host as a comment where that is known."""
+    threads = "".join(f"{name}={shlex.quote(value)} " for name, value in threads_of(job).items())
+    hosts = [f"  # {host}" for host in job.hosts] or [""] * job.num_nodes
+    return [f"{threads}torchrun {shlex.join(job.torchrun(node_rank))}{host}" for node_rank, host in enumerate(hosts)]
+
+
+def say_variables(job: Job) -> None:
+    """Print, beside the lines to be copied, what has to be in the environment of the nodes."""
+    for name, value in hosts_variable(job.hosts).items():
+        _say("so that each node keeps its number and its name, whoever is absent, enter this on node 0 before its line:")
+        sys.stderr.write(f"export {name}={shlex.quote(value)}\n")
+    _say_secret()
 
 
 def threads_of(job: Job) -> dict[str, str]:
@@ -126,8 +134,14 @@ def read_job(chosen: argparse.Namespace) -> Job:
     """
     given = dict(vars(chosen))
     hosts = hosts_from(chosen.hosts) if chosen.hosts else ()
-    needed = ("nnodes", "nproc_per_node", "master_addr", *(["node_rank"] if chosen.run else []))
-    step = read_step(os.environ) if any(given[name] is None for name in needed) else None
+    if given["join_deadline_s"] is None:
+        given["join_deadline_s"] = JOIN_DEADLINE_S
+    if chosen.show:
+        _suppose(given, hosts)
+    address = () if chosen.show in ("slurm", "kubernetes") else ("master_addr",)
+    needed = ("nnodes", "nproc_per_node", *address, *(["node_rank"] if chosen.run else []))
+    missing = any(given[name] is None for name in needed)
+    step = read_step(os.environ, whole_job=chosen.show is not None) if missing else None
     if step is not None:
         hosts = hosts or step.hosts
         said = {
@@ -143,13 +157,21 @@ def read_job(chosen: argparse.Namespace) -> Job:
         num_nodes=given["nnodes"],
         num_local=given["nproc_per_node"],
         node_rank=given["node_rank"] or 0,
-        master_addr=given["master_addr"],
+        master_addr=given["master_addr"] or "",
         master_port=given["master_port"] or DEFAULT_PORT,
         hosts=hosts,
-        within_s=chosen.join_deadline_s,
+        within_s=given["join_deadline_s"],
         pytest_arguments=tuple(chosen.beyond) or SUITE,
         start="" if step is None else step.start,
     )
+
+
+def _suppose(given: dict[str, Any], hosts: Sequence[str]) -> None:
+    """Fill in, for what is only printed, the numbers that the hosts say, and the address of a single node."""
+    if hosts and given["nnodes"] is None:
+        given["nnodes"] = len(hosts)
+    if given["master_addr"] is None and (hosts or given["nnodes"] == 1):
+        given["master_addr"] = hosts[0] if hosts else ONE_HOST
 
 
 def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[str], *, in_slurm: bool) -> None:
