@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 NOT_GOOD = 1
 DEFAULT_PORT = 29500
 """torchrun's own."""
-JOIN_DEADLINE_S = 120.0
-ONE_HOST = "127.0.0.1"
-"""Node 0 of a run on one node, where ``--show`` is given no address."""
 THREADS = "OMP_NUM_THREADS"
 SUITE = ("--pyargs", "tests_acceptance")
 """What pytest is given where nothing is: plain pytest would run other tests, or none, on each node by itself."""
@@ -134,14 +131,8 @@ def read_job(chosen: argparse.Namespace) -> Job:
     """
     given = dict(vars(chosen))
     hosts = hosts_from(chosen.hosts) if chosen.hosts else ()
-    if given["join_deadline_s"] is None:
-        given["join_deadline_s"] = JOIN_DEADLINE_S
-    if chosen.show:
-        _suppose(given, hosts)
-    address = () if chosen.show in ("slurm", "kubernetes") else ("master_addr",)
-    needed = ("nnodes", "nproc_per_node", *address, *(["node_rank"] if chosen.run else []))
-    missing = any(given[name] is None for name in needed)
-    step = read_step(os.environ, whole_job=chosen.show is not None) if missing else None
+    needed = ("nnodes", "nproc_per_node", "master_addr", *(["node_rank"] if chosen.run else []))
+    step = read_step(os.environ) if any(given[name] is None for name in needed) else None
     if step is not None:
         hosts = hosts or step.hosts
         said = {
@@ -157,21 +148,13 @@ def read_job(chosen: argparse.Namespace) -> Job:
         num_nodes=given["nnodes"],
         num_local=given["nproc_per_node"],
         node_rank=given["node_rank"] or 0,
-        master_addr=given["master_addr"] or "",
+        master_addr=given["master_addr"],
         master_port=given["master_port"] or DEFAULT_PORT,
         hosts=hosts,
-        within_s=given["join_deadline_s"],
+        within_s=chosen.join_deadline_s,
         pytest_arguments=tuple(chosen.beyond) or SUITE,
         start="" if step is None else step.start,
     )
-
-
-def _suppose(given: dict[str, Any], hosts: Sequence[str]) -> None:
-    """Fill in, for what is only printed, the numbers that the hosts say, and the address of a single node."""
-    if hosts and given["nnodes"] is None:
-        given["nnodes"] = len(hosts)
-    if given["master_addr"] is None and (hosts or given["nnodes"] == 1):
-        given["master_addr"] = hosts[0] if hosts else ONE_HOST
 
 
 def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[str], *, in_slurm: bool) -> None:

@@ -152,7 +152,9 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="hostnames in the order of node ranks, or the path of a file with them, or of an earlier run's results",
     )
-    launch.add_argument("--join-deadline-s", type=float, metavar="S", help="until all nodes are there; default: 120")
+    launch.add_argument(
+        "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"
+    )
     launch.add_argument("--run", action="store_true", help="start it here; without it, the lines for all nodes are printed")
     words = "print the commands for torchrun (default), slurm or kubernetes, and explain each part; starts nothing"
     kinds = ("torchrun", "slurm", "kubernetes")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from pytest_gpucluster.commands import launch_lines, main
 from pytest_gpucluster.inventory import host_list
@@ -61,7 +62,7 @@ def recorded(script: str, program: str, folder: Path) -> tuple[list[str], str]:
 
 def unexplained(script: str, words: Sequence[str]) -> list[str]:
     """The words that no comment begins with."""
-    notes = [line.removeprefix("# ") for line in script.splitlines() if line.startswith("# ")]
+    notes = [line.removeprefix("# ").lstrip("'") for line in script.splitlines() if line.startswith("# ")]
     return [word for word in words if not any(note.startswith(word.split("=")[0]) and "  " in note for note in notes)]
 
 
@@ -138,6 +139,84 @@ def test_the_path_is_short_at_the_top_of_the_checkout(
     assert commands(shown(capsys, "slurm", *SHAPE))[0][-1] == "deploy/slurm/accept.sbatch"
 
 
+MANIFEST = """\
+data:
+  GPUCLUSTER_NODES: "2"     # a comment
+  GPUCLUSTER_GPUS: "8"
+  LEVEL: standard           # quick, standard
+  PYTEST_ADDOPTS: ""        # more
+---
+spec:
+  completions: 2
+  parallelism: 2 # all
+  limits:
+    nvidia.com/gpu: 8
+    cpu: "64"
+  command: [launch, --join-deadline-s=900]
+"""
+"""The keys that the job of deploy/kubernetes has."""
+
+
+@pytest.fixture
+def with_manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A checkout that has only that."""
+    file = tmp_path / launch_lines.MANIFEST
+    file.parent.mkdir(parents=True)
+    file.write_text(MANIFEST, encoding="utf-8")
+    monkeypatch.setattr(launch_lines, "CHECKOUT", tmp_path)
+    return tmp_path
+
+
+ADDED = [
+    ((), "standard", ""),
+    (("--pyargs", "tests_acceptance", "--gpucluster-level=soak:8h"), "soak:8h", ""),
+    (("--gpucluster-level", "quick", "-k", "a or b"), "quick", "-k 'a or b'"),
+    (("-k", 'x & y ~ z | \\ "q"', "--gpucluster-profile=h100-sxm"), "standard", None),
+]
+
+
+@pytest.mark.parametrize(("given", "level", "options"), ADDED)
+def test_kubernetes_gets_the_numbers(
+    given: Sequence[str], level: str, options: str | None, capsys: pytest.CaptureFixture[str], with_manifest: Path
+) -> None:
+    """In each place of the manifest; arguments of pytest go through the shell, sed and YAML unchanged. Comments stay."""
+    script = shown(capsys, "kubernetes", *SHAPE, "--join-deadline-s", "60", "--", *given)
+    arguments, applied = recorded(script, "kubectl", with_manifest)
+    assert arguments == ["apply", "-f", "-"]
+    variables, job = yaml.safe_load_all(applied)
+    added = variables["data"].pop("PYTEST_ADDOPTS")
+    assert variables["data"] == {"GPUCLUSTER_NODES": "4", "GPUCLUSTER_GPUS": "2", "LEVEL": level}
+    limits = {"nvidia.com/gpu": 2, "cpu": "64"}
+    command = ["launch", "--join-deadline-s=60"]
+    assert job["spec"] == {"completions": 4, "parallelism": 4, "limits": limits, "command": command}
+    assert applied.count("#") == MANIFEST.count("#")
+    assert shlex.split(added) == list(given) if options is None else added == options
+
+
+@pytest.mark.skipif(not (REPOSITORY / launch_lines.MANIFEST).is_file(), reason="there is no such manifest yet")
+def test_the_manifest_has_these_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The real one: each number arrives, and no old one is left."""
+    _, applied = recorded(shown(capsys, "kubernetes", *SHAPE, "--", "-k", "bf16"), "kubectl", tmp_path)
+    documents = {one["kind"]: one for one in yaml.safe_load_all(applied)}
+    assert documents["ConfigMap"]["data"] | {"IMAGE": ""} == {
+        "IMAGE": "", "GPUCLUSTER_NODES": "4", "GPUCLUSTER_GPUS": "2", "LEVEL": "standard", "PYTEST_ADDOPTS": "-k bf16"
+    }  # fmt: skip
+    spec = documents["Job"]["spec"]
+    assert (spec["completions"], spec["parallelism"]) == (4, 4)
+    assert spec["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--", "--gpucluster-results=x"), ("--hosts", "a,b,c,d"), ("--master-port", "4000")]
+)
+def test_what_kubernetes_decides(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that the manifest would overrule is refused, not lost."""
+    assert main.main(["launch", "--show", "kubernetes", *SHAPE, option, value]) == 2
+    printed = capsys.readouterr()
+    assert f"leave out {value.partition('=')[0] if option == '--' else option}" in printed.err
+    assert printed.out == ""
+
+
 @pytest.mark.parametrize("kind", ["slurm", "kubernetes"])
 def test_a_wheel_has_no_template(
     kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -162,9 +241,10 @@ def test_slurms_variables_are_enough(kind: str, capsys: pytest.CaptureFixture[st
     expected = {
         "torchrun": ["--nnodes=2", "--nproc-per-node=8", "--master-addr=gpu3"],
         "slurm": ["--nodes=2", "--gpus-per-node=8"],
-        "kubernetes": ["completions", "|1 2|", "gpu", "|1 8|"],
+        "kubernetes": ['"2"~', '"8"~'],
     }
-    assert [part for part in expected[kind] if part not in in_job.replace("\\", "")] == []
+    assert [part for part in expected[kind] if part not in in_job] == []
+    assert "--nodelist" not in in_job, "the allocation has these nodes already"
 
 
 WRONG = [
@@ -184,6 +264,16 @@ def test_wrong_usage(kind: str, options: Sequence[str], message: str, capsys: py
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.out == ""
+
+
+def test_slurm_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocation of CPUs says nothing of GPUs, and one cannot be guessed."""
+    for name, value in JOB.items():
+        if name != "SLURM_GPUS_ON_NODE":
+            monkeypatch.setenv(name, value)
+    assert main.main(["launch", "--show", "slurm"]) == 2
+    assert "say --nproc-per-node" in capsys.readouterr().err
+    assert "--gpus-per-node=4" in shown(capsys, "slurm", "--nproc-per-node", "4")
 
 
 def test_torchrun_needs_an_address(capsys: pytest.CaptureFixture[str]) -> None:
