@@ -17,6 +17,7 @@ import yaml
 from tests.support import REPOSITORY
 
 CI = REPOSITORY / "deploy" / "ci"
+CITATION = REPOSITORY / "CITATION.cff"
 OWN = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 TEMPLATES = sorted(CI.glob("github-*.yml"))
 SCHEMAS = {
@@ -24,6 +25,7 @@ SCHEMAS = {
     "vendor.gitlab-ci": [CI / "gitlab.yml"],
     "vendor.buildkite": [CI / "buildkite.yml"],
     "vendor.dependabot": [REPOSITORY / ".github" / "dependabot.yml"],
+    "vendor.citation-file-format": [CITATION],
 }
 PINNED = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 OURS = "./.github/workflows/gpucluster-accept.yml # zizmor: ignore[self-repository]"
@@ -40,7 +42,7 @@ def validated(schema: str, *files: Path) -> subprocess.CompletedProcess[str]:
     if importlib.util.find_spec("check_jsonschema") is None:
         pytest.skip("check-jsonschema is not installed")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
-    extra = ["--data-transform", "gitlab-ci"] if "gitlab" in schema else []
+    extra = ["--data-transform", "gitlab-ci"] if "gitlab" in schema else ["--default-filetype", "yaml"]
     return subprocess.run([*command, *extra], capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -86,6 +88,7 @@ PLANTED = [
     ("vendor.gitlab-ci", CI / "gitlab.yml", "when: always\n    expire", "when: ever\n    expire"),
     ("vendor.buildkite", CI / "buildkite.yml", "artifact_paths:", "artifacts_path:"),
     ("vendor.dependabot", REPOSITORY / ".github" / "dependabot.yml", "interval: weekly", "interval: often"),
+    ("vendor.citation-file-format", CITATION, "license: Apache-2.0", "license: ours"),
 ]
 
 
@@ -96,6 +99,13 @@ def test_a_misspelt_key_is_seen(schema: str, path: Path, right: str, wrong: str,
     assert right in text
     (tmp_path / path.name).write_text(text.replace(right, wrong, 1), encoding="utf-8")
     assert validated(schema, tmp_path / path.name).returncode == 1
+
+
+def test_the_citation_is_of_this_version() -> None:
+    """And has the licence and the summary of the package."""
+    cited, pyproject = read(CITATION), (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    for key, value in {"version": cited["version"], "license": cited["license"], "description": cited["abstract"]}.items():
+        assert f'{key} = "{value}"' in pyproject
 
 
 def test_zizmor_has_no_finding(tmp_path: Path) -> None:
