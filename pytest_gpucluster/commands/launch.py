@@ -1,4 +1,7 @@
-"""``gpucluster launch``: prints torchrun for every node, or starts it here once all nodes are there (:mod:`.rendezvous`)."""
+"""``gpucluster launch``: prints torchrun for every node, or starts it here once all nodes are there.
+
+Who is there, :mod:`pytest_gpucluster.protocol.rendezvous` finds out.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.commands import absent_nodes, rendezvous
+from pytest_gpucluster.commands import absent_nodes
 from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.commands.slurm_job import read_step
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import host_list
+from pytest_gpucluster.protocol import rendezvous
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist

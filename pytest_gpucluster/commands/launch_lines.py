@@ -44,7 +44,7 @@ EXPLANATION = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ShownJob:
     """What is to be shown: the job, and the options of the launcher that were given and that no scheduler can know."""
 
     job: Job
@@ -68,7 +68,7 @@ def main(chosen: argparse.Namespace) -> int:
     job = launch.read_job(_with_shape(chosen))
     given = {"--join-deadline-s": f"{chosen.join_deadline_s:g}", "--master-port": str(chosen.master_port)}
     typed = {word.partition("=")[0] for word in chosen.typed}
-    shown = Shown(job=job, launcher=tuple(f"{name}={value}" for name, value in given.items() if name in typed))
+    shown = ShownJob(job=job, launcher=tuple(f"{name}={value}" for name, value in given.items() if name in typed))
     sys.stdout.write("".join(f"{line}\n" for line in KINDS[chosen.show](shown)))
     if chosen.show == "torchrun":
         launch.say_variables(job)
@@ -96,7 +96,7 @@ def _with_shape(chosen: argparse.Namespace) -> argparse.Namespace:
     return given
 
 
-def torchrun(shown: Shown) -> list[str]:
+def torchrun(shown: ShownJob) -> list[str]:
     """A line for each node."""
     job = shown.job
     threads = launch.threads_of(job).items()
@@ -119,7 +119,7 @@ def torchrun(shown: Shown) -> list[str]:
     return [*lines, deadline, f"#   {_with_deadline(job)}"]
 
 
-def slurm(shown: Shown) -> list[str]:
+def slurm(shown: ShownJob) -> list[str]:
     """The job of ``deploy/slurm``, and the step inside an allocation that is there already."""
     job, launcher = shown.job, shown.launcher
     options = {
@@ -145,7 +145,7 @@ def slurm(shown: Shown) -> list[str]:
     ]
 
 
-def kubernetes(shown: Shown) -> list[str]:
+def kubernetes(shown: ShownJob) -> list[str]:
     """The manifest of ``deploy/kubernetes`` with the numbers of this shape, to ``kubectl apply``."""
     job, file = shown.job, _template(MANIFEST)
     level, others = _level(shown.own_arguments)
@@ -175,7 +175,7 @@ def kubernetes(shown: Shown) -> list[str]:
     ]
 
 
-KINDS: dict[str, Callable[[Shown], list[str]]] = {"torchrun": torchrun, "slurm": slurm, "kubernetes": kubernetes}
+KINDS: dict[str, Callable[[ShownJob], list[str]]] = {"torchrun": torchrun, "slurm": slurm, "kubernetes": kubernetes}
 
 
 def _part(text: str, meaning: str) -> str:
@@ -212,7 +212,7 @@ def _edit(name: str, value: str) -> str:
     return f's~^( *{name}:) *("[^"]*"|[^ #]*)~\\1 {escaped}~'
 
 
-def _deadline_edit(shown: Shown) -> list[str]:
+def _deadline_edit(shown: ShownJob) -> list[str]:
     """That of the launcher's own option.
 
     Raises:

@@ -198,6 +198,10 @@ def test_the_container_is_tested_before_it_is_pushed() -> None:
     (meta,) = [step["with"]["tags"] for step in steps if step.get("id") == "meta"]
     expected = ("value=latest,enable={{is_default_branch}}", "type=sha,prefix=sha-", "type=ref,event=tag")
     assert [tag for tag in expected if tag not in meta] == []
+    built = [step["with"]["build-args"] for step in steps if "build-args" in step.get("with", {})]
+    assert len(built) == 2
+    assert built[0] == built[1], "what is pushed is what was tested"
+    assert "WHEEL_SHA256=${{ steps.wheel.outputs.sha256 }}" in built[0]
     pushes = [step for step in steps if step.get("with", {}).get("push") == "true"]
     assert [step["if"] for step in pushes] == ["github.event_name != 'pull_request'"]
 
