@@ -288,3 +288,13 @@ def test_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -> None:
         main.main(["launch", "--show", "mpirun", *SHAPE])
     assert ended.value.code == 2
     assert all(kind in capsys.readouterr().err.replace("'", "") for kind in KINDS[:1])
+
+
+SCRIPTS = ["singlenode.sh", "multinode.sh", "run_demo.sh", "tmux_demo.sh", "demo_banner.sh", "demo_status.py", "hardware_info.sh", "monitor_nccl.sh", "optimize_env.sh", "discover-environment.sbatch", "smoke_test.sh", "nccl_scaling.sh", "nccl_run_with_monitoring.sh", "train_job.sbatch", "run_1gpu", "run_ddp_*", "run_fsdp_*", "benchmark-job.yaml"]
+
+
+def test_the_page_maps_each_script_to_a_command() -> None:
+    """Of the guides that people come from."""
+    page = (REPOSITORY / "docs" / "how-to" / "launch.md").read_text(encoding="utf-8")
+    table = page.partition("| they have |")[2].partition("\n\n")[0]
+    assert [script for script in SCRIPTS if script not in table] == []
