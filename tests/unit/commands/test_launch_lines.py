@@ -290,7 +290,11 @@ def test_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(kind in capsys.readouterr().err.replace("'", "") for kind in KINDS[:1])
 
 
-SCRIPTS = ["singlenode.sh", "multinode.sh", "run_demo.sh", "tmux_demo.sh", "demo_banner.sh", "demo_status.py", "hardware_info.sh", "monitor_nccl.sh", "optimize_env.sh", "discover-environment.sbatch", "smoke_test.sh", "nccl_scaling.sh", "nccl_run_with_monitoring.sh", "train_job.sbatch", "run_1gpu", "run_ddp_*", "run_fsdp_*", "benchmark-job.yaml"]
+SCRIPTS = [
+    "singlenode.sh", "multinode.sh", "run_demo.sh", "tmux_demo.sh", "demo_banner.sh", "demo_status.py", "hardware_info.sh",
+    "monitor_nccl.sh", "optimize_env.sh", "discover-environment.sbatch", "smoke_test.sh", "nccl_scaling.sh",
+    "nccl_run_with_monitoring.sh", "train_job.sbatch", "run_1gpu", "run_ddp_*", "run_fsdp_*", "benchmark-job.yaml",
+]  # fmt: skip
 
 
 def test_the_page_maps_each_script_to_a_command() -> None:
