@@ -37,6 +37,7 @@ QUICK = ("-m", f"{FAST} and not long", *OURS)
 LONG = ("-m", f"{FAST} and long", *OURS)
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 SHOWN = ("-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true", "-ra", "--durations=15")
+PACKAGING = "8"  # of pyroma's 10: an address of the project and of an author are missing until there is one
 # Several processes share few cores; tokenizers warn about forks otherwise; no test may need the network. Bytecode is kept, but
 # never beside the sources: without it each of the thousand processes compiles the whole package.
 BYTECODE = {"PYTHONPYCACHEPREFIX": str(ROOT / ".nox" / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
@@ -179,10 +180,12 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Build sdist and wheel, look into them, then run `wheel`."""
+    """Build sdist and wheel, look into them and at their metadata, then run `wheel`."""
     install(session, "build")
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     run(session, "build", "--outdir", "dist", ".")  # the wheel from the sdist: what is not in the one fails the other
+    run(session, "twine", "check", "--strict", *map(str, (ROOT / "dist").iterdir()))
+    run(session, "pyroma", "--min", PACKAGING, *map(str, (ROOT / "dist").glob("*.tar.gz")))
     run(session, "pytest", "tests/project/test_packaging.py", "-m", "slow", "-q", **FOR_TESTS)
     session.notify("wheel")
 
@@ -198,6 +201,7 @@ def wheel(session: nox.Session) -> None:
     with tempfile.TemporaryDirectory(prefix="gpucluster-") as folder, session.chdir(folder):
         run(session, "pytest", "--pyargs", *quick, name="wheel")
         Path("junit.xml").stat()  # raises where the run wrote none
+        session.run(str(environment("wheel") / "bin" / "pytest-gpucluster"), "--version")  # what `uvx` starts
 
 
 @nox.session

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info < (3, 10):  # noqa: UP036 -- a checkout, and pip building from one, reach this line by an older Python
+    sys.exit("pytest-gpucluster needs Python 3.10 or newer; {} is {}.{}".format(sys.executable, *sys.version_info))
 
 if TYPE_CHECKING:
     from pytest_gpucluster import health, localization

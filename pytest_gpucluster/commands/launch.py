@@ -1,4 +1,7 @@
-"""``gpucluster launch``: prints torchrun for every node, or starts it here once all nodes are there (:mod:`.rendezvous`)."""
+"""``gpucluster launch``: prints torchrun for every node, or starts it here once all nodes are there.
+
+Who is there, :mod:`pytest_gpucluster.protocol.rendezvous` finds out.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.commands import absent_nodes, rendezvous
+from pytest_gpucluster.commands import absent_nodes
 from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.commands.slurm_job import read_step
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import host_list
+from pytest_gpucluster.protocol import rendezvous
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
@@ -77,10 +81,6 @@ class Job:
             restart_count=0,
         )
 
-    def host_of(self, node_rank: int) -> str | None:
-        """The hostname that ``--hosts`` gives a node."""
-        return self.hosts[node_rank] if self.hosts else None
-
 
 def main(chosen: argparse.Namespace) -> int:
     """Print the lines, or start this node's; 1 when not all nodes came.
@@ -90,19 +90,28 @@ def main(chosen: argparse.Namespace) -> int:
     """
     job = read_job(chosen)
     if not chosen.run:
-        threads = "".join(f"{name}={shlex.quote(value)} " for name, value in threads_of(job).items())
-        for node_rank in range(job.num_nodes):
-            host = f"  # {job.host_of(node_rank)}" if job.hosts else ""
-            sys.stdout.write(f"{threads}torchrun {shlex.join(job.torchrun(node_rank))}{host}\n")
-        for name, value in hosts_variable(job.hosts).items():
-            _say("so that each node keeps its number and its name, whoever is absent, enter this on node 0 before its line:")
-            sys.stderr.write(f"export {name}={shlex.quote(value)}\n")
-        _say_secret()
+        sys.stdout.write("".join(f"{line}\n" for line in torchrun_lines(job)))
+        say_variables(job)
         return 0
     require_torch()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigurationError("this is a process of torchrun already; start the launcher itself, once on each node")
     return _lead(job) if job.node_rank == 0 else _follow(job)
+
+
+def torchrun_lines(job: Job) -> list[str]:
+    """A line for each node, with its host as a comment where that is known."""
+    threads = "".join(f"{name}={shlex.quote(value)} " for name, value in threads_of(job).items())
+    hosts = [f"  # {host}" for host in job.hosts] or [""] * job.num_nodes
+    return [f"{threads}torchrun {shlex.join(job.torchrun(node_rank))}{host}" for node_rank, host in enumerate(hosts)]
+
+
+def say_variables(job: Job) -> None:
+    """Print, beside the lines to be copied, what has to be in the environment of the nodes."""
+    for name, value in hosts_variable(job.hosts).items():
+        _say("so that each node keeps its number and its name, whoever is absent, enter this on node 0 before its line:")
+        sys.stderr.write(f"export {name}={shlex.quote(value)}\n")
+    _say_secret()
 
 
 def threads_of(job: Job) -> dict[str, str]:

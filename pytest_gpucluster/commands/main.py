@@ -156,6 +156,9 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
         "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"
     )
     launch.add_argument("--run", action="store_true", help="start it here; without it, the lines for all nodes are printed")
+    words = "print the commands for torchrun (default), slurm or kubernetes, and explain each part; starts nothing"
+    kinds = ("torchrun", "slurm", "kubernetes")
+    launch.add_argument("--show", nargs="?", choices=kinds, const=kinds[0], help=words)
     launch.set_defaults(act=_launch)
 
 
@@ -193,9 +196,9 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _launch(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import launch
+    from pytest_gpucluster.commands import launch, launch_lines
 
-    return launch.main(chosen)
+    return launch_lines.main(chosen) if chosen.show else launch.main(chosen)
 
 
 def _demo(chosen: argparse.Namespace) -> int:

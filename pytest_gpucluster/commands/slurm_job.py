@@ -32,8 +32,8 @@ class SlurmStep:
     start: str
 
 
-def read_step(variables: Mapping[str, str]) -> SlurmStep | None:
-    """The step that these variables belong to; None outside Slurm.
+def read_step(variables: Mapping[str, str], *, whole_job: bool = False) -> SlurmStep | None:
+    """The step that these variables belong to; None outside Slurm. ``whole_job``: a job without a step will do.
 
     Raises:
         ConfigurationError: a job of several nodes without a step, several tasks on one node, or variables that contradict
@@ -42,7 +42,7 @@ def read_step(variables: Mapping[str, str]) -> SlurmStep | None:
     if "SLURM_JOB_ID" not in variables:
         return None
     if "SLURM_STEP_ID" not in variables:
-        if variables.get("SLURM_JOB_NUM_NODES", "1") != "1":
+        if not whole_job and variables.get("SLURM_JOB_NUM_NODES", "1") != "1":
             raise ConfigurationError(
                 "this job has several nodes and this is only the first: start it on each with "
                 "srun --ntasks-per-node=1 gpucluster launch --run"

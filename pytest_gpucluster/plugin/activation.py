@@ -23,6 +23,20 @@ if TYPE_CHECKING:
     from pytest_gpucluster.protocol.messages import ReportTarget
 
 
+OLDEST_PYTEST = 8
+
+
+def refuse_old_pytest() -> None:
+    """A pytest that came in past pip would end somewhere inside, without a word about its version."""
+    if getattr(pytest, "version_tuple", (6,))[0] < OLDEST_PYTEST:
+        raise pytest.UsageError(
+            f"pytest {pytest.__version__} is too old for gpucluster: at least {OLDEST_PYTEST} is needed (8 and 9 were run)"
+        )
+
+
+if not hasattr(pytest, "StashKey"):  # pytest 6: nothing below can be imported
+    refuse_old_pytest()
+
 RUN = pytest.StashKey["Run"]()
 
 ACTIVE = pytest.StashKey[bool]()
@@ -83,6 +97,7 @@ def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, req
 def run_of(config: pytest.Config) -> Run:
     """The run, made at the first use."""
     if RUN not in config.stash:
+        refuse_old_pytest()
         from pytest_gpucluster.plugin.run import Run
 
         launch = launch_or_usage_error()

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SLURM = REPOSITORY / "deploy" / "slurm"
-SCRIPTS = sorted(SLURM.iterdir())
+CI = REPOSITORY / "deploy" / "ci"
+SCRIPTS = [*sorted(SLURM.iterdir()), CI / "accept.sh"]
 BEGIN, END = "# --- a site edits these ---", "# --------------------------"
 MOST_LINES = 15
 """Of commands: what needs more belongs into ``gpucluster``."""
@@ -42,7 +43,7 @@ def problems(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_of_slurm(path: Path) -> None:
+def test_scripts(path: Path) -> None:
     """Each can be started, and is a template."""
     assert problems(path) == []
     assert path.stat().st_mode & 0o111
@@ -66,6 +67,12 @@ def test_shellcheck() -> None:
     """No finding."""
     checked = subprocess.run(["shellcheck", *SCRIPTS], capture_output=True, text=True, check=False, timeout=60)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_the_page_of_ci_explains_every_variable() -> None:
+    """Of the head of its script."""
+    page = (REPOSITORY / "docs" / "how-to" / "ci.md").read_text(encoding="utf-8")
+    assert [name for name in head_of((CI / "accept.sh").read_text(encoding="utf-8")) if f"`{name}`" not in page] == []
 
 
 def test_the_page_explains_every_variable() -> None:
