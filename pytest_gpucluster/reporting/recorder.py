@@ -63,6 +63,11 @@ class Recorder:
         """Whether the run has a results directory, so that it measures."""
         return self._directory is not None
 
+    @property
+    def removed_runs(self) -> tuple[str, ...]:
+        """The folders of earlier runs that were removed from ``previous/``, which keeps few."""
+        return self._directory.removed if self._directory is not None else ()
+
     def open(
         self,
         folder: Path,

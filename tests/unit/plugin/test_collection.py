@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from pytest_gpucluster.judging.forecast import Suite, forecast
-from pytest_gpucluster.plugin.collection import without
+from pytest_gpucluster.plugin.collection import refuse_unknown_mark, without
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 from tests.support.thresholds_files import packaged
@@ -32,6 +35,53 @@ def test_tests_are_left_out_at_once() -> None:
     items: list[Any] = [Item() for _ in range(300)]
     assert [id(item) for item in without(items, items[::3])] == [id(item) for number, item in enumerate(items) if number % 3]
     assert Item.compared <= 300
+
+
+def marked(*names: str) -> Any:
+    """A test with these marks."""
+    return SimpleNamespace(iter_markers=lambda: [SimpleNamespace(name=name) for name in names])
+
+
+def pytest_of(expression: str, **more: object) -> Any:
+    """A pytest that was given ``-m``, and knows a mark that no test has."""
+    lines = ["slow: takes long", "over_run(function, per='gpu'): at the end"]
+    return SimpleNamespace(option=SimpleNamespace(markexpr=expression), getini=lambda _name: lines, **more)
+
+
+TESTS = [marked("health", "parametrize"), marked("compute", "compares")]
+
+
+@pytest.mark.parametrize(
+    ("expression", "unknown", "near"),
+    [
+        ("gpu", "gpu", ""),
+        ("helth", "helth", " Did you mean 'health'?"),
+        ("gpu and not network", "gpu, network", ""),
+        ("health and gpu", "gpu", ""),
+        ("parametrize and gpu", "parametrize, gpu", ""),
+        ("gpu(kind='health')", "gpu", ""),
+    ],
+)
+def test_a_mark_that_no_test_has(expression: str, unknown: str, near: str) -> None:
+    """Where it selects nothing, the marks that exist are named, and the one that was meant."""
+    with pytest.raises(pytest.UsageError) as refused:
+        refuse_unknown_mark(pytest_of(expression), TESTS)
+    said = f"there is no mark {unknown}; marks of these tests: compares, compute, health.{near}"
+    assert str(refused.value) == f"-m {expression!r} selects no test: {said}"
+
+
+@pytest.mark.parametrize("expression", ["", "slow", "health and compute", "over_run", "over_run(per='cluster')", "not health"])
+def test_marks_that_exist_may_select_nothing(expression: str) -> None:
+    """So does a registered one; that is pytest's exit code 5."""
+    refuse_unknown_mark(pytest_of(expression), TESTS)
+
+
+def test_where_a_mark_cannot_be_refused() -> None:
+    """A worker of pytest-xdist would crash; without tests there is nothing to name."""
+    refuse_unknown_mark(pytest_of("gpu", workerinput={}), TESTS)
+    refuse_unknown_mark(pytest_of("gpu"), [])
+    with pytest.raises(pytest.UsageError, match="these tests have no marks"):
+        refuse_unknown_mark(pytest_of("gpu"), [marked()])
 
 
 WRITE_FIXTURES = """
