@@ -82,7 +82,7 @@ def test_nothing_is_touched(tmp_path: Path, case: str, *, has_earlier_run: bool)
     assert error, launch.output
     assert said in last, launch.output
     assert "=====" not in last, launch.output
-    can_tell = case not in ("exit code left out", "misspelt option", "results in a file")  # no results are where this command looks
+    can_tell = case not in ("exit code left out", "misspelt option")  # refused before it is known where the results are
     assert ("are of an earlier run" in last) is (has_earlier_run and can_tell)
     assert not re.search(r"[.?!:]; |\n.*; the results in", last), last
     assert "verdict" not in launch.output.replace("asks for a verdict", "")
