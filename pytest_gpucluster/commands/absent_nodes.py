@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.commands.names_of_tests import nodeid_in_suite
 from pytest_gpucluster.config.settings import OPTIONS, reaches, settings_from, unrecognized
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.plan import places_of, rule_against
@@ -86,8 +87,9 @@ def expect(launch: Launch, settings: Settings) -> Session:
     for threshold in setup.criteria.values():
         if reaches(settings.level, threshold.level):
             for place in places_of(threshold, setup.inventory):
-                name = f"{threshold.key}[{place.id}]" if place is not None else threshold.key
-                session.plan.expect(threshold.key, place.id if place is not None else None, nodeid=name)
+                where = place.id if place is not None else None
+                nodeid = nodeid_in_suite(threshold.key, where, root=Path.cwd())
+                session.plan.expect(threshold.key, where, nodeid=nodeid)
     session.fix_plan()
     return session
 

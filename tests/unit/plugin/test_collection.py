@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.commands.names_of_tests import nodeid_in_suite
 from pytest_gpucluster.judging.forecast import Suite, forecast
 from pytest_gpucluster.plugin.collection import refuse_unknown_mark, without
 from tests.support.launching import ACCEPTANCE
@@ -92,17 +93,25 @@ from pytest_gpucluster.thresholds.load import load
 
 def pytest_collection_finish(session):
     found = fixtures_of(session.items, load(None).content.criteria)
+    Path("nodeids.json").write_text(json.dumps([item.nodeid for item in session.items]))
     Path("fixtures.json").write_text(json.dumps({key: sorted(names) for key, names in found.items()}))
 """
 
 
 def test_every_packaged_entry_has_an_estimate(tmp_path: Path) -> None:
-    """Else the plan's time would be a part of the truth: its own, that of its fixtures, or that of the entry that it names."""
+    """Else the plan's time would be a part of the truth: its own, that of its fixtures, or that of the entry that it names.
+
+    A run that never began has the same names of tests: it knows them without pytest.
+    """
     (tmp_path / "write_fixtures.py").write_text(WRITE_FIXTURES, encoding="utf-8")
     options = ("--collect-only", "-q", "-p", "write_fixtures", "--gpucluster-level=soak")
     ran = run_pytest(tmp_path, ACCEPTANCE, *options, variables={"PYTHONPATH": str(tmp_path)})
     assert ran.returncode == 0, ran.stdout
     found = json.loads((tmp_path / "fixtures.json").read_text(encoding="utf-8"))
+    places = (None, "node0", "node0-cpu0", "node0-cpu1")
+    named = {nodeid_in_suite(key, place, root=tmp_path) for key in packaged().content.criteria for place in places}
+    collected = json.loads((tmp_path / "nodeids.json").read_text(encoding="utf-8"))
+    assert [nodeid for nodeid in collected if nodeid.rpartition("/")[2] not in named | {"gpucluster.verdict"}] == []
     suite = Suite(subjects={}, fixtures={key: frozenset(names) for key, names in found.items()})
     criteria = packaged().criteria(packaged().profiles["h200-sxm"])
 
