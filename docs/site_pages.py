@@ -19,7 +19,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Reference": ("limits", "commands", "criteria", "readings*", "reports", "info", "watch", "compatibility", "glossary"),
     "Explanation": ("how-it-works", "measuring", "localization", "selftest", "security", "scaling", "finetune/*"),
     "Troubleshooting": ("troubleshooting*",),
-    "Results": ("results/README", "results/*"),
+    "Results": ("results/README", "results/*", "results/*/*", "results/*/*/*"),
     "The code": ("contributing", "architecture/*", "decisions/*", "changelog"),
 }
 """Pages by section, as patterns of their names without ``.md``. A page is in the first one that names it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,6 +10,9 @@ from pytest_gpucluster.commands import docs
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from tests.support import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAGES = ("README", "handover", "thresholds", "how-to/slurm", "how-to/launch", "decisions/0001-one", "decisions/0012-two")
 
