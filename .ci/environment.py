@@ -84,7 +84,7 @@ def text_of_download(found: dict[str, str], *, is_large: bool, has_gpu: bool) ->
     text = f"pip fetches torch {found.get('torch', '')}, {build}: {len(found)} packages, about {gb} GB (once)\n"
     if is_large and not has_gpu:
         text += (
-            f"  There is no GPU here: a rehearsal needs a CPU build alone, about {CPU_GB} GB. pip takes one if its settings lead\n"
+            f"  There is no GPU here: a rehearsal needs a CPU build, about {CPU_GB} GB. pip takes one if its settings lead\n"
             "  to it: end this (Ctrl-C), set PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS to CPU builds of torch, and start again.\n"
         )
     if has_gpu and not is_large:

@@ -222,7 +222,7 @@ def _info(chosen: argparse.Namespace) -> int:
 
 
 def _docs(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import docs
+    from pytest_gpucluster.commands.packaged import docs
 
     return docs.main(chosen)
 

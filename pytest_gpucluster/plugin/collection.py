@@ -187,7 +187,7 @@ class Collection:
         self._session.fix_plan()
         if self._session.recorder.is_open:
             self._session.recorder.write("test_files", files=digests_of(self.items))
-            if removed := self._session.recorder.removed_runs:
+            if removed := self._session.removed_runs:
                 kept = f"previous/ keeps {KEPT_RUNS} earlier runs"
                 self._terminal.live.say(f"gpucluster: {kept}; older than those, removed: {', '.join(removed)}")
             if self.earlier.line is not None:

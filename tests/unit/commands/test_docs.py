@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.commands import docs
 from pytest_gpucluster.commands.main import main
+from pytest_gpucluster.commands.packaged import docs
 from pytest_gpucluster.errors import ConfigurationError
 from tests.support import REPOSITORY
 
@@ -85,7 +85,7 @@ def test_in_a_checkout(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_any_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation may lack them; a wheel's lie inside the package."""
-    monkeypatch.setattr(docs, "__file__", str(tmp_path / "package" / "commands" / "docs.py"))
+    monkeypatch.setattr(docs, "__file__", str(tmp_path / "package" / "commands" / "packaged" / "docs.py"))
     with pytest.raises(ConfigurationError, match="no documentation with it"):
         docs.docs_folder()
     (tmp_path / "package" / "docs").mkdir(parents=True)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.commands import arguments, main, run, run_criterion
+from pytest_gpucluster.commands import arguments, main, run
+from pytest_gpucluster.commands.packaged import run_criterion
 from pytest_gpucluster.errors import ConfigurationError
 from tests.support import REPOSITORY
 from tests.support.launching import Launch, Starter, starter_in
