@@ -222,8 +222,8 @@ def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[s
     for what, reference in (("'of'", threshold.of), ("'bound'", threshold.bound)):
         if isinstance(reference, str) and _unit_of(reference) != threshold.unit:
             unit = _unit_of(reference)
-            number = next(iter(threshold.numbers.values())) if len(threshold.numbers) == 1 and not threshold.of else None
-            said = shape.said_in(number, threshold.unit, str(unit))
+            own = [*threshold.numbers.values()] if not threshold.of else []
+            said = shape.said_in(own[0] if len(own) == 1 else None, threshold.unit, str(unit))
             yield f"{name} is in {threshold.unit}, but {what} {reference} is in {unit}. Write it in {unit}.{said}"
             return
     if isinstance(threshold.bound, str) and threshold.kind in {"below", "max"}:
