@@ -286,6 +286,8 @@ def require_takeable(path: Path) -> None:
         raise ConfigurationError(f"the results directory {path} is in use by another run{OWN_DIRECTORY}")
     there = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
     try:
+        if there == path and not path.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         with tempfile.TemporaryDirectory(dir=there, prefix=f"{PROBE}-"):
             pass
     except OSError as error:

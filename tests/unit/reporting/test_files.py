@@ -268,7 +268,7 @@ def test_a_directory_that_cannot_be_taken_is_seen_early(tmp_path: Path) -> None:
     held = ResultsDirectory(tmp_path / "held")
     before = sorted(path for path in tmp_path.rglob("*"))
     for path, why in {
-        tmp_path / "file": "cannot be written: Not a directory",
+        tmp_path / "file": "cannot be written: File exists",
         tmp_path / "file" / "a" / "b": "cannot be written: Not a directory",
         Path("/proc/gpucluster/results"): "cannot be written",
         tmp_path / "held": "is in use by another run; give this one its own: --gpucluster-results DIR",
