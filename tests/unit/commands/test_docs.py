@@ -91,3 +91,19 @@ def test_without_any_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "package" / "docs").mkdir(parents=True)
     (tmp_path / "package" / "docs" / "README.md").touch()
     assert docs.docs_folder() == tmp_path / "package" / "docs"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["report"], "gpucluster report: gpucluster-results cannot be read: No such file or directory"),
+        (["watch", "nowhere", "--once"], "gpucluster watch: nowhere does not exist; say the results directory of a run"),
+    ],
+)
+def test_a_folder_that_is_not_there(
+    typed: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence, exit code 2; `report` without a name means the default."""
+    monkeypatch.chdir(tmp_path)
+    assert main(typed) == 2
+    assert capsys.readouterr().err.startswith(said)
