@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / ".ci"))
 
-from environment import ROOT, environment, hand_over
+from environment import ROOT, announce_torch, environment, hand_over
 
 if __name__ == "__main__":
     hand_over(sys.argv[1:])
@@ -60,7 +60,8 @@ def install(session: nox.Session, *groups: str, project: bool = True, name: str 
     digest = hashlib.sha256(pyproject.read_bytes() + constraints.read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:
         ours = ("--editable", str(ROOT)) if project else ()
-        run(session, "pip", "install", "--quiet", "--constraint", str(constraints), *wanted, *ours, name=name)
+        quiet = () if project and announce_torch(environment(name)) else ("--quiet",)  # gigabytes show how far they are
+        run(session, "pip", "install", *quiet, "--constraint", str(constraints), *wanted, *ours, name=name)
         stamp.write_text(digest)
 
 
@@ -175,7 +176,16 @@ def docs(session: nox.Session) -> None:
     install(session, "tests")
     run(session, "docs.generate_limits", "--check")
     run(session, "docs.generate_limits")
-    run(session, "pytest", "-q", "-m", "not e2e", "tests/project/test_docs.py", **FOR_TESTS)
+    pages = ("tests/project/test_docs.py", "tests/project/test_docs_commands.py", "tests/project/test_docs_site.py")
+    run(session, "pytest", "-q", "-m", "not e2e", *pages, **FOR_TESTS)
+    session.notify("site")
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Make the site of docs/ in .nox/site (mkdocs-material); a link that leads nowhere fails it (half a minute)."""
+    install(session, "docs", project=False, name="site")
+    run(session, "mkdocs", "build", "--strict", "--quiet", name="site", NO_MKDOCS_2_WARNING="1")
 
 
 @nox.session

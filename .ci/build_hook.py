@@ -1,4 +1,7 @@
-"""Puts the released limits into wheel and sdist, and refuses to build where thresholds.yaml is not what its digest says."""
+"""Puts the released limits into wheel and sdist, and the pages into the wheel.
+
+It refuses to build where thresholds.yaml is not what its digest says.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,16 @@ class ReleasedLimits(BuildHookInterface[Any]):
         made = Path(self._folder.name, released.PATH.name)
         made.write_text(text, encoding="utf-8")
         build_data["force_include"][str(made)] = f"pytest_gpucluster/thresholds/{made.name}"
+        if self.target_name == "wheel":
+            build_data["force_include"] |= pages(Path(self.root, "docs"))
 
     def finalize(self, version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
         """Remove what was written."""
         if version != "editable":
             self._folder.cleanup()
+
+
+def pages(folder: Path) -> dict[str, str]:
+    """The Markdown pages for `gpucluster docs`, each with its place in the wheel; what runs showed stays in the repository."""
+    files = {file: file.relative_to(folder) for file in sorted(folder.rglob("*.md"))}
+    return {str(file): f"pytest_gpucluster/docs/{name}" for file, name in files.items() if name.parts[0] != "results"}

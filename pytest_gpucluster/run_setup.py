@@ -327,7 +327,9 @@ def require_torch() -> None:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        raise ConfigurationError("torch is not installed; pip install torch") from None
+        raise ConfigurationError(
+            "torch is not installed: pip install torch, on a GPU node the build for its CUDA driver (see nvidia-smi)"
+        ) from None
     found = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     if found < OLDEST_TORCH:
         wanted = ".".join(map(str, OLDEST_TORCH))

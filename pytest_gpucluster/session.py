@@ -208,6 +208,7 @@ class Session:
         self._is_planned = False
         self._early: tempfile.TemporaryDirectory[str] | None = None
         self.unfinished: UnfinishedRun | None = None
+        self.removed_runs: tuple[str, ...] = ()
 
     def go_on_with(self, unfinished: UnfinishedRun) -> None:
         """Be the next part of an unfinished run. Called before anything is started."""
@@ -259,7 +260,7 @@ class Session:
             ConfigurationError: the results directory or the JUnit file cannot be written.
         """
         results, replicate = self.setup.settings.results_dir, self.controller.replicate
-        self.recorder.open(results, junit=junit, replicate=replicate, unfinished=self.unfinished)
+        self.removed_runs = self.recorder.open(results, junit=junit, replicate=replicate, unfinished=self.unfinished)
         if self.setup.settings.soak_s is not None:
             self.recorder.look_for_cut_soak(self.state.facts(), read_versions())
         if self.unfinished is None:

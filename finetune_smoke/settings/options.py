@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import os
 import sys
 import time
@@ -88,8 +89,21 @@ def config_of(given: dict[str, object]) -> Config:
     return preset(str(name), **given)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose error is three lines: 60 options above it hide what was wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say how it is called, what is wrong and which option may be meant, and where all of them are; exit code 2."""
+        known = [*(option for option in self._option_string_actions if option.startswith("--")), *filter(None, COMMANDS)]
+        typed = message.rpartition("unrecognized arguments: ")[2].split()
+        near = [close for word in typed for close in difflib.get_close_matches(word.partition("=")[0], known, 1)]
+        guess = f". Did you mean {near[0]}?" if near and len(typed) < len(message.split()) else ""
+        usage = f"usage: {self.prog} [OPTIONS]\n{self.prog}: error: {message}{guess}\n"
+        self.exit(BAD_USAGE, f"{usage}all options: {self.prog} --help\n")
+
+
 def _parser(command: str, *, quiet: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"finetune_smoke {command}".strip(),
         description=COMMANDS[command],
         epilog="faults, for the self-test: " + "; ".join(f"{name}: {what}" for name, what in FAULTS.items()),

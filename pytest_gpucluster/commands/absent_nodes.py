@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.config.settings import OPTIONS, reaches, settings_from
+from pytest_gpucluster.commands.names_of_tests import nodeid_in_suite
+from pytest_gpucluster.config.settings import OPTIONS, reaches, settings_from, unrecognized
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
 from pytest_gpucluster.protocol.rank import ranges
@@ -85,8 +87,9 @@ def expect(launch: Launch, settings: Settings) -> Session:
     for threshold in setup.criteria.values():
         if reaches(settings.level, threshold.level):
             for place in places_of(threshold, setup.inventory):
-                name = f"{threshold.key}[{place.id}]" if place is not None else threshold.key
-                session.plan.expect(threshold.key, place.id if place is not None else None, nodeid=name)
+                where = place.id if place is not None else None
+                nodeid = nodeid_in_suite(threshold.key, where, root=Path.cwd())
+                session.plan.expect(threshold.key, where, nodeid=nodeid)
     session.fix_plan()
     return session
 
@@ -97,14 +100,16 @@ def read_options(pytest_arguments: Sequence[str]) -> tuple[Settings, Path | None
     ``PYTEST_ADDOPTS`` counts; options in an ini file do not.
 
     Raises:
-        ConfigurationError: a value is not understood.
+        ConfigurationError: a value is not understood, or an option is one of ours but for a letter or two.
     """
     parser = argparse.ArgumentParser(prog="gpucluster launch ... -- pytest", add_help=False, allow_abbrev=False)
     for option in OPTIONS:
         parser.add_argument(option.name, **option.keywords)
     parser.add_argument("--junitxml", "--junit-xml")
     added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-    given = parser.parse_known_args([*added, *pytest_arguments])[0]
+    given, others = parser.parse_known_args([*added, *pytest_arguments])
+    if wrong := unrecognized(others, guessed_only=True):
+        raise ConfigurationError(wrong)
     here, junit = Path.cwd(), given.junitxml
     return settings_from(given, start=here), here / os.path.expandvars(Path(junit).expanduser()) if junit else None
 

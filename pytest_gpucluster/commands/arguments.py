@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config import yaml_lines
-from pytest_gpucluster.config.schema_errors import closest
+from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.protocol import functions, plain_data
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from types import FunctionType, ModuleType
 
 EXAMPLE = "pytest_gpucluster.measurements.gemm:gemm dtype=bfloat16"
-CRITERIA = "A criterion is measured and judged by: pytest --pyargs tests_acceptance -k {!r}"
 FORM = "say MODULE:FUNCTION or path/to/file.py:FUNCTION"
 TAKEN = ("self", "function", "per", "places", "at_once", "deadline_s")
 """Names that ``cluster.run`` keeps for itself."""
@@ -64,7 +63,7 @@ def find_function(text: str) -> Callable[..., Any]:
     """
     where, _, name = text.rpartition(":")
     if not where or not name.isidentifier():
-        raise ConfigurationError(f"{text!r} names no function; {FORM}, for example {EXAMPLE}. {CRITERIA.format(text)}")
+        raise ConfigurationError(f"{text!r} names no function; {FORM}, for example {EXAMPLE}")
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if function is None:
@@ -151,4 +150,9 @@ def require_fit(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ConfigurationError(f"{function.__name__}: {error}; it takes {signature}") from None
+        known = [*signature.parameters]
+        unknown = [name for name in arguments if name not in known]
+        is_open = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+        said = str(error) if is_open or not unknown else f"got an unexpected keyword argument {unknown[0]!r}"
+        near = did_you_mean(unknown[0], known) if unknown and not is_open else ""
+        raise ConfigurationError(f"{function.__name__}: {said}; it takes {signature}.{near}") from None

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from pytest_gpucluster.commands.info_tables import NOTHING, Column, cell, number, pairs, table, table_of, unavailable
+from pytest_gpucluster.commands.info_tables import (
+    NOTHING,
+    Column,
+    cell,
+    number,
+    pairs,
+    table,
+    table_of,
+    unavailable,
+    without_gaps,
+)
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.pci_tree import NO_NUMA_NODE, Position, nearness
 from pytest_gpucluster.judging.forecast import counted
@@ -289,10 +299,11 @@ VIEWS: Mapping[str, Callable[[Machine], list[Shown]]] = {
 
 
 def show(machine: Machine, view: str) -> list[Shown]:
-    """One view; ``all`` has each under its name."""
+    """One view; ``all`` has each that shows something under its name."""
     if view != "all":
         return VIEWS[view](machine)
     lines: list[Shown] = []
     for name, made in VIEWS.items():
-        lines += [*([Text("")] if lines else []), _title(name), *made(machine)]
+        shown = without_gaps(made(machine))
+        lines += [*([Text("")] if lines else []), _title(name), *shown] if shown else []
     return lines

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.commands.record_parsers import CommandParser, add_record_commands
+from pytest_gpucluster.config.settings import RESULTS_DIR
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
@@ -77,14 +78,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
+    docs = commands.add_parser("docs", help="the pages of the documentation, which are installed too")
+    docs.add_argument("page", nargs="?", metavar="PAGE", help="handover, slurm, decisions/0012; default: the list")
+    docs.set_defaults(act=_docs)
     add_record_commands(commands.add_parser)
     return parser
 
 
 def _add_report(report: argparse.ArgumentParser) -> None:
     report.description = "Of a results.json, or with -o, the page alone is made, and no other file is touched."
-    words = "the results directory of the run, or a results.json"
-    report.add_argument("folder", type=Path, metavar="RESULTS", help=words)
+    words = f"the results directory of the run, or a results.json; default: {RESULTS_DIR}"
+    report.add_argument("folder", type=Path, nargs="?", default=Path(RESULTS_DIR), metavar="RESULTS", help=words)
     report.add_argument("-o", "--output", type=Path, metavar="FILE", help="make only the page, and put it here")
     report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: junit.xml in RESULTS")
     report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for RESULTS that lost their own")
@@ -122,7 +126,8 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
-    run.add_argument("function", metavar="MODULE:FUNCTION", help="or path/to/file.py:FUNCTION")
+    words = "or path/to/file.py:FUNCTION, or a criterion, which is judged too: bf16_tflops, busbw[all_reduce]"
+    run.add_argument("function", metavar="MODULE:FUNCTION", help=words)
     run.add_argument("words", nargs="*", metavar="KEY=VALUE", help="its arguments; values as in YAML: sizes=[4096,8192]")
     run.add_argument("--place", nargs="+", action="extend", default=[], metavar="ID", help="node0-gpu3 ...; default: all")
     run.add_argument(
@@ -217,6 +222,12 @@ def _info(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import info
 
     return info.main(chosen)
+
+
+def _docs(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands.packaged import docs
+
+    return docs.main(chosen)
 
 
 def _watch(chosen: argparse.Namespace) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,9 @@ from pytest_gpucluster.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+SUITE = "tests_acceptance"
+PARAMETER_FIRST = ("dcgm_diag",)
+"""Tests whose ids have the parameter before the place."""
 MAX_DEPTH, MAX_FILES = 3, 200
 """How far test files are looked for below the folder of a thresholds file."""
 _NO_WAY_TO_CRITERION = {"self", "place", "node", "cluster", "recipe", "soak", "process_group", "rank", "world_size", "device"}
@@ -53,6 +58,32 @@ def read_tests(paths: Iterable[Path]) -> list[JudgingTests]:
                 raise ConfigurationError(f"--tests: {file} is not Python that can be read")
             found.append(names)
     return found
+
+
+@lru_cache(maxsize=1)
+def _suite() -> dict[str, Path]:
+    """The file of each test of the packaged suite, by the test's name without ``test_``."""
+    spec = importlib.util.find_spec(SUITE)
+    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = sorted(file for folder in folders for file in folder.glob("test_*.py"))
+    return {name: file for file in files for found in read_tests([file]) for name in found.parameters}
+
+
+def file_in_suite(name: str) -> Path:
+    """The file of the packaged suite that has the test of a criterion, by its name without parameter."""
+    return _suite()[name]
+
+
+def nodeid_in_suite(key: str, place: str | None, *, root: Path) -> str:
+    """The node id that pytest gives to the packaged test of a criterion at a place, started in ``root``."""
+    name, _, parameter = key.removesuffix("]").partition("[")
+    if name not in _suite():  # an entry of one's own, whose test only pytest finds
+        return f"{key}[{place}]" if place is not None else key
+    file = file_in_suite(name)
+    address = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
+    parts = [part for part in (place, parameter) if part]
+    ids = "-".join(reversed(parts) if name in PARAMETER_FIRST else parts)
+    return f"{address}::test_{name}" + (f"[{ids}]" if ids else "")
 
 
 def tests_beside(path: Path) -> list[JudgingTests]:

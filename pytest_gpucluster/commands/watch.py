@@ -45,8 +45,10 @@ def main(chosen: argparse.Namespace) -> int:
     """Watch until somebody ends it; 0, or 128 and the number of the signal that ended it.
 
     Raises:
-        ConfigurationError: an interval that is none.
+        ConfigurationError: an interval that is none, or a folder that does not exist.
     """
+    if chosen.source is not None and not chosen.source.exists():
+        raise ConfigurationError(f"{chosen.source} does not exist; say the results directory of a run, or leave it out")
     if not (0.1 <= chosen.interval_s <= 3600 and math.isfinite(chosen.interval_s)):
         raise ConfigurationError(f"--interval-s {chosen.interval_s:g} is not a time from 0.1 to 3600 s")
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

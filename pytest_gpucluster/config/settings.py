@@ -8,15 +8,16 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pytest_gpucluster.config.schema_errors import did_you_mean
+from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 RESULTS_DIR = "gpucluster-results"
 LEVELS = ("quick", "standard", "soak")
@@ -74,6 +75,9 @@ OPTIONS = (
     Option(name="--gpucluster-summary", metavar="FILE", type=Path, help="write a summary in Markdown"),
     Option(name="--gpucluster-metrics", metavar="FILE", type=Path, help="write metrics of Prometheus (a textfile collector's)"),
 )
+PREFIX = "--gpucluster-"
+_SAME_BUT_A_LETTER = 0.85
+"""difflib's ratio: ``--gpu-cluster-level`` is 0.97 from ``--gpucluster-level``."""
 RESUME = "gpucluster_resume"
 """Of an option that ``gpucluster resume`` gives and no person: go on with a run, or with nothing."""
 COMPARED = ("--gpucluster-profile", "--gpucluster-expect", "--gpucluster-level")
@@ -129,6 +133,35 @@ class Settings:
     junit: str | None = None
     junit_strict: bool = False
     resume: Resume = "never"
+
+
+def unrecognized(words: Iterable[str], *, guessed_only: bool = False) -> str | None:
+    """What to say of options that nobody takes and that look like ours, each with the option that was meant.
+
+    Args:
+        words: what the parser left over. What does not look like ours is passed over.
+        guessed_only: pass over those too for which there is no guess: a project may have options that begin as ours do.
+    """
+    names = [option.name for option in OPTIONS]
+    typed = [word.partition("=")[0] for word in words if word.startswith("--")]
+    guesses = {name: _guess(name.lower().replace("_", "-"), names) for name in typed}
+    found = [
+        f"unrecognized arguments: {name}. Did you mean {guess!r}?" if guess else f"unrecognized arguments: {name}"
+        for name, guess in guesses.items()
+        if guess or (name.startswith(PREFIX) and not guessed_only)
+    ]
+    has_all = all(guesses[name] for name in typed if name.startswith(PREFIX))
+    return "; ".join(found) + ("" if has_all else f"; options of gpucluster: {', '.join(names)}") if found else None
+
+
+def _guess(typed: str, names: list[str]) -> str | None:
+    """The option that was meant: the rest of its name misspelt, cut short or without the beginning; or one letter of all."""
+    rests = {name.removeprefix(PREFIX): name for name in names}
+    if typed.startswith(PREFIX):
+        rest = typed.removeprefix(PREFIX)
+        begun = [name for begin, name in rests.items() if rest and begin.startswith(rest)]
+        return next(iter(begun), None) or next((rests[near] for near in closest(rest, list(rests))), None)
+    return rests.get(typed.removeprefix("--")) or next(iter(get_close_matches(typed, names, 1, _SAME_BUT_A_LETTER)), None)
 
 
 def results_dir(given: argparse.Namespace, *, start: Path) -> Path:

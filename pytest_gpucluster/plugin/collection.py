@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.criterion import Criterion
@@ -22,6 +24,7 @@ from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 from pytest_gpucluster.plugin.verdict_item import add_verdict
 from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, digests_of
+from pytest_gpucluster.reporting.files import KEPT_RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
     from pytest_gpucluster.plugin.all_tests import AllTests
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
+
+
+OF_PYTEST = ("filterwarnings", "parametrize", "skip", "skipif", "tryfirst", "trylast", "usefixtures", "xfail")
+"""Marks that say how pytest runs a test, and nothing of what it is about."""
+_WORDS_OF_EXPRESSION = ("and", "or", "not", "True", "False", "None")
 
 
 class Collection:
@@ -87,6 +95,8 @@ class Collection:
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
         refuse_reruns(config, items)
+        if not items:
+            refuse_unknown_mark(config, self._all_tests.tests())
         above = [item for item in items if pairs[item].judges and self._is_above(pairs[item].criterion)]
         if above:
             config.hook.pytest_deselected(items=above)
@@ -177,6 +187,9 @@ class Collection:
         self._session.fix_plan()
         if self._session.recorder.is_open:
             self._session.recorder.write("test_files", files=digests_of(self.items))
+            if removed := self._session.removed_runs:
+                kept = f"previous/ keeps {KEPT_RUNS} earlier runs"
+                self._terminal.live.say(f"gpucluster: {kept}; older than those, removed: {', '.join(removed)}")
             if self.earlier.line is not None:
                 self._terminal.live.say(f"gpucluster: {self.earlier.line}")
             suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
@@ -305,3 +318,25 @@ def refuse_reruns(config: pytest.Config, items: list[pytest.Item]) -> None:
             f"{cause}: a criterion is judged once, and pytest-rerunfailures would repeat it until it is green; leave it out, "
             "or say -p no:rerunfailures"
         )
+
+
+def refuse_unknown_mark(config: pytest.Config, tests: Sequence[pytest.Item]) -> None:
+    """Refuse ``-m`` that selected no test where it names a mark that nobody has or registered; name those that exist.
+
+    In a worker of pytest-xdist a usage error would only crash the worker.
+
+    Raises:
+        pytest.UsageError: there is no such mark.
+    """
+    expression = config.option.markexpr
+    if not expression or not tests or hasattr(config, "workerinput"):
+        return
+    carried = dict.fromkeys(mark.name for test in tests for mark in test.iter_markers() if mark.name not in OF_PYTEST)
+    registered = {line.partition(":")[0].partition("(")[0].strip() for line in config.getini("markers")}
+    plain = re.sub(r"'[^']*'|\"[^\"]*\"", "''", expression)
+    named = [word for word in re.findall(r"[^\W\d][\w.-]*(?!\s*=)\b", plain) if word not in _WORDS_OF_EXPRESSION]
+    unknown = [word for word in dict.fromkeys(named) if word not in carried and word not in registered]
+    if unknown:
+        hints = "".join(did_you_mean(word, list(carried)) for word in unknown)
+        has = f"marks of these tests: {', '.join(sorted(carried))}" if carried else "these tests have no marks"
+        raise pytest.UsageError(f"-m {expression!r} selects no test: there is no mark {', '.join(unknown)}; {has}.{hints}")

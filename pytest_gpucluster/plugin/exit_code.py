@@ -12,6 +12,7 @@ import pytest
 from pytest_gpucluster.config.settings import RESULTS_DIR
 from pytest_gpucluster.config.torchrun import read_launch, show_last, write_error_file
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN
+from pytest_gpucluster.reporting.files import is_in_use
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -110,12 +111,19 @@ def _with_earlier_results(config: pytest.Config, lines: tuple[Any, ...]) -> tupl
         return lines
     start, junit = config.invocation_params.dir, getattr(config.option, "xmlpath", None)
     folder = start / (config.option.gpucluster_results or RESULTS_DIR)
-    older = [str(folder)] if (folder / "results.json").exists() else []
+    older = [str(folder)] if (folder / "results.json").exists() and not is_in_use(folder) else []
     older += [str(junit)] if junit and (start / junit).is_file() else []
     if not older:
         return lines
-    last = f"{lines[-1] if lines else 'this command cannot run'}; the results in {' and '.join(older)} are of an earlier run"
-    return (*lines[:-1], last)
+    said = str(lines[-1]).rstrip() if lines else "this command cannot run"
+    return (*lines[:-1], with_remark(said, f"the results in {' and '.join(older)} are of an earlier run"))
+
+
+def with_remark(said: str, remark: str) -> str:
+    """A message and what is to be added to it: behind a semicolon, or as a sentence of its own behind one, or as a line."""
+    if "\n" in said:
+        return f"{said}\n{remark}"
+    return f"{said} {remark[0].upper()}{remark[1:]}" if said.endswith((".", "?", "!")) else f"{said}; {remark}"
 
 
 def _last_lines(run: Run) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, RESUME, requested_of_node, results_dir
+from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, RESUME, requested_of_node, results_dir, unrecognized
 from pytest_gpucluster.plugin.activation import (
     ACTIVE,
     REFUSAL,
@@ -58,8 +58,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
-    """Under torchrun, every rank but 0 becomes an agent here, before any conftest or reporter acts."""
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, None, None]:
+    """Under torchrun, every rank but 0 becomes an agent here, before any conftest or reporter acts.
+
+    Raises:
+        pytest.UsageError: an option looks like ours, and neither we nor a conftest take it.
+    """
     early_config.stash[ACTIVE] = is_activated(early_config, args)  # args hold what addopts adds; later hooks lack that
     if early_config.stash[ACTIVE]:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -77,6 +83,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
     for name, plugin in plugins.items():
         if early_config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
             raise pytest.UsageError(f"-p no:gpucluster-{name} leaves out a part of this run; remove that option")
+    wrong = unrecognized(parser.parse_known_and_unknown_args(args)[1])
+    if wrong is not None:
+        raise pytest.UsageError(wrong)
     return result
 
 

@@ -41,7 +41,7 @@ from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.verdict_item import set_aside
 from pytest_gpucluster.plugin.whole_run.run_readings import Readings
 from pytest_gpucluster.protocol.secret import Secret
-from pytest_gpucluster.reporting.files import require_writable
+from pytest_gpucluster.reporting.files import require_takeable, require_writable
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
@@ -166,10 +166,18 @@ class Run:
         self.start()
 
     def start(self) -> None:
-        """Prepare to measure, unless this command runs no test, or is not the one to do so."""
+        """Prepare to measure, unless this command runs no test, or is not the one to do so.
+
+        Raises:
+            pytest.UsageError: the results directory cannot be taken; seen here, before tests are collected for seconds.
+        """
         option = self._config.option
         if any(getattr(option, name, None) for name in RUNS_NO_TEST) or hasattr(self._config, "workerinput"):
             return  # of the workers of pytest-xdist, agents, results and reports belong to their controller
+        try:
+            require_takeable(self.session.setup.settings.results_dir)
+        except ConfigurationError as error:
+            raise pytest.UsageError(str(error)) from None
         self._is_due = True
         if not self._is_under_xdist:  # where tests of all places mix, pytest's dots are clearer
             self.terminal.screen.take_over()

@@ -9,7 +9,10 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
+import shutil
 import stat
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +25,14 @@ if TYPE_CHECKING:
 JOURNAL = "journal.jsonl"
 OWN = (JOURNAL, "results.json", "report.html", "metrics.prom", "junit.xml", "logs")
 LOGS = ("logs",)
+KEPT_RUNS = 5
+"""Of earlier runs in ``previous/``. A soak that goes on needs at most four."""
+SHELF = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9]+)?\Z")
+"""The name of an older run's folder in ``previous/``."""
 PREVIOUS, LOCK, PROBE = "previous", ".lock", ".probe"
 WRITTEN_THROUGH = (stat.S_ISREG, stat.S_ISCHR, stat.S_ISFIFO)
 IS_LINK = "is a symbolic link, which is not followed; remove it"
+OWN_DIRECTORY = "; give this one its own: --gpucluster-results DIR"
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
@@ -45,6 +53,7 @@ class ResultsDirectory:
     def __init__(self, path: Path, *, goes_on: bool = False) -> None:
         """Make the directory, lock it, and move an older run's files into ``previous/<its time>/``, the ``older_run``.
 
+        Of the runs there, the newest :data:`KEPT_RUNS` stay; ``removed`` has the names of the others.
         Of a run that ``goes_on`` only the logs move: the journal and the reports are continued.
 
         Raises:
@@ -52,9 +61,10 @@ class ResultsDirectory:
         """
         self.path = path
         self.older_run: Path | None = None
+        self.removed: tuple[str, ...] = ()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _take_lock(path, advice="; give this one its own: --gpucluster-results DIR")
+            self._lock = _take_lock(path, advice=OWN_DIRECTORY)
         except OSError as error:
             raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
         try:
@@ -82,6 +92,7 @@ class ResultsDirectory:
         for path in older:
             path.rename(shelf / path.name)
         self.older_run = shelf
+        self.removed = tuple(_remove_oldest(self.path / PREVIOUS))
 
     def _try_to_write(self) -> None:
         """Find a full disk now, not when the verdict is due."""
@@ -94,6 +105,32 @@ class ResultsDirectory:
                 os.fsync(file.fileno())
         finally:
             probe.unlink(missing_ok=True)
+
+
+def _remove_oldest(previous: Path) -> Iterator[str]:
+    """Remove what a run wrote of all but the newest :data:`KEPT_RUNS` runs; the names of their folders.
+
+    A folder is a run's if it has a journal or results: of a run that goes on, only the logs move. What somebody else put there
+    stays, and so does a link.
+    """
+    shelves = [one for one in previous.iterdir() if SHELF.match(one.name) and one.is_dir() and not one.is_symlink()]
+    shelves.sort(key=lambda one: _turn(one.name), reverse=True)
+    runs = [one for one in shelves if any((one / name).exists() for name in (JOURNAL, "results.json"))]
+    for shelf in shelves[shelves.index(runs[KEPT_RUNS - 1]) + 1 :] if len(runs) > KEPT_RUNS else ():
+        with contextlib.suppress(OSError):  # it holds something else, or may not be changed
+            for path in (shelf / name for name in OWN if os.path.lexists(shelf / name)):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            shelf.rmdir()
+            yield shelf.name
+
+
+def _turn(name: str) -> tuple[str, int]:
+    """``20261126-120000-2`` as its time and its number among those of that second."""
+    day, at, *number = name.split("-")
+    return f"{day}-{at}", int(number[0]) if number else 0
 
 
 def is_replaceable(file: Path) -> bool:
@@ -216,6 +253,42 @@ def require_unused(path: Path) -> None:
     """
     try:
         with results_lock(path):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a run, also one of this process, holds a results directory. Nothing is made there."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def require_takeable(path: Path) -> None:
+    """Check early that a run could take a results directory, and leave everything as it is.
+
+    Whether the disk is full is seen when the directory is taken.
+
+    Raises:
+        ConfigurationError: it is no directory, cannot be made or written to, holds a link, or another run holds it.
+    """
+    require_no_links(path)
+    if is_in_use(path):
+        raise ConfigurationError(f"the results directory {path} is in use by another run{OWN_DIRECTORY}")
+    there = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
+    try:
+        if there == path and not path.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        with tempfile.TemporaryDirectory(dir=there, prefix=f"{PROBE}-"):
             pass
     except OSError as error:
         raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.verdict import ERROR, FAILED
+from pytest_gpucluster.reporting.files import SHELF
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal
 from pytest_gpucluster.reporting.run_spans import read_spans
 
@@ -34,8 +34,6 @@ SAME = {
 HARDWARE = ("hostname", "uuid", "serial", "pci")
 SINCE = ("boot_id", "driver", "board")
 """Of a place: where another one means that counters began anew, or that the GPU has another VBIOS."""
-SHELF = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9]+)?\Z")
-"""The name of an older run's folder in ``previous/``."""
 MOST_PARTS = 4
 """A soak that was cut more often is hardly one soak: the chips cooled down each time, and nobody watched in between."""
 MOST_RUNS = 100

@@ -70,7 +70,7 @@ class Recorder:
         junit: Path | None,
         replicate: Callable[[str], None] = lambda _line: None,
         unfinished: UnfinishedRun | None = None,
-    ) -> None:
+    ) -> tuple[str, ...]:
         """Take the results directory ``folder`` and begin the journal.
 
         Args:
@@ -79,6 +79,9 @@ class Recorder:
                 device or a pipe.
             replicate: gets every line of the journal.
             unfinished: the run in that directory that goes on; its journal is continued.
+
+        Returns:
+            The folders of the oldest runs, which were removed from ``previous/``.
 
         Raises:
             ConfigurationError: one of the two cannot be written, or another run holds the directory.
@@ -94,6 +97,7 @@ class Recorder:
             self._journal = Journal(folder / "journal.jsonl", copy=replicate, keep=keep)
         except OSError as error:
             raise ConfigurationError(f"the journal in {folder} cannot be written: {error.strerror}") from None
+        return self._directory.removed
 
     def look_for_cut_soak(self, facts: Mapping[str, Any], versions: Mapping[str, str]) -> None:
         """Find the soak that the older run in this results directory left unfinished, for ``cut_soak``.

@@ -18,7 +18,7 @@ from pytest_gpucluster.thresholds.specs import DERIVED, FIELD_UNITS, load_specs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pytest_gpucluster.config.yaml_lines import Document, KeyPath
+    from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Where
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import FabricRates, Profile, Threshold
     from pytest_gpucluster.thresholds.schema import CriterionEntry, Override
@@ -81,6 +81,8 @@ def _check_rules(file: ThresholdsFile) -> Iterator[Problem]:
         for name, rule in entry.rules.items():
             path: KeyPath = ("profiles", profile, "rules", name)
             yield from _check_limit_keys(file.document, path, rule)
+            for key in filter(rule.names, file.content.criteria):
+                yield from _check_unit(file, key, path, rule)
             for text in rule.unused_names(file.document.data.get("criteria", {})):
                 where = f"{text!r} is no criterion{shape.part_of(path).inside}"
                 yield file.document.problem((*path, "for"), f"{where}.{did_you_mean(text, known)}")
@@ -96,7 +98,15 @@ def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:
                 continue
             for message in _check_resolved(threshold, profile):
                 found_in.add(limit)
-                yield Problem(file=threshold.file, line=threshold.line, message=message)
+                blamed = _blamed(file, threshold)
+                yield Problem(file=blamed.file, line=blamed.line, message=message)
+
+
+def _blamed(file: ThresholdsFile, threshold: Threshold) -> Threshold | Where:
+    """Where the limit stands; where that is the packaged file and the one that extends it changes the entry, the change."""
+    entry = file.document.find(("criteria", threshold.key))
+    is_changed = file.base is not None and threshold.file == file.base.file != entry.file
+    return entry if is_changed else threshold
 
 
 def _check_written(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Iterator[Problem]:
@@ -106,6 +116,7 @@ def _check_written(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Ite
         text = f"{key!r} cannot be a test's name: small letters, digits, _ and [parameter]."
         yield file.document.problem(path, text)
     yield from _check_limit_keys(file.document, path, entry)
+    yield from _check_unit(file, key, path, entry)
     if "measured_with" in entry.written():
         yield from _check_measured_with(file, key, entry)
     for name, override in entry.profiles.items():
@@ -115,6 +126,20 @@ def _check_written(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Ite
             text = f"{name!r} is not a profile (in {key!r}). Profiles: {', '.join(known)}.{did_you_mean(name, known)}"
             yield file.document.problem(here, text)
         yield from _check_limit_keys(file.document, here, override)
+        yield from _check_unit(file, key, here, override)
+
+
+def _check_unit(file: ThresholdsFile, key: str, path: KeyPath, layer: CriterionEntry | Override) -> Iterator[Problem]:
+    """Check that a file that extends the packaged one leaves the units of its entries: their tests measure in those."""
+    if file.base is None or (measured := file.base.data["criteria"].get(key, {}).get("unit")) is None:
+        return
+    written = layer.written()
+    unit = written.get("unit", measured)
+    if unit != measured:
+        own = [written[kind] for kind in KINDS if file.document.find((*path, kind)).file != file.base.file and kind in written]
+        number = own[0] if len(own) == 1 and isinstance(own[0], (int, float)) and "of" not in written else None
+        text = f"{key!r} is measured in {measured}, not in {unit}: leave 'unit' out{shape.part_of(path).inside}."
+        yield file.document.problem((*path, "unit"), text + shape.said_in(number, unit, measured))
 
 
 def _check_measured_with(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Iterator[Problem]:
@@ -197,7 +222,9 @@ def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[s
     for what, reference in (("'of'", threshold.of), ("'bound'", threshold.bound)):
         if isinstance(reference, str) and _unit_of(reference) != threshold.unit:
             unit = _unit_of(reference)
-            yield f"{name} is in {threshold.unit}, but {what} {reference} is in {unit}. Write it in {unit}."
+            own = [*threshold.numbers.values()] if not threshold.of else []
+            said = shape.said_in(own[0] if len(own) == 1 else None, threshold.unit, str(unit))
+            yield f"{name} is in {threshold.unit}, but {what} {reference} is in {unit}. Write it in {unit}.{said}"
             return
     if isinstance(threshold.bound, str) and threshold.kind in {"below", "max"}:
         yield f"{name}: 'bound' belongs to a floor (above, min), not to a ceiling ({threshold.kind}), unless it is a number."

@@ -377,6 +377,14 @@ def conversion(unit: str, number: float | None) -> str | None:
     return f" For {number:.10g} {unit} say {number * share:.10g} {target}."
 
 
+def said_in(number: float | None, unit: str, target: str) -> str:
+    """`` For 2000 GB/s say 2 TB/s.``; nothing where the two measure different things, or no number is known."""
+    found, wanted = _basic(unit), _basic(target)
+    if number is None or found is None or wanted is None or found[0] != wanted[0]:
+        return ""
+    return f" For {number:.10g} {unit} say {number * found[1] / wanted[1]:.10g} {target}."
+
+
 def _taken_as(unit: str) -> str | None:
     """The unit of a file that means the same: ``GB/s`` for ``GByte/s``."""
     found = _basic(unit)

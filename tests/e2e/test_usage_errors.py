@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +35,9 @@ CASES = {
     "bad thresholds": ("", {"test_a.py": JUDGES, "limits.yaml": "schema: 1\ncriteria: 3\n"}, "limits.yaml"),
     "empty expectation": ("--gpucluster-expect=", {"test_a.py": JUDGES}, "--gpucluster-expect"),
     "gate that looks": ("--gpucluster-gate --collect-only", {"test_a.py": JUDGES}, "--collect-only judges no test"),
+    "misspelt option": ("--gpucluster-lvel quick", {"test_a.py": JUDGES}, "Did you mean '--gpucluster-level'?"),
+    "unknown mark": ("-m gpu", {"test_a.py": JUDGES}, "there is no mark gpu; these tests have no marks"),
+    "results in a file": ("--gpucluster-results=limits.yaml", {"test_a.py": JUDGES}, "limits.yaml cannot be written"),
     "part left out": ("-p no:gpucluster-run", {"test_a.py": JUDGES}, "-p no:gpucluster-run"),
     "exit code left out": ("-p no:gpucluster-exit-code", {"test_a.py": JUDGES}, "-p no:gpucluster-exit-code"),
 }
@@ -78,8 +82,9 @@ def test_nothing_is_touched(tmp_path: Path, case: str, *, has_earlier_run: bool)
     assert error, launch.output
     assert said in last, launch.output
     assert "=====" not in last, launch.output
-    can_tell = case != "exit code left out"  # pytest refuses this one before it has parsed where the results are
+    can_tell = case not in ("exit code left out", "misspelt option")  # refused before it is known where the results are
     assert ("are of an earlier run" in last) is (has_earlier_run and can_tell)
+    assert not re.search(r"[.?!:]; |\n.*; the results in", last), last
     assert "verdict" not in launch.output.replace("asks for a verdict", "")
     assert "generated xml" not in launch.output
 

@@ -155,6 +155,26 @@ def test_wrong_usage_leaves_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "invalid int value: 'many'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--stepz 3", "unrecognized arguments: --stepz 3. Did you mean --steps?"),
+        ("--learning_rate=1", "unrecognized arguments: --learning_rate=1. Did you mean --learning-rate?"),
+        ("evalute", "unrecognized arguments: evalute. Did you mean evaluate?"),
+        ("--zzzzzz", "unrecognized arguments: --zzzzzz"),
+        ("--steps", "argument --steps: expected one argument"),
+        ("--steps many", "argument --steps: invalid int value: 'many'"),
+    ],
+)
+def test_wrong_usage_is_three_lines(typed: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """How it is called, what is wrong, and where all options are: not 60 of them above the sentence."""
+    with pytest.raises(SystemExit) as left:
+        options.settings(typed.split())
+    assert left.value.code == 2
+    lines = ["usage: finetune_smoke [OPTIONS]", f"finetune_smoke: error: {said}", "all options: finetune_smoke --help"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
 def test_wrong_usage_is_said_by_rank_0_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Other ranks exit silently and after rank 0: torchrun ends rank 0 when they have exited."""
     monkeypatch.setenv("RANK", "1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -83,6 +84,65 @@ def test_without_ensurepip_the_package_is_named(bare: ModuleType, monkeypatch: p
         bare.environment()
 
 
+CUDA = {"torch": "2.13.0", "nvidia-cublas": "13.0", "nvidia-nccl-cu13": "2.28"}
+CPU = {"torch": "2.13.0+cpu", "sympy": "1.14"}
+
+
+@pytest.mark.parametrize(
+    ("found", "has_gpu", "said"),
+    [
+        (CUDA, False, ["torch 2.13.0, with CUDA: 3 packages, about 2.5 GB", "no GPU here", "about 0.2 GB", "PIP_FIND_LINKS"]),
+        (CUDA, True, ["torch 2.13.0, with CUDA: 3 packages, about 2.5 GB"]),
+        (CPU, False, ["torch 2.13.0+cpu, a CPU build: 2 packages, about 0.2 GB"]),
+        (CPU, True, ["torch 2.13.0+cpu, a CPU build", "a CPU build cannot measure"]),
+    ],
+)
+def test_what_is_fetched_is_said(  # noqa: PLR0913 -- a case, and what it stands on
+    bare: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    found: dict[str, str],
+    has_gpu: bool,
+    said: list[str],
+) -> None:
+    """Before pip fetches gigabytes: which build, how large, what to do where it does not fit the machine. No host is named."""
+    report = {"install": [{"metadata": {"name": name, "version": version}} for name, version in found.items()]}
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_options: Any) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(returncode=int("-c" in command), stdout=json.dumps(report))
+
+    monkeypatch.setattr(bare, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(bare.shutil, "which", lambda _name: "/usr/bin/nvidia-smi" if has_gpu else None)
+    monkeypatch.setattr(bare, "NVIDIA_DRIVER", tmp_path / "absent")
+    assert bare.announce_torch(tmp_path) is (found is CUDA)
+    text = capsys.readouterr().err
+    assert [words for words in said if words not in text] == []
+    assert text.count("\n") == len({"no GPU here", "a CPU build cannot measure"} & {*said}) * (2 if found is CUDA else 1) + 1
+    assert "://" not in text
+    assert asked[-1][-1] == "torch==2.13.0"
+
+
+@pytest.mark.parametrize(("returncode", "printed"), [(0, "{}"), (1, ""), (1, "no JSON"), (1, "{}"), (1, '{"install": [1]}')])
+def test_nothing_is_said_of_a_torch_that_is_there_or_unknown(  # noqa: PLR0913 -- as above
+    bare: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    returncode: int,
+    printed: str,
+) -> None:
+    """A torch that is installed is not fetched; where pip cannot tell, the installation will."""
+    done = SimpleNamespace(returncode=returncode, stdout=printed)
+    monkeypatch.setattr(bare, "subprocess", SimpleNamespace(run=lambda *_words, **_options: done))
+    assert bare.announce_torch(tmp_path) is False
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("gpus", [0, 8])
 def test_a_torch_that_sees_gpus_is_shared(
     bare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], gpus: int
@@ -111,5 +171,5 @@ def test_every_session_says_what_it_does() -> None:
     pytest.importorskip("nox", reason="nox lists the sessions")
     command = [sys.executable, "-m", "nox", "--noxfile", str(REPOSITORY / "noxfile.py"), "--list"]
     page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    promised = "accept build coverage docs imports launches lint netlab nightly page pytest8 slurm soak tests types wheel"
+    promised = "accept build coverage docs imports launches lint netlab nightly page pytest8 site slurm soak tests types wheel"
     assert sorted(re.findall(r"(?m)^[*-] (\w+) -> \S", page)) == promised.split()

@@ -190,11 +190,36 @@ def test_licence_is_complete() -> None:
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_changelog_knows_the_version() -> None:
-    """The version has its heading, with a date, below Unreleased."""
-    text = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
-    version = re.escape(PYPROJECT["project"]["version"])
-    assert re.search(rf"(?ms)^## \[Unreleased\]$.*^## \[{version}\] - \d{{4}}-\d\d-\d\d$", text)
+def wrong_version(version: str, changelog: str) -> str | None:
+    """What is wrong with the version of this tree: it is the newest release itself, or a ``.dev`` version after that one."""
+    headings = re.findall(r"(?m)^## \[(.*?)\](?: - \d{4}-\d\d-\d\d)?$", changelog)
+    is_between = "Unreleased" in headings[:1] and re.search(r"(?ms)^## \[Unreleased\]\n(.*?)^## ", changelog)[1].strip() != ""
+    newest = next((name for name in headings if name != "Unreleased"), "0")
+    base, dev, _ = version.partition(".dev")
+    if not is_between:
+        return None if version == newest else f"{version} is not {newest}, the release of this tree"
+    later = [int(part) for part in base.split(".")] > [int(part) for part in newest.split(".")]
+    return None if dev and later else f"{version} is not a .dev version after the release {newest}"
+
+
+def test_version_differs_from_the_release() -> None:
+    """What is not released has a version of its own, so that a record of acceptance does not name the release."""
+    assert wrong_version(PYPROJECT["project"]["version"], (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")) is None
+
+
+def test_a_wrong_version_is_seen() -> None:
+    """That of the release while there is more, one before it, one without ``.dev``; and a ``.dev`` version that is released."""
+    between = "## [Unreleased]\n\n- more\n\n## [0.10.0] - 2026-11-22\n"
+    assert [wrong_version(one, between) is None for one in ("0.10.0", "0.9.0.dev0", "0.11.0", "0.11.0.dev0", "1.0.0.dev3")] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+    released = "## [Unreleased]\n\n## [0.10.0] - 2026-11-22\n"
+    assert wrong_version("0.10.0", released) is None
+    assert wrong_version("0.11.0.dev0", released) is not None
 
 
 @pytest.mark.parametrize("file", shipped_sources(), ids=lambda file: str(file.relative_to(REPOSITORY)))
@@ -305,6 +330,9 @@ def test_wheel_holds_everything(built: Path) -> None:
     assert {"pytest_gpucluster/thresholds.yaml", RELEASED, "pytest_gpucluster/inventory/error_codes.csv"} <= names
     assert any(name.startswith("pytest_gpucluster/thresholds/specs/") and name.endswith(".yaml") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    pages = {name.removeprefix("pytest_gpucluster/docs/") for name in names if name.startswith("pytest_gpucluster/docs/")}
+    kept = {str(file.relative_to(REPOSITORY / "docs")) for file in (REPOSITORY / "docs").rglob("*.md")}
+    assert pages == {name for name in kept if not name.startswith("results/")}
     assert "gpucluster = pytest_gpucluster.plugin" in entry_points
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(SHIPPED)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.commands import info
+from pytest_gpucluster.commands import info, info_views
 from pytest_gpucluster.commands.info import find
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
@@ -59,6 +59,13 @@ def test_nothing_to_show_leaves_no_gap(view: str, capsys: pytest.CaptureFixture[
     assert lines[0]
     assert lines[-1]
     assert ("", "") not in itertools.pairwise(lines)
+
+
+def test_a_view_with_nothing_to_show_has_no_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a machine without GPUs and adapters, `all` had the words gpu, links and ib with nothing below them."""
+    main(["info", "all"])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line in info_views.VIEWS] == ["summary", "host", "software"]
 
 
 @pytest.mark.parametrize("width", [80, 200])

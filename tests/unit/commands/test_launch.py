@@ -652,6 +652,12 @@ def test_reports(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "r" / "results.json").read_text(encoding="utf-8"))
     jsonschema.validate(found, json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
     assert found["expected"] == {"nodes": 2, "gpus_per_node": 2}
+    suite = read_suite(tmp_path / "new" / "x.xml")
+    assert suite.get("hostname") == "a"
+    cases = {(case.get("classname"), case.get("name")) for case in suite.iter("testcase")}
+    assert ("test_compute", "test_bf16_tflops[node1-cpu0]") in cases
+    assert ("test_stragglers", "test_straggler[node0-cpu0-bf16_tflops]") in cases
+    assert [name for classname, name in cases if not classname] == ["gpucluster.verdict"]
     missing = {
         (row["criterion"], row["place"] and row["place"]["id"]): row["reason"]
         for row in found["criteria"]
@@ -671,7 +677,7 @@ def test_reports(tmp_path: Path) -> None:
     for file in (tmp_path / "new" / "x.xml", tmp_path / "r" / "junit.xml"):
         names = [case.name for case in cases_of(read_suite(file))]
         assert len(names) == len(set(names)) == len(found["criteria"]) + 1
-        assert "bf16_tflops[node1-cpu1]" in names
+        assert "test_bf16_tflops[node1-cpu1]" in names
         assert names[-1] == "gpucluster.verdict"
 
 

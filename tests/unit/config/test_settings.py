@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster.config.settings import Expect, parse_expect, parse_level, reaches
+from pytest_gpucluster.config.settings import Expect, parse_expect, parse_level, reaches, unrecognized
 from pytest_gpucluster.errors import ConfigurationError
 
 
@@ -70,3 +70,39 @@ def test_an_expectation_that_is_nearly_right(text: str, near: str) -> None:
     """The key that is called almost so is named."""
     with pytest.raises(ConfigurationError, match=f"Did you mean '{near}'"):
         parse_expect(text)
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("--gpucluster-lvel", "--gpucluster-level"),
+        ("--gpucluster-lvel=quick", "--gpucluster-level"),
+        ("--gpucluster_level", "--gpucluster-level"),
+        ("--gpucluster-thresh", "--gpucluster-thresholds"),
+        ("--gpucluster-treshold", "--gpucluster-thresholds"),
+        ("--gpucluster-expected", "--gpucluster-expect"),
+        ("--gpucluster-result-dir", "--gpucluster-results"),
+        ("--gpucluser-gate", "--gpucluster-gate"),
+        ("--gpu-cluster-profile", "--gpucluster-profile"),
+        ("--GPUcluster-profile", "--gpucluster-profile"),
+        ("--gpuclusters", "--gpucluster"),
+        ("--gate", "--gpucluster-gate"),
+        ("--level=quick", "--gpucluster-level"),
+    ],
+)
+def test_an_option_that_is_nearly_ours(typed: str, near: str) -> None:
+    """A letter, a separator, the beginning or the end is wrong: the option that was meant is named, and no list."""
+    said = f"unrecognized arguments: {typed.partition('=')[0]}. Did you mean {near!r}?"
+    assert unrecognized([typed, "quick"]) == said
+    assert unrecognized([typed], guessed_only=True) == said
+
+
+def test_an_option_that_is_like_none_of_ours() -> None:
+    """All options are listed. What a project may have is passed over where the command line is not its parser's."""
+    said = unrecognized(["--gpucluster-zzz", "--gpucluster-lvel"])
+    assert said is not None
+    assert said.startswith("unrecognized arguments: --gpucluster-zzz; unrecognized arguments: --gpucluster-lvel. Did you mean")
+    assert "--gpucluster-thresholds, --gpucluster-profile" in said
+    assert unrecognized(["--gpucluster-zzz"], guessed_only=True) is None
+    assert unrecognized(["--zzz", "-x", "gpucluster-lvel", "tests", "--cov"]) is None
+    assert unrecognized([]) is None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from pytest_gpucluster.commands.names_of_tests import nodeid_in_suite
 from pytest_gpucluster.judging.forecast import Suite, forecast
-from pytest_gpucluster.plugin.collection import without
+from pytest_gpucluster.plugin.collection import refuse_unknown_mark, without
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 from tests.support.thresholds_files import packaged
@@ -34,6 +38,53 @@ def test_tests_are_left_out_at_once() -> None:
     assert Item.compared <= 300
 
 
+def marked(*names: str) -> Any:
+    """A test with these marks."""
+    return SimpleNamespace(iter_markers=lambda: [SimpleNamespace(name=name) for name in names])
+
+
+def pytest_of(expression: str, **more: object) -> Any:
+    """A pytest that was given ``-m``, and knows a mark that no test has."""
+    lines = ["slow: takes long", "over_run(function, per='gpu'): at the end"]
+    return SimpleNamespace(option=SimpleNamespace(markexpr=expression), getini=lambda _name: lines, **more)
+
+
+TESTS = [marked("health", "parametrize"), marked("compute", "compares")]
+
+
+@pytest.mark.parametrize(
+    ("expression", "unknown", "near"),
+    [
+        ("gpu", "gpu", ""),
+        ("helth", "helth", " Did you mean 'health'?"),
+        ("gpu and not network", "gpu, network", ""),
+        ("health and gpu", "gpu", ""),
+        ("parametrize and gpu", "parametrize, gpu", ""),
+        ("gpu(kind='health')", "gpu", ""),
+    ],
+)
+def test_a_mark_that_no_test_has(expression: str, unknown: str, near: str) -> None:
+    """Where it selects nothing, the marks that exist are named, and the one that was meant."""
+    with pytest.raises(pytest.UsageError) as refused:
+        refuse_unknown_mark(pytest_of(expression), TESTS)
+    said = f"there is no mark {unknown}; marks of these tests: compares, compute, health.{near}"
+    assert str(refused.value) == f"-m {expression!r} selects no test: {said}"
+
+
+@pytest.mark.parametrize("expression", ["", "slow", "health and compute", "over_run", "over_run(per='cluster')", "not health"])
+def test_marks_that_exist_may_select_nothing(expression: str) -> None:
+    """So does a registered one; that is pytest's exit code 5."""
+    refuse_unknown_mark(pytest_of(expression), TESTS)
+
+
+def test_where_a_mark_cannot_be_refused() -> None:
+    """A worker of pytest-xdist would crash; without tests there is nothing to name."""
+    refuse_unknown_mark(pytest_of("gpu", workerinput={}), TESTS)
+    refuse_unknown_mark(pytest_of("gpu"), [])
+    with pytest.raises(pytest.UsageError, match="these tests have no marks"):
+        refuse_unknown_mark(pytest_of("gpu"), [marked()])
+
+
 WRITE_FIXTURES = """
 import json
 from pathlib import Path
@@ -42,17 +93,25 @@ from pytest_gpucluster.thresholds.load import load
 
 def pytest_collection_finish(session):
     found = fixtures_of(session.items, load(None).content.criteria)
+    Path("nodeids.json").write_text(json.dumps([item.nodeid for item in session.items]))
     Path("fixtures.json").write_text(json.dumps({key: sorted(names) for key, names in found.items()}))
 """
 
 
 def test_every_packaged_entry_has_an_estimate(tmp_path: Path) -> None:
-    """Else the plan's time would be a part of the truth: its own, that of its fixtures, or that of the entry that it names."""
+    """Else the plan's time would be a part of the truth: its own, that of its fixtures, or that of the entry that it names.
+
+    A run that never began has the same names of tests: it knows them without pytest.
+    """
     (tmp_path / "write_fixtures.py").write_text(WRITE_FIXTURES, encoding="utf-8")
     options = ("--collect-only", "-q", "-p", "write_fixtures", "--gpucluster-level=soak")
     ran = run_pytest(tmp_path, ACCEPTANCE, *options, variables={"PYTHONPATH": str(tmp_path)})
     assert ran.returncode == 0, ran.stdout
     found = json.loads((tmp_path / "fixtures.json").read_text(encoding="utf-8"))
+    places = (None, "node0", "node0-cpu0", "node0-cpu1")
+    named = {nodeid_in_suite(key, place, root=tmp_path) for key in packaged().content.criteria for place in places}
+    collected = json.loads((tmp_path / "nodeids.json").read_text(encoding="utf-8"))
+    assert [nodeid for nodeid in collected if nodeid.rpartition("/")[2] not in named | {"gpucluster.verdict"}] == []
     suite = Suite(subjects={}, fixtures={key: frozenset(names) for key, names in found.items()})
     criteria = packaged().criteria(packaged().profiles["h200-sxm"])
 

@@ -12,10 +12,14 @@ import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.reporting.files import (
+    KEPT_RUNS,
     OWN,
+    PREVIOUS,
     ResultsDirectory,
+    is_in_use,
     is_replaceable,
     require_no_links,
+    require_takeable,
     require_writable,
     results_lock,
     write_atomically,
@@ -203,3 +207,79 @@ def test_a_report_that_another_run_makes_meanwhile(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "exists", lambda _path: False)  # as it was a moment before
     require_writable(report)
     assert report.read_text(encoding="utf-8") == "of another run"
+
+
+def make_run(folder: Path, *, at_s: int) -> Path:
+    """An earlier run in the results directory, of that time."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / "logs" / "rank0.log").write_text("log", encoding="utf-8")
+    journal = folder / "journal.jsonl"
+    journal.write_text("{}\n", encoding="utf-8")
+    for path in (journal, folder / "logs"):
+        os.utime(path, (at_s, at_s))
+    return folder
+
+
+def shelves(folder: Path) -> list[str]:
+    """The names in ``previous/``."""
+    return sorted(path.name for path in (folder / PREVIOUS).iterdir())
+
+
+def test_previous_keeps_the_newest_runs(tmp_path: Path) -> None:
+    """Several of one second count by their number; the folder that goes is named."""
+    removed: list[tuple[str, ...]] = []
+    results = tmp_path / "results"
+    for number in range(KEPT_RUNS + 7):
+        make_run(results, at_s=1_700_000_000 + number // 4)
+        directory = ResultsDirectory(results)
+        directory.close()
+        removed.append(directory.removed)
+    first, second, third = "20231114-221320", "20231114-221321", "20231114-221322"
+    assert shelves(tmp_path / "results") == [f"{second}-3", third, f"{third}-1", f"{third}-2", f"{third}-3"]
+    assert removed[: KEPT_RUNS + 1] == [(), (), (), (), (), (first,)]
+    assert removed[-1] == (f"{second}-2",)
+
+
+def test_only_what_a_run_wrote_is_removed(tmp_path: Path) -> None:
+    """A note of a person, a link, another name and what only has logs of a run that goes on, if it is not older."""
+    previous = tmp_path / "results" / PREVIOUS
+    for day in range(1, 8):
+        make_run(previous / f"2026010{day}-000000", at_s=0)
+    make_run(tmp_path / "elsewhere", at_s=0)
+    (previous / "20260101-000000" / "note.txt").write_text("keep", encoding="utf-8")
+    (previous / "20250101-000000").symlink_to(tmp_path / "elsewhere")
+    make_run(previous / "baseline", at_s=0)
+    for name in ("20260102-120000", "20260106-120000"):
+        (previous / name / "logs").mkdir(parents=True)
+    make_run(tmp_path / "results", at_s=1_800_000_000)
+    directory = ResultsDirectory(tmp_path / "results")
+    directory.close()
+    assert directory.removed == ("20260103-000000", "20260102-120000", "20260102-000000")
+    kept = [f"2026010{day}-000000" for day in range(4, 8)]
+    others = ["20250101-000000", "20260101-000000", "20260106-120000", "20270115-080000", "baseline"]
+    assert shelves(tmp_path / "results") == sorted([*kept, *others])
+    assert [path.name for path in (previous / "20260101-000000").iterdir()] == ["note.txt"]
+    assert (tmp_path / "elsewhere" / "journal.jsonl").exists()
+
+
+def test_a_directory_that_cannot_be_taken_is_seen_early(tmp_path: Path) -> None:
+    """A file in its place or above it, a folder that refuses, another run; nothing is made there."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    held = ResultsDirectory(tmp_path / "held")
+    before = sorted(path for path in tmp_path.rglob("*"))
+    for path, why in {
+        tmp_path / "file": "cannot be written: File exists",
+        tmp_path / "file" / "a" / "b": "cannot be written: Not a directory",
+        Path("/proc/gpucluster/results"): "cannot be written",
+        tmp_path / "held": "is in use by another run; give this one its own: --gpucluster-results DIR",
+    }.items():
+        with pytest.raises(ConfigurationError, match=f"the results directory {path} {why}"):
+            require_takeable(path)
+    for path in (tmp_path, tmp_path / "a" / "b"):
+        require_takeable(path)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert is_in_use(tmp_path / "held")
+    held.close()
+    require_takeable(tmp_path / "held")
+    assert not is_in_use(tmp_path / "held")
+    assert not is_in_use(tmp_path / "a")

@@ -485,6 +485,55 @@ def test_the_hint_of_a_wrong_unit(limit: str, unit: str, expected: str, write: W
     assert lines[0].split("links, count.")[1] == expected
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("hbm_bandwidth: {unit: GB/s, above: 2000}", "TB/s GB/s For 2000 GB/s say 2 TB/s."),
+        ("hbm_bandwidth: {unit: GB/s}", "TB/s GB/s"),
+        ("hbm_bandwidth: {unit: GB/s, above: {8: 2000, any: 1}}", "TB/s GB/s"),
+        ("host_to_device: {unit: TB/s, min: 0.05}", "GB/s TB/s For 0.05 TB/s say 50 GB/s."),
+        ("launch_latency: {unit: ms, below: 0.05}", "us ms For 0.05 ms say 50 us."),
+        ("hbm_bandwidth: {unit: ratio, above: 0.9}", "TB/s ratio"),
+        (
+            "hbm_bandwidth: {profiles: {h200-sxm: {unit: GB/s, above: 4100}}}",
+            "TB/s GB/s For 4100 GB/s say 4.1 TB/s.",
+        ),
+    ],
+)
+def test_a_unit_that_its_test_does_not_measure_in(entry: str, said: str, write: Write) -> None:
+    """The site's line is blamed, and no packaged one; the limit is converted where it is one number of the site's own."""
+    lines = problems_of(write(f"schema: 1\nextends: packaged\ncriteria:\n  {entry}\n"))
+    assert len(lines) == 1, lines
+    where, _, message = lines[0].partition(": ")
+    assert where == "site.yaml:4"
+    name = entry.partition(":")[0]
+    measured, unit, *more = said.split(" ", 2)
+    inside = f" (in {name!r}, profile 'h200-sxm')" if "profiles" in entry else f" (in {name!r})"
+    hint = "".join(f" {one}" for one in more)
+    assert message == f"{name!r} is measured in {measured}, not in {unit}: leave 'unit' out{inside}.{hint}"
+
+
+def test_the_packaged_unit_may_be_repeated(write: Write) -> None:
+    """It changes nothing; an entry of one's own has what unit it likes."""
+    load(write("schema: 1\nextends: packaged\ncriteria:\n  hbm_bandwidth: {unit: TB/s, above: 3.5}\n"))
+
+
+@pytest.mark.parametrize("change", ["bound: 2.9", "bound: gpu.pcie_gb_s", "per: gpu\n    bound: 2.9"])
+def test_a_change_that_spoils_packaged_limits_is_blamed_itself(change: str, write: Write) -> None:
+    """Not the lines of the packaged file, which were good before."""
+    lines = problems_of(write(f"schema: 1\nextends: packaged\ncriteria:\n  hbm_bandwidth:\n    {change}\n"))
+    assert {line.partition(":")[0] for line in lines} == {"site.yaml"}
+    assert len(lines) == len(set(lines))
+
+
+def test_a_new_entry_in_another_unit_than_its_bound(write: Write) -> None:
+    """The number is converted here too."""
+    entry = "  own: {criterion: C, per: gpu, above: 2000, unit: GB/s, bound: gpu.hbm_tb_s, why: a reason, source: a contract}\n"
+    (line,) = problems_of(write(f"schema: 1\nextends: packaged\ncriteria:\n{entry}"))
+    assert line.startswith("site.yaml:4: 'own' is in GB/s, but 'bound' gpu.hbm_tb_s is in TB/s. Write it in TB/s.")
+    assert line.endswith(" For 2000 GB/s say 2 TB/s.")
+
+
 def test_the_schema_is_json_and_knows_every_key() -> None:
     """The schema is for editors. A limit may be left out but must not be null."""
     schema = File.model_json_schema(by_alias=True)

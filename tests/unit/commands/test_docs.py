@@ -1,0 +1,109 @@
+"""``gpucluster docs``: pages by name, in a checkout and as a wheel has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.commands.main import main
+from pytest_gpucluster.commands.packaged import docs
+from pytest_gpucluster.errors import ConfigurationError
+from tests.support import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAGES = ("README", "handover", "thresholds", "how-to/slurm", "how-to/launch", "decisions/0001-one", "decisions/0012-two")
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> dict[str, Path]:
+    """A folder of pages."""
+    for name in PAGES:
+        file = tmp_path / f"{name}.md"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"# Title of {name}\n\ntext\n", encoding="utf-8")
+    return docs.pages(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "page"),
+    [
+        ("handover", "handover"),
+        ("slurm", "how-to/slurm"),
+        ("how-to/slurm.md", "how-to/slurm"),
+        ("docs/how-to/slurm.md#one", "how-to/slurm"),
+        ("docs/decisions/0012", "decisions/0012-two"),
+        ("0001", "decisions/0001-one"),
+        ("thresh", "thresholds"),
+        ("README", "README"),
+    ],
+)
+def test_a_page_by_its_name(text: str, page: str, found: dict[str, Path]) -> None:
+    """With or without its folder and ending, as messages name it, or its beginning."""
+    assert docs.page_of(text, found) == found[page]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("slrum", "there is no page 'slrum'; gpucluster docs lists them. Did you mean slurm?"),
+        ("zzzz", "there is no page 'zzzz'; gpucluster docs lists them."),
+        ("", "there is no page ''"),
+        ("00", "'00' may be decisions/0001-one, decisions/0012-two"),
+        ("../README", "there is no page '../README'"),
+    ],
+)
+def test_no_such_page(text: str, said: str, found: dict[str, Path]) -> None:
+    """The one that was meant is named; several are listed."""
+    with pytest.raises(ConfigurationError) as refused:
+        docs.page_of(text, found)
+    assert str(refused.value).startswith(said)
+
+
+def test_the_list(found: dict[str, Path]) -> None:
+    """Name and title, those of the top first; decisions are counted."""
+    assert docs.listed(found).splitlines() == [
+        "handover       Title of handover",
+        "thresholds     Title of thresholds",
+        "how-to/launch  Title of how-to/launch",
+        "how-to/slurm   Title of how-to/slurm",
+        "decisions/...: 2 more pages",
+        "gpucluster docs NAME prints a page",
+    ]
+
+
+def test_in_a_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+    """The pages of this repository."""
+    assert main(["docs", "handover"]) == 0
+    assert capsys.readouterr().out == (REPOSITORY / "docs" / "handover.md").read_text(encoding="utf-8")
+    assert main(["docs"]) == 0
+    assert "\nhandover " in capsys.readouterr().out
+    assert main(["docs", "nowhere"]) == 2
+
+
+def test_without_any_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation may lack them; a wheel's lie inside the package."""
+    monkeypatch.setattr(docs, "__file__", str(tmp_path / "package" / "commands" / "packaged" / "docs.py"))
+    with pytest.raises(ConfigurationError, match="no documentation with it"):
+        docs.docs_folder()
+    (tmp_path / "package" / "docs").mkdir(parents=True)
+    (tmp_path / "package" / "docs" / "README.md").touch()
+    assert docs.docs_folder() == tmp_path / "package" / "docs"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["report"], "gpucluster report: gpucluster-results cannot be read: No such file or directory"),
+        (["watch", "nowhere", "--once"], "gpucluster watch: nowhere does not exist; say the results directory of a run"),
+    ],
+)
+def test_a_folder_that_is_not_there(
+    typed: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence, exit code 2; `report` without a name means the default."""
+    monkeypatch.chdir(tmp_path)
+    assert main(typed) == 2
+    assert capsys.readouterr().err.startswith(said)
