@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.judging.forecast import BUDGET
@@ -212,7 +211,7 @@ def test_slow_pairs_are_all_measured(ranks: list[dict[str, Any]]) -> None:
 
 def slow_on_one_rank(rank: int, measure: Callable[[], Any], *, by_bytes: bool = False) -> Any:
     """What is measured while every collective takes long, by the clock of rank 1 alone: the others wait inside for it."""
-    real_case, real_reduce = collective_cases.case, dist.all_reduce
+    real_case = collective_cases.case
 
     def wait(size_bytes: int) -> None:
         if rank == 1:
@@ -227,13 +226,8 @@ def slow_on_one_rank(rank: int, measure: Callable[[], Any], *, by_bytes: bool = 
 
         return found._replace(call=call)
 
-    def all_reduce(tensor: torch.Tensor) -> None:
-        wait(tensor.nbytes)
-        real_reduce(tensor)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collective_cases, "case", case)
-        patch.setattr(dist, "all_reduce", all_reduce)
         return dataclasses.asdict(measure())
 
 

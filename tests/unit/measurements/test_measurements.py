@@ -21,7 +21,6 @@ from pytest_gpucluster.measurements import (
     collective_cases,
     collective_sizes,
     collectives,
-    exact_sums,
     gemm,
     hbm,
     health,
@@ -335,26 +334,32 @@ def test_busbw_factors_are_those_of_nccl_tests() -> None:
     ("dtype", "ranks", "size_bytes", "text"),
     [
         ("float32", 1, 8, "needs 2 to"),
-        ("bfloat16", 512, 8, "exact bfloat16 sum needs 2 to 256 ranks"),
+        ("bfloat16", 512, 8, "all_reduce in bfloat16 needs 2 to 256 ranks"),
         ("complex64", 2, 8, "unknown dtype"),
-        ("float64", 2, 7, "at least one float64"),
+        ("float64", 2, 7, "must hold 1 float64 at least"),
     ],
 )
-def test_all_reduce_refuses(dtype: str, ranks: int, size_bytes: int, text: str) -> None:
+def test_all_reduce_refuses(dtype: str, ranks: int, size_bytes: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum that could not be exact is not measured."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
     with pytest.raises(ValueError, match=text):
-        exact_sums.buffer(size_bytes, dtype, ranks)
+        collectives.all_reduce(size_bytes=size_bytes, iterations=1, warmup=0, dtype=dtype)
 
 
 @pytest.mark.parametrize(("dtype", "ranks"), [("float32", 4096), ("bfloat16", 200), ("float16", 64), ("int32", 3)])
-def test_test_pattern_sums_exactly(dtype: str, ranks: int) -> None:
+def test_test_pattern_sums_exactly(dtype: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum stays below the dtype's first gap, and a missing or doubled rank changes it."""
-    buffer = torch.empty(1, dtype=getattr(torch, dtype))
-    own = [exact_sums.patterns(ranks, rank, buffer)[0].double() for rank in (0, 1)]
-    total = exact_sums.patterns(ranks, 0, buffer)[1].double()
-    assert total.max() <= exact_sums.EXACT[dtype]
-    assert not torch.equal(own[0], own[1])
-    assert own[0].max() >= 1
+    own, totals = [], []
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
+    for rank in (0, 1):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        case = collective_cases.case("all_reduce", size_bytes=8, dtype=dtype)
+        own.append(case.own[0].double())
+        totals.append(case.expected[0].double())
+    assert torch.equal(*totals)
+    assert totals[0].max() <= collective_cases.EXACT[dtype]
+    assert own[0].min() >= 1
+    assert ranks == 200 or not torch.equal(*own)  # in bfloat16 each of 200 ranks can only add 1
 
 
 def test_node_number_comes_from_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +422,7 @@ def test_time_is_the_slowest_rank_s(two_ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.e2e
 def test_wrong_sum_names_the_rank_that_saw_it(two_ranks: list[dict[str, Any]]) -> None:
     """One wrong element on rank 1 is an error on both ranks, with rank 1 named."""
-    expected = "ArithmeticError: all_reduce gave a wrong sum on rank 1 (2 elements)"
+    expected = "ArithmeticError: all_reduce gave wrong elements on rank 1 (2 elements)"
     assert [rank["wrong_sum"] for rank in two_ranks] == [expected] * 2
 
 
@@ -483,12 +488,12 @@ def test_wrong_element_is_an_error_on_every_rank(operation: str, fault: str, two
         assert found[f"{operation} {fault}"].startswith(f"ArithmeticError: {operation} gave wrong elements on rank 1 (")
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", *collective_cases.CASES])
+@pytest.mark.parametrize("operation", collective_cases.CASES)
 def test_a_collective_by_size(operation: str, two_ranks: list[dict[str, Any]]) -> None:
     """Each size in each dtype, the same rows on every rank; none is smaller than an element for each rank."""
     found = two_ranks[0][f"{operation} by size"]
     assert found == two_ranks[1][f"{operation} by size"]
-    least = 1 if operation in ("all_reduce", *collective_cases.WHOLE) else 2
+    least = 1 if operation in collective_cases.WHOLE else 2
     expected = [("float32", 4 * least), ("float32", 4096), ("bfloat16", 2 * least), ("bfloat16", 4096)]
     assert [(row["dtype"], row["bytes"]) for row in found["rows"]] == expected
     for row in found["rows"]:
@@ -500,7 +505,7 @@ def test_a_collective_by_size(operation: str, two_ranks: list[dict[str, Any]]) -
 
 def test_a_wrong_element_names_its_size(two_ranks: list[dict[str, Any]]) -> None:
     """Every row is verified."""
-    expected = "ArithmeticError: all_reduce gave a wrong sum on rank 1 (2 elements), at 64 bytes of bfloat16"
+    expected = "ArithmeticError: all_reduce gave wrong elements on rank 1 (2 elements), at 64 bytes of bfloat16"
     assert [rank["wrong_size"] for rank in two_ranks] == [expected] * 2
 
 
@@ -514,7 +519,7 @@ def test_a_dtype_that_cannot_count_the_ranks_is_left_out(operation: str, monkeyp
     """bfloat16 counts to 256: the rest is shown all the same, and what is left out is said."""
     asked: list[str] = []
     monkeypatch.setattr(dist, "get_world_size", lambda: 257)
-    monkeypatch.setattr(collective_sizes, "_timed", lambda _operation, **named: asked.append(named["dtype"]))
+    monkeypatch.setattr(collectives, "collective", lambda _operation, **named: asked.append(named["dtype"]))
     monkeypatch.setattr(collective_sizes, "_row", lambda _timed: {})
     found = collective_sizes.by_size(operation, sizes_bytes=[8, 4096])
     assert set(asked) == {"float32"}
@@ -623,7 +628,7 @@ def two_ranks_program(rank: int, folder: Path) -> None:
         ),
         **{
             f"{name} by size": outcome(lambda name=name: collective_sizes.by_size(name, sizes_bytes=[1, 4096], iterations=5))
-            for name in ("all_reduce", *collective_cases.CASES)
+            for name in collective_cases.CASES
         },
         **{
             f"{name} {dtype}": outcome(
