@@ -8,6 +8,7 @@ from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.host_list import is_same_host
 from pytest_gpucluster.judging.selection import ONLY
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,9 +35,8 @@ def _places_of(name: PartName, binding: Binding) -> Sequence[Place]:
     here = [place for place in binding.by_id.values() if place.hostname and is_same_host(place.hostname, name.host)]
     if not here:
         hosts = [node.hostname for node in binding.nodes if node.hostname is not None]
-        more = f" and {len(hosts) - SHOWN_HOSTS} more" if len(hosts) > SHOWN_HOSTS else ""
         raise ConfigurationError(
-            f"{ONLY} {name}: no host of this run has that name; there are {', '.join(hosts[:SHOWN_HOSTS]) or 'none'}{more}."
+            f"{ONLY} {name}: no host of this run has that name; there are {shortlist(hosts, most=SHOWN_HOSTS) or 'none'}."
             f"{did_you_mean(name.host, hosts)}"
         )
     if name.part is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.judging.forecast import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -130,7 +131,7 @@ def _other_names(host: str, names: Mapping[str, Sequence[str]]) -> str | None:
     own, usual = ", ".join(names[host]), max(others, key=lambda one: others[one], default="")
     if not own or not usual or own == usual:
         return None
-    where = f"{others[usual]} host{'s' if others[usual] > 1 else ''}"
+    where = counted(others[usual], "host")
     return f"its adapters have other names than on {where}: {own}, not {usual}; NCCL_IB_HCA fits one of them"
 
 

@@ -115,8 +115,7 @@ def all_reduce(
     *, size_bytes: int, iterations: int, warmup: int, dtype: str = "float32", budget_s: float | None = None
 ) -> CollectiveTiming:
     """In-place sum of a buffer over all ranks of the default group; arguments and errors as of :func:`collective`."""
-    named = {"iterations": iterations, "warmup": warmup, "dtype": dtype, "budget_s": budget_s}
-    return collective("all_reduce", size_bytes=size_bytes, **named)
+    return collective("all_reduce", size_bytes=size_bytes, iterations=iterations, warmup=warmup, dtype=dtype, budget_s=budget_s)
 
 
 def collective(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
