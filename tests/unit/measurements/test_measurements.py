@@ -6,10 +6,7 @@ import dataclasses
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +25,12 @@ from pytest_gpucluster.measurements import (
     timing,
     transport,
 )
-from tests.support import REPOSITORY
+from tests.support.loopback_ranks import fork_ranks, results_of_ranks
 from tests.support.products import skip_without_cpu_product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 # --- timing ---
@@ -378,25 +376,9 @@ FAULTS = ("missing", "doubled", "shifted", "swapped")
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of two ranks, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            env={**os.environ, **fixed, "PYTHONPATH": path, "GPUCLUSTER_NODE": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
-        yield [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    return results_of_ranks(__file__, tmp_path_factory.mktemp("ranks"), ranks=2)
 
 
 @pytest.mark.e2e
@@ -611,14 +593,14 @@ def slow_rank(rank: int) -> Any:
         return outcome(lambda: collectives.all_reduce(size_bytes=400, iterations=5, warmup=0))
 
 
-def two_ranks_program(rank: int, folder: Path) -> None:
-    """Main function of a rank: run every case in turn and write one file of results."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def two_ranks_program(rank: int, folder: Path) -> dict[str, Any]:
+    """What a rank does: every case in turn."""
+    os.environ["GPUCLUSTER_NODE"] = str(rank)
     line = "gpu-node-0:1:1 [0] NCCL INFO "
     crossing = line + "Channel 00/0 : {source}[0] -> {target}[0] [send] via NET/IB/0/GDRDMA\n"
     within = line + "Channel 00/0 : {source}[0] -> {source}[0] via P2P/IPC\n"
     network = line + "NET/IB : Using [0]mlx5_0:1/IB [RO]\n" + line + "Using network IB\n"
-    found = {
+    return {
         "all_reduce": outcome(lambda: collectives.all_reduce(size_bytes=1 << 20, iterations=10, warmup=1)),
         "bfloat16": outcome(lambda: collectives.all_reduce(size_bytes=1001, iterations=1, warmup=0, dtype="bfloat16")),
         "slow": slow_rank(rank),
@@ -646,9 +628,7 @@ def two_ranks_program(rank: int, folder: Path) -> None:
         "transport_silent": with_nccl_log(folder, rank, crossing if rank == 0 else ""),
         "transport_no_crossing": with_nccl_log(folder, rank, within),
     }
-    (folder / f"rank{rank}.json").write_text(json.dumps(found, allow_nan=False))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    two_ranks_program(int(sys.argv[1]), Path(sys.argv[2]))
+    fork_ranks(two_ranks_program, ranks=2)
