@@ -111,9 +111,9 @@ class Listener:
 
     def step(self) -> None:
         """Take in what is new, and answer who asks."""
-        is_asked = bool(select.select([self._taking], [], [], POLL_S)[0])
+        has_request = bool(select.select([self._taking], [], [], POLL_S)[0])
         self._look()
-        if is_asked:
+        if has_request:
             line, _ = self._taking.accept()
             with line, contextlib.suppress(OSError):
                 if is_own_user(line):

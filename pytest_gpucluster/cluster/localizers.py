@@ -69,7 +69,7 @@ class NodeLocalizer:
         return found.with_evidence(**by_rings.evidence)
 
     def _by_rings(self, criterion: Criterion, measured: CollectiveTiming) -> Finding:
-        """The same all-reduce by rings, where NCCL told that it chose something else, and then by its choice once more.
+        """The same all-reduce by rings, where NCCL chose something else, and then by its choice once more.
 
         A network that was slow for a moment makes rings look fast, and then the choice is fast as well.
         """

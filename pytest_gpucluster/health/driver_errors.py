@@ -108,8 +108,8 @@ class _Xid:
 
     def text(self, count: int, *, is_harmless: bool | None = None) -> str:
         """Code, meaning, what the lines say more, and how often."""
-        told = [one for one in self.details if is_harmless is None or _is_harmless(self.code, one) is is_harmless]
-        words = _describe(told)
+        alike = [one for one in self.details if is_harmless is None or _is_harmless(self.code, one) is is_harmless]
+        words = _describe(alike)
         return f"{xid_of(self.code)}{words}{f', {count} times' if count > 1 else ''}"
 
 

@@ -94,7 +94,7 @@ class Culprit:
 
     @property
     def criteria(self) -> list[str]:
-        """The criteria that it spoilt."""
+        """The criteria that did not pass because of it."""
         return sorted({record.criterion for record in self.records})
 
     @property
@@ -108,8 +108,8 @@ class Culprit:
         measured_first = sorted(self.records, key=lambda record: record.outcome != FAILED)
         reasons = [first_line(record.reason) for record in measured_first if record.reason]
         name = self.place or ""
-        told = [f"{name}: {text_of(record.evidence[name])}" for record in self.records if name in record.evidence]
-        return list(dict.fromkeys([*([self.headline] if self.headline else []), *told, *reasons]))[:SHOWN_EVIDENCE]
+        shown = [f"{name}: {text_of(record.evidence[name])}" for record in self.records if name in record.evidence]
+        return list(dict.fromkeys([*([self.headline] if self.headline else []), *shown, *reasons]))[:SHOWN_EVIDENCE]
 
     @property
     def is_measured(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which nodes spoil a collective that missed its limit: smaller groups of nodes are measured, within a time. Pure.
+"""Which nodes slow a collective that missed its limit: smaller groups of nodes are measured, within a time. Pure.
 
 A node that fell back to sockets makes an all-reduce of 8 GiB take 10 s: eight repeats of it would take all the time there is.
 So a smaller group is measured less often.
@@ -70,17 +70,17 @@ class NodeSearch:
         """What it found, in words: for each node that is named, for connections, for the rest, and for suspects."""
         spent = f"{counted(self.measured, 'smaller group')} in {counted(self.report.rounds, 'round')}, {self.seconds:.0f} s"
         cut = "; no time was left for more" if self.is_cut else ""
-        told: dict[str, Any] = {}
+        shown: dict[str, Any] = {}
         for found in self.report.culprits:
-            told[_in_words(found.suspect)] = self._with(found)
+            shown[_in_words(found.suspect)] = self._with(found)
         rest = self.report.rest
         if rest is not None and rest.result.passed and rest.result.value is not None:
-            told["the rest"] = f"{format_number(rest.result.value)} {self.unit} on {counted(len(rest.group.parts), 'node')}"
+            shown["the rest"] = f"{format_number(rest.result.value)} {self.unit} on {counted(len(rest.group.parts), 'node')}"
         if self.report.unconfirmed:
-            told["suspected, not confirmed"] = [_in_words(found.suspect) for found in self.report.unconfirmed]
+            shown["suspected, not confirmed"] = [_in_words(found.suspect) for found in self.report.unconfirmed]
         if not self.report.culprits:
-            told["localization"] = "no node could be named"
-        return {**told, "searched": f"{spent}{cut}"}
+            shown["localization"] = "no node could be named"
+        return {**shown, "searched": f"{spent}{cut}"}
 
     def _with(self, found: NamedPart) -> str:
         values = [test.result.value for test in found.evidence if test.result.value is not None]

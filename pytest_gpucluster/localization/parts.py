@@ -97,7 +97,7 @@ class SearchReport:
         expected_missed: culprits that are expected among all others, by the error rates of the tests.
         rest: what became of the last large group without culprits and suspects; None where there was none.
         tests: all tests, in their order.
-        rounds: how many rounds were asked for.
+        rounds: how many rounds were measured.
     """
 
     culprits: tuple[NamedPart, ...]

@@ -142,7 +142,7 @@ def collective(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         ValueError: as of :func:`collective_cases.case`, or no iteration.
         ArithmeticError: wrong elements arrived, naming the ranks that saw them; raised on every rank.
     """
-    asked = launches_of(size_bytes, iterations=iterations, warmup=warmup)
+    full = launches_of(size_bytes, iterations=iterations, warmup=warmup)
     case = collective_cases.case(operation, size_bytes=size_bytes, dtype=dtype)
     content = 0 if size_bytes < SMALL_BYTES else 1
 
@@ -151,7 +151,7 @@ def collective(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
             case.sent.fill_(content)
 
     wrong = case.wrong_elements()  # connects the ranks, too
-    times = _timed_launches(case.call, asked, Budget(budget_s), reset=reset)
+    times = _timed_launches(case.call, full, Budget(budget_s), reset=reset)
     wrong += case.wrong_elements()
     times_s = _of_each_rank(times.own_s, wrong, f"{operation} gave wrong elements")
     whole = max(case.sent, case.received, key=lambda tensor: tensor.numel())
@@ -181,17 +181,17 @@ class _Times:
     shortened: str | None
 
 
-def _timed_launches(call: Callable[[], object], asked: Launches, budget: Budget, *, reset: Callable[[], object]) -> _Times:
+def _timed_launches(call: Callable[[], object], full: Launches, budget: Budget, *, reset: Callable[[], object]) -> _Times:
     """Warm up, and time what the budget allows; ``reset`` keeps sums from overflowing."""
     reset()
-    launches = warm_up(call, asked, budget)
+    launches = warm_up(call, full, budget)
     with Snapshots(timing.gpu_uuid()) as snapshots:
         spans_s, single_s = _time_launches(call, launches, snapshots.of("spans"), reset=reset)
     return _Times(
         own_s=[*spans_s, *(single_s or spans_s)],
         spans=len(spans_s),
         telemetry=gather_telemetry(snapshots.summary("spans")),
-        shortened=launches.words_beside(asked, budget.seconds or 0.0),
+        shortened=launches.words_beside(full, budget.seconds or 0.0),
     )
 
 
@@ -346,8 +346,8 @@ def _with_choice(timed: CollectiveTiming, call: Callable[[], object]) -> Collect
         return timed
     chosen = choice_of(call) if dist.get_rank() == 0 else call()
     timing.synchronize()
-    told = gather_texts(" ".join(chosen) if isinstance(chosen, tuple) else "")[0].split()
-    return replace(timed, algorithm=told[0], protocol=told[1]) if told else timed
+    texts = gather_texts(" ".join(chosen) if isinstance(chosen, tuple) else "")[0].split()
+    return replace(timed, algorithm=texts[0], protocol=texts[1]) if texts else timed
 
 
 def _nvls_setting() -> str | None:
