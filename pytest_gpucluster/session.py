@@ -412,7 +412,7 @@ def _other_options(controller: Controller | InlineController, settings: Settings
     own = hellos.get(0)
     if own is None:
         return []
-    theirs = {(one.group_rank, one.hostname): one.asked for one in hellos.values() if one and one.asked is not None}
+    theirs = {(one.group_rank, one.hostname): one.requested for one in hellos.values() if one and one.requested is not None}
     theirs.pop((own.group_rank, own.hostname), None)
     others = [(hostname, options) for (_, hostname), options in theirs.items()]
     return other_options([(own.hostname, requested(settings)), *others])

@@ -77,6 +77,12 @@ def with_commas(pieces: Sequence[str]) -> list[str]:
     return [*(f"{piece}," for piece in pieces[:-1]), *pieces[-1:]]
 
 
+def shortlist(names: Sequence[str], *, most: int) -> str:
+    """``node0, node1 and 5 more``: the first ``most`` names, and how many others there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def barred(text: str) -> str:
     """Every line of the text behind :data:`BAR`."""
     return "\n".join(f"{BAR}{line}" for line in visible(text).split("\n"))

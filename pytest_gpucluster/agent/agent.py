@@ -90,7 +90,7 @@ class Agent:
                 pid=os.getpid(),
                 group_rank=rank.group_rank,
                 local_rank=rank.local_rank,
-                asked=self._context.asked,
+                requested=self._context.requested,
             ),
         )
 

@@ -128,15 +128,15 @@ def _no_listener() -> None:
 class AgentContext:
     """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests.
 
-    ``asked``: what the options on its node ask for; None for an agent that the controller itself started. ``listener`` finds
-    the name of the node's listener.
+    ``requested``: what the options on its node ask for; None for an agent that the controller itself started. ``listener``
+    finds the name of the node's listener.
     """
 
     rank: Rank
     channel: StoreChannel
     spawner: Spawner
     roots: tuple[str, ...]
-    asked: dict[str, str] | None = None
+    requested: dict[str, str] | None = None
     listener: Callable[[], str | None] = _no_listener
 
 

@@ -13,12 +13,12 @@ import signal
 import socket
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpucluster.agent.spawner import die_with_parent
-from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, LoggedLoss, LoggedSxid, LoggedXid, XidEvents
+from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, LoggedLoss, XidEvents
 from pytest_gpucluster.inventory.error_codes import NVLINK_XIDS
 from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid
 from pytest_gpucluster.protocol.rank import is_own_user
@@ -89,16 +89,16 @@ class Listener:
         self._taking = taking
         self._events = events
         self._log = log
-        self._before: list[LoggedXid] = []
-        self._counts: Counter[tuple[LoggedSxid | LoggedLoss, bool]] = Counter()
-        self._logged: list[tuple[float, LoggedXid]] = []
+        self._before: list[NodeXid] = []
+        self._counts: Counter[tuple[NodeSxid | LoggedLoss, bool]] = Counter()
+        self._logged: list[tuple[float, NodeXid]] = []
         self._before += self._xids_of(log.read(), is_before=True)
 
-    def _xids_of(self, logged: Iterable[Logged], *, is_before: bool = False) -> list[LoggedXid]:
+    def _xids_of(self, logged: Iterable[Logged], *, is_before: bool = False) -> list[NodeXid]:
         """Count what is of a switch or of a lost GPU, of which there may be very many lines; the rest is returned."""
-        xids: list[LoggedXid] = []
+        xids: list[NodeXid] = []
         for one in logged:
-            if isinstance(one, LoggedXid):
+            if isinstance(one, NodeXid):
                 xids.append(one)
             else:
                 self._counts[one, is_before] += 1
@@ -111,9 +111,9 @@ class Listener:
 
     def step(self) -> None:
         """Take in what is new, and answer who asks."""
-        is_asked = bool(select.select([self._taking], [], [], POLL_S)[0])
+        has_request = bool(select.select([self._taking], [], [], POLL_S)[0])
         self._look()
-        if is_asked:
+        if has_request:
             line, _ = self._taking.accept()
             with line, contextlib.suppress(OSError):
                 if is_own_user(line):
@@ -136,14 +136,14 @@ class Listener:
             xids=_merged(
                 (
                     *(NodeXid(code=one.code, index=one.gpu, age_s=now_s - one.at_s) for one in self._events.heard),
-                    *(NodeXid(**asdict(one) | {"detail": one.detail}, age_s=now_s - at_s) for at_s, one in self._logged),
-                    *(NodeXid(**asdict(one) | {"detail": one.detail}) for one in self._before),
+                    *(replace(one, age_s=now_s - at_s) for at_s, one in self._logged),
+                    *self._before,
                 )
             ),
             sxids=tuple(
-                NodeSxid(**asdict(one), count=count, is_before=old)
+                replace(one, count=count, is_before=old)
                 for (one, old), count in self._counts.items()
-                if isinstance(one, LoggedSxid)
+                if isinstance(one, NodeSxid)
             ),
             losses=tuple(
                 NodeLoss(pci=one.pci, text=one.text, count=count, is_before=old)

@@ -40,7 +40,7 @@ class AgentSettings(TypedMessage):
     ``roots``: the folders of this run's tests; in an unsigned run nothing else from this node's disk is run.
     ``secret_fd``: the pipe with the run's secret (:meth:`Secret.to_pipe`), None in an unsigned run. ``controller_fd`` closes
     when a controller on this node ends. The first agent then writes the reports of ``target``, which comes from the command
-    line of its node and from no message. ``asked``: what the options on an agent's own node ask for.
+    line of its node and from no message. ``requested``: what the options on an agent's own node ask for.
     """
 
     ranks: tuple[Rank, ...]
@@ -49,7 +49,7 @@ class AgentSettings(TypedMessage):
     secret_fd: int | None = None
     controller_fd: int | None = None
     target: ReportTarget | None = None
-    asked: dict[str, str] | None = None
+    requested: dict[str, str] | None = None
 
 
 def command(settings: AgentSettings) -> list[str]:
@@ -97,7 +97,7 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
             channel=channel,
             spawner=spawner,
             roots=settings.roots,
-            asked=settings.asked,
+            requested=settings.requested,
             listener=functools.partial(listener_of, channel, rank.group_rank),
         )
         shared_at = commands_address(settings.address, secret, rank) if rank.local_world_size > 1 else None

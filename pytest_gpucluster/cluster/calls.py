@@ -172,7 +172,7 @@ class Cluster:
         Args:
             function: a function at module level, of any importable module or test file; it gets ``kwargs`` and returns
                 plain data (dataclass, dict, number).
-            per: which ranks share a process group: ``gpu`` none; ``host`` none, and one rank of each node is asked;
+            per: which ranks share a process group: ``gpu`` none; ``host`` none, and one rank of each node runs;
                 ``node`` those of a node, ``domain`` those of an NVLink domain (a node, or nodes whose GPUs NVML calls one
                 fabric: NVL72), ``cluster`` all, ``pair`` every pair in disjoint rounds (the value of the ordered
                 pair ``(a, b)`` is what ``a`` returned).
@@ -191,8 +191,8 @@ class Cluster:
         chosen, unnoted = self._choose(per, places), copy.copy(self)
         unnoted._caller = None  # noqa: SLF001 -- a copy of this object
         if per == "host":
-            asked = _one_of_each_node(chosen, self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
-            return self._noted(unnoted.run(function, places=asked, deadline_s=deadline_s, **kwargs).by_node(self.nodes))
+            first_ones = _one_of_each_node(chosen, self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
+            return self._noted(unnoted.run(function, places=first_ones, deadline_s=deadline_s, **kwargs).by_node(self.nodes))
         try:
             name = self._controller.name(function)
             plain_data.to_plain(kwargs)

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.localization.gpus import FEWEST_GPUS, describe_ways, slow_gpus, usual_pair_gb_s
-from pytest_gpucluster.localization.nccl_choice import CHOICE, RINGS, advice, is_another
-from pytest_gpucluster.localization.nodes import FEWEST_NODES, effort_of, search_nodes
+from pytest_gpucluster.localization.nodes import (
+    CHOICE,
+    FEWEST_NODES,
+    RINGS,
+    advice_on_choice,
+    effort_of,
+    is_not_ring,
+    search_nodes,
+)
 from pytest_gpucluster.localization.parts import Result
 from pytest_gpucluster.text import first_line
 
@@ -62,11 +69,11 @@ class NodeLocalizer:
         return found.with_evidence(**by_rings.evidence)
 
     def _by_rings(self, criterion: Criterion, measured: CollectiveTiming) -> Finding:
-        """The same all-reduce by rings, where NCCL told that it chose something else, and then by its choice once more.
+        """The same all-reduce by rings, where NCCL chose something else, and then by its choice once more.
 
         A network that was slow for a moment makes rings look fast, and then the choice is fast as well.
         """
-        if not is_another(measured.algorithm):
+        if not is_not_ring(measured.algorithm):
             return Finding()
         nodes, gpus = self._cluster.nodes, self._cluster.promised.gpus_per_node
         effort = effort_of(self._recipe, nodes=len(nodes), gpus=len(nodes) * gpus, busbw_gb_s=measured.busbw_gb_s)
@@ -80,7 +87,7 @@ class NodeLocalizer:
                     return Finding(evidence=shown)
         except MeasurementError as error:
             return Finding(evidence={**shown, name: f"not measured: {first_line(str(error))}"})
-        say = advice(str(measured.algorithm), measured.nccl_version, nodes=len(nodes))
+        say = advice_on_choice(str(measured.algorithm), measured.nccl_version, nodes=len(nodes))
         return Finding(bad={CHOICE: (SLOW,)}, kind="software", among=tuple(nodes), evidence=shown, advice=say)
 
     def _among_nodes(self, criterion: Criterion, value: float, within_s: float) -> Finding:

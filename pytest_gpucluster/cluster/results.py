@@ -14,7 +14,7 @@ from pytest_gpucluster.places import Place
 
 Value = TypeVar("Value")
 OF_THE_RANK: tuple[Part, ...] = ("gpu", "link", "nic", "switch", "path")
-"""Parts of which a rank that is asked for its whole host may be the only one to know."""
+"""Parts of which a rank that answers for its whole host may be the only one to know."""
 
 
 class Results(Mapping[Any, Any]):
@@ -137,7 +137,7 @@ class Results(Mapping[Any, Any]):
     def by_node(self, nodes: Sequence[Place]) -> Results:
         """The same by node, for values of which each node has one.
 
-        The rank that was asked spoke for its host: an error blames the node, unless it is that of a GPU or a link.
+        One rank answered for its host: an error blames the node, unless it is that of a GPU or a link.
         """
         self._unread.clear()  # whoever has the other one reads it there
         node_of = {node.node: node for node in nodes}
@@ -192,7 +192,7 @@ class Results(Mapping[Any, Any]):
 
     def _raise_if_any(self, places: Sequence[Any]) -> None:
         if not places:
-            raise MeasurementError("nothing was measured: no place was asked")
+            raise MeasurementError("nothing was measured: no place was chosen")
         errors = [self._errors[place] for place in places if place in self._errors]
         self._unread.difference_update(places)
         self._is_read = True

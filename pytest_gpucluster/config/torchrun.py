@@ -72,13 +72,13 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     )
 
 
-def private_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+def private_folder() -> Path | None:
     """The folder that torchrun made for this attempt of all ranks of this node, which no other user can enter.
 
     None where there is none, as with ``--log-dir /dev/null``. torchrun 2.13 names the error file of a rank
     ``<log dir>/<run id>_<random>/attempt_<n>/<local rank>/error.json`` and makes the second folder with mkdtemp.
     """
-    path = environment.get("TORCHELASTIC_ERROR_FILE")
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or len(Path(path).parents) < 4:
         return None
     attempt = Path(path).parents[1]

@@ -42,8 +42,8 @@ class Members:
             return
         try:
             hello = channel.take(hello_key(rank), AgentHello.read)
-            asked = {one_line(name): one_line(text) for name, text in (hello.asked or {}).items()}
-            self.hellos[rank] = replace(hello, hostname=one_line(hello.hostname), asked=asked or None)
+            requested = {one_line(name): one_line(text) for name, text in (hello.requested or {}).items()}
+            self.hellos[rank] = replace(hello, hostname=one_line(hello.hostname), requested=requested or None)
         except ForgedMessageError:
             self.refuse(rank, f"rank {rank} signs with another secret: set the same {SECRET_VARIABLE} on every node")
         except MalformedMessageError as wrong:

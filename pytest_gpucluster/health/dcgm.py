@@ -49,8 +49,8 @@ def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) 
     own = [result for result in diag.results if _judged_as(result.kind, kinds) == kind]
     results = [result for result in own if result.gpu in (number, None)]
     tests = {result.test: None for result in own}
-    told = {result.test for result in results if result.scope != "other"}
-    silent = [f"{test}: no result for GPU {number}" for test in tests if test not in told]
+    with_result = {result.test for result in results if result.scope != "other"}
+    silent = [f"{test}: no result for GPU {number}" for test in tests if test not in with_result]
     none = [] if any(result.kind == kind for result in own) else [f"dcgmi diag -r {diag.level} ran no test {kind!r}"]
     bad = [result for result in results if result.word.casefold() in BAD]
     busy = [result for result in bad if result.errors and all(map(IN_USE.search, result.errors))]
@@ -99,5 +99,5 @@ def _found(bad: list[DiagResult], unknown: list[str], diag: DcgmDiag, results: I
 
 def _text(result: DiagResult, details: Iterable[str]) -> str:
     """``PCIe, GPU 3: Fail: the text of DCGM``, in one line."""
-    told = "; ".join(details)
-    return one_line(shortened(f"{result.test}, {result.part}: {result.word}{': ' if told else ''}{told}"))
+    text = "; ".join(details)
+    return one_line(shortened(f"{result.test}, {result.part}: {result.word}{': ' if text else ''}{text}"))

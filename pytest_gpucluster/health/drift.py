@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -193,13 +195,11 @@ def summary(rows: Sequence[FactRow], *, num_nodes: int) -> str:
     for row in compared:
         for one in row.outliers:
             odd[one.part].append(row.name)
-    nodes = f"{num_nodes} node{'s' * (num_nodes != 1)}"
-    what = f"{len({row.name for row in compared})} facts compared over {nodes}"
+    what = f"{len({row.name for row in compared})} facts compared over {counted(num_nodes, 'node')}"
     if not odd:
         return f"{what}, all alike" if num_nodes > 1 else f"{what}, which has no other host to compare with"
-    named = [f"{part} ({', '.join(dict.fromkeys(names))})" for part, names in list(odd.items())[:NAMED]]
-    more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
-    return f"{what}; {len(odd)} part{'s' * (len(odd) != 1)} differ{'s' * (len(odd) == 1)}: {', '.join(named)}{more}"
+    named = shortlist([f"{part} ({', '.join(dict.fromkeys(names))})" for part, names in odd.items()], most=NAMED)
+    return f"{what}; {counted(len(odd), 'part differs', 'parts differ')}: {named}"
 
 
 OF_HOST: Mapping[str, str] = {

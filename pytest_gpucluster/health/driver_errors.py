@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.inventory.error_codes import ErrorCode
-    from pytest_gpucluster.measurements.driver_errors import GpuXids, NodeSxids, SxidSeen, XidSeen
+    from pytest_gpucluster.measurements.driver_errors import GpuXids, NodeSxids, XidSeen
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.protocol.node_events import XidDetail
+    from pytest_gpucluster.protocol.node_events import NodeSxid, XidDetail
 
 __all__ = ["judge_sxids", "judge_sxids_between", "judge_xids", "judge_xids_between"]
 
@@ -108,8 +108,8 @@ class _Xid:
 
     def text(self, count: int, *, is_harmless: bool | None = None) -> str:
         """Code, meaning, what the lines say more, and how often."""
-        told = [one for one in self.details if is_harmless is None or _is_harmless(self.code, one) is is_harmless]
-        words = _describe(told)
+        alike = [one for one in self.details if is_harmless is None or _is_harmless(self.code, one) is is_harmless]
+        words = _describe(alike)
         return f"{xid_of(self.code)}{words}{f', {count} times' if count > 1 else ''}"
 
 
@@ -239,10 +239,10 @@ def judge_sxids_between(before: NodeSxids, after: NodeSxids) -> Finding:
     return judge_sxids(replace(after, seen=seen, before=[], kernel_log_why=why))
 
 
-def _counted(lines: Iterable[SxidSeen]) -> Counter[SxidSeen]:
-    counts: Counter[SxidSeen] = Counter()
+def _counted(lines: Iterable[NodeSxid]) -> Counter[NodeSxid]:
+    counts: Counter[NodeSxid] = Counter()
     for line in lines:
-        counts[replace(line, count=1)] += line.count
+        counts[replace(line, count=1, is_before=False)] += line.count
     return counts
 
 
@@ -296,16 +296,16 @@ class _Error:
         return f"{sxid_of(self.code)}{severity}{where}{times}"
 
 
-def _errors(lines: Iterable[SxidSeen]) -> list[_Error]:
+def _errors(lines: Iterable[NodeSxid]) -> list[_Error]:
     """One for each switch and code, the most urgent first."""
-    by_code: defaultdict[tuple[str, int], list[SxidSeen]] = defaultdict(list)
+    by_code: defaultdict[tuple[str, int], list[NodeSxid]] = defaultdict(list)
     for line in lines:
         by_code[f"NVSwitch {line.switch} ({line.pci})", line.code].append(line)
     found = [_error(switch, code, of_code) for (switch, code), of_code in by_code.items()]
     return sorted(found, key=lambda one: (SXID_KINDS.index(sxid_of(one.code).kind), one.code, one.switch))
 
 
-def _error(switch: str, code: int, lines: Sequence[SxidSeen]) -> _Error:
+def _error(switch: str, code: int, lines: Sequence[NodeSxid]) -> _Error:
     """Lines of details tell one error where no other line does: the log may begin in the middle of it."""
     return _Error(
         switch=switch,

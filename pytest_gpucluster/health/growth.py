@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.health.gpu import HEALTHY, judge_recovery, judge_repair
-from pytest_gpucluster.inventory.reading import NotAvailable, or_none
+from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import HERE, Finding, gather, merge
@@ -146,9 +146,10 @@ class CounterGroup:
 
     def growth(self, name: str) -> float | NotAvailable:
         """How much a counter grew, at least; not available if a reading is not."""
-        before, after = (one.get(name, NotAvailable("the counter is not there")) for one in (self.first, self.last))
-        if isinstance(before, NotAvailable) or isinstance(after, NotAvailable):
-            return before if isinstance(before, NotAvailable) else after
+        both = all_or_why(one.get(name, NotAvailable("the counter is not there")) for one in (self.first, self.last))
+        if isinstance(both, NotAvailable):
+            return both
+        before, after = both
         if self._fell(name, before, after):
             return after
         return after - before + (self.wraps_at or 0 if after < before else 0)
@@ -162,15 +163,15 @@ class CounterGroup:
 
 def growth_of(first: float | NotAvailable, last: float | NotAvailable, *, greatest: float = math.inf) -> float | NotAvailable:
     """By how much one counter grew; not available if a reading is not, if it was reset, or stands at its greatest value."""
-    if isinstance(first, NotAvailable):
-        return first
-    if isinstance(last, NotAvailable):
-        return last
-    if last < first:
-        return NotAvailable(f"the counter was reset during the run: {first} at its begin, {last} at its end")
-    if last >= greatest:
-        return NotAvailable(f"the counter stands at its greatest value, {last}, so it cannot show growth")
-    return last - first
+    both = all_or_why((first, last))
+    if isinstance(both, NotAvailable):
+        return both
+    before, after = both
+    if after < before:
+        return NotAvailable(f"the counter was reset during the run: {before} at its begin, {after} at its end")
+    if after >= greatest:
+        return NotAvailable(f"the counter stands at its greatest value, {after}, so it cannot show growth")
+    return after - before
 
 
 def compare_counters(
@@ -288,13 +289,14 @@ def judge_counters(
 
     A part need not have each counter with a limit, but without any of them nothing is known.
     """
-    if isinstance(first, NotAvailable) or isinstance(last, NotAvailable):
-        refused = first if isinstance(first, NotAvailable) else last
-        return Finding(unknown={HERE: (f"the counters are {refused}",)}, kind=kind)
-    if not limits.keys() & (first.keys() | last.keys()):
+    both = all_or_why((first, last))
+    if isinstance(both, NotAvailable):
+        return Finding(unknown={HERE: (f"the counters are {both}",)}, kind=kind)
+    before, after = both
+    if not limits.keys() & (before.keys() | after.keys()):
         return Finding(unknown={HERE: (f"none of the counters {', '.join(limits)} is given",)}, kind=kind)
-    group = CounterGroup(first=first, last=last)
-    shown = [name for name in last if name not in limits]
+    group = CounterGroup(first=before, last=after)
+    shown = [name for name in after if name not in limits]
     return merge([Finding(kind=kind), compare_counters([group], seconds=seconds, limits=limits, shown=shown)])
 
 
@@ -310,11 +312,11 @@ def judge_nvlink_counters(
     """
     found = [Finding(kind="gpu")]
     for gpu, (first, last) in counters.items():
-        if isinstance(first.nvlinks, NotAvailable) or isinstance(last.nvlinks, NotAvailable):
-            refused = first.nvlinks if isinstance(first.nvlinks, NotAvailable) else last.nvlinks
-            found.append(Finding(unknown={gpu: (f"the NVLinks are {refused}",)}))
+        both = all_or_why((first.nvlinks, last.nvlinks))
+        if isinstance(both, NotAvailable):
+            found.append(Finding(unknown={gpu: (f"the NVLinks are {both}",)}))
             continue
-        before, after = ({one.link: one for one in links} for links in (first.nvlinks, last.nvlinks))
+        before, after = ({one.link: one for one in links} for links in both)
         odd = [f"link {link} is gone at the end" for link in before if link not in after]
         odd += [f"link {link} came during the run" for link in after if link not in before]
         groups = [_link_group(gpu, before[link], after[link]) for link in before if link in after]
@@ -335,7 +337,7 @@ def judge_earlier_recoveries(counters: Mapping[Any, GpuCounters]) -> Finding:
     counts = {
         (gpu, link.link): count
         for gpu, one in counters.items()
-        for link in ([] if isinstance(one.nvlinks, NotAvailable) else one.nvlinks)
+        for link in or_none(one.nvlinks) or ()
         if (count := or_none(_recoveries(link))) is not None
     }
     bad: list[tuple[Subject, str]] = []
@@ -377,12 +379,11 @@ def state_changes(first: GpuState, last: GpuState) -> Finding:
 
 def throttled_s(first: GpuState, last: GpuState) -> dict[str, float] | NotAvailable:
     """Seconds between two readings in which each limiter held the clocks; one whose count shrank is left out."""
-    before, now = first.throttled_s, last.throttled_s
-    if isinstance(before, NotAvailable):
-        return before
-    if isinstance(now, NotAvailable):
-        return now
-    return {name: now[name] - before[name] for name in now if now[name] >= before.get(name, float("inf"))}
+
+    def grown(before: dict[str, float], now: dict[str, float]) -> dict[str, float]:
+        return {name: now[name] - before[name] for name in now if now[name] >= before.get(name, math.inf)}
+
+    return apply(grown, first.throttled_s, last.throttled_s)
 
 
 def _worse(*texts: str) -> Finding:

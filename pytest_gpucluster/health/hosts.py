@@ -153,9 +153,9 @@ def judge_host_errors(first: HostErrors, last: HostErrors, *, seconds: float, li
         for name, value in _counts(part).items()
         if _is_old(name, value, limits)
     ]
-    told = f"counted before the run: {', '.join(old)}" if old else None
+    remark = f"counted before the run: {', '.join(old)}" if old else None
     unknown = {**found.unknown, **odd, **({HERE: tuple(unread)} if unread else {})}
-    return replace(found, unknown=unknown, kind="host", remark=told).with_evidence(parts=len(before))
+    return replace(found, unknown=unknown, kind="host", remark=remark).with_evidence(parts=len(before))
 
 
 def _parts(errors: HostErrors) -> dict[str, MemoryController | PcieErrors]:
@@ -275,7 +275,7 @@ def skews(readings: Mapping[str, ClockReading]) -> dict[str, Skew]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockTerms:
-    """How clocks are asked: who is not surely within ``within_s`` is asked ``looks`` times more.
+    """How clocks are read: that of a host which is not surely within ``within_s`` is read ``looks`` times more.
 
     Who is still in doubt then is asked for up to ``wait_s`` seconds: the time of a question is mostly the load of the
     controller's own host, and that passes.
@@ -320,8 +320,8 @@ def read_skews(
             break
         if is_waiting:
             pause(PAUSE_S)
-        for asked in ([*best], *([host] for host in unclear)):
-            answers = ask(asked)
+        for group in ([*best], *([host] for host in unclear)):
+            answers = ask(group)
             best |= {host: one for host, one in answers.items() if host in best and one.doubt_s < best[host].doubt_s}
             if now_s() >= deadline_s:
                 break

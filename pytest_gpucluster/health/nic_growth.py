@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.health.growth import CounterGroup, compare_counters
 from pytest_gpucluster.health.nics import ACTIVE, LINK_UP, label, own_ports, unread_adapters
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why
 from pytest_gpucluster.judging.finding import HERE, Finding, merge
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ def judge_flaps(readings: NicReadings, *, fabric: str, limits: Limits) -> Findin
 
 def _ports(readings: NicReadings, fabric: str) -> tuple[list[str], dict[str, tuple[NicPort, NicPort | None]]]:
     """Why nothing is known of some ports; and each port that was there at the start, with its reading at the end."""
-    first, last = readings.first, readings.last
-    if isinstance(first, NotAvailable) or isinstance(last, NotAvailable):
-        return [f"the adapters are {first if isinstance(first, NotAvailable) else last}"], {}
+    both = all_or_why((readings.first, readings.last))
+    if isinstance(both, NotAvailable):
+        return [f"the adapters are {both}"], {}
     if readings.seconds <= 0:
         return ["no time passed between the two readings"], {}
-    before, after = ({label(*one): one[1] for one in own_ports(nics, fabric)} for nics in (first, last))
-    doubts = [*unread_adapters(first), *unread_adapters(last)]
+    before, after = ({label(*one): one[1] for one in own_ports(nics, fabric)} for nics in both)
+    doubts = [text for nics in both for text in unread_adapters(nics)]
     doubts += [f"{name} came during the run" for name in after if name not in before]
     if not before and not doubts:
         doubts.append(f"there is no {fabric} port to watch")

@@ -11,8 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.judging.forecast import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -130,13 +131,13 @@ def _other_names(host: str, names: Mapping[str, Sequence[str]]) -> str | None:
     own, usual = ", ".join(names[host]), max(others, key=lambda one: others[one], default="")
     if not own or not usual or own == usual:
         return None
-    where = f"{others[usual]} host{'s' if others[usual] > 1 else ''}"
+    where = counted(others[usual], "host")
     return f"its adapters have other names than on {where}: {own}, not {usual}; NCCL_IB_HCA fits one of them"
 
 
 def _special(nics: Sequence[Nic] | NotAvailable) -> dict[str, list[str]]:
     """The adapters of a host that are no physical ports of a fabric, by what they are."""
-    listed = [] if isinstance(nics, NotAvailable) else nics
+    listed = or_none(nics) or ()
     kinds = {
         "virtual functions": [nic.device for nic in listed if nic.is_virtual],
         "of NVSwitches, not counted": [nic.device for nic in listed if nic.is_nvswitch is True],
@@ -147,7 +148,7 @@ def _special(nics: Sequence[Nic] | NotAvailable) -> dict[str, list[str]]:
 
 def _names(nics: Sequence[Nic] | NotAvailable, fabric: str) -> list[str]:
     """The names of the adapters of a fabric whose ports are up."""
-    listed = [] if isinstance(nics, NotAvailable) else nics
+    listed = or_none(nics) or ()
     return list(dict.fromkeys(nic.device for nic, port in own_ports(listed, fabric) if port.state == ACTIVE))
 
 
@@ -347,7 +348,7 @@ def judge_redirection(
     None where there are such bridges and none may be read, as by everybody but root. A virtual machine shows none: the evidence
     then counts 0 bridges.
     """
-    listed = {} if isinstance(gpus, NotAvailable) else gpus
+    listed = or_none(gpus) or {}
     lost = {name: way for name, way in {**nics, **listed}.items() if isinstance(way, NotAvailable)}
     pairs = [(name, nic, address, gpu) for name, nic in nics.items() for address, gpu in listed.items()]
     states: dict[str, bool | NotAvailable] = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.finding import HERE, Finding, gather
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -177,7 +178,7 @@ def _unseen(seen: PathObservations, apart: Sequence[str]) -> Iterator[tuple[str,
         if as_writer[writer] >= as_reader[reader]:
             said.setdefault((writer, f"{why}, of this host, on"), []).append(reader)
     for (host, text), others in said.items():
-        yield host, f"loses files: {text} {_named(others)}"
+        yield host, f"loses files: {text} {shortlist(others, most=NAMED)}"
 
 
 def _counted(hosts: Iterator[str]) -> dict[str, int]:
@@ -197,8 +198,3 @@ def _locks_that_fail(seen: PathObservations) -> Iterator[tuple[str, str]]:
     if not refused and last != updates:
         for host in seen.counted:
             yield host, f"has locks that do not hold between hosts: of {updates} updates under a lock {last} arrived"
-
-
-def _named(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - NAMED} more" if len(hosts) > NAMED else ""
-    return ", ".join(hosts[:NAMED]) + more

@@ -23,7 +23,7 @@ from pytest_gpucluster.inventory.gpu_index import read_addresses
 from pytest_gpucluster.inventory.nvml import ACTIONS
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, naming, required, session, text
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.protocol.node_events import XidDetail
+from pytest_gpucluster.protocol.node_events import NodeSxid, NodeXid, XidDetail
 
 WAIT_MS = 1000
 SILENT_S = 30.0
@@ -185,35 +185,6 @@ LOST = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedSxid:
-    """One line on an error of an NVSwitch. ``pci``: as in :func:`pci_key`.
-
-    ``severity``: ``Fatal``, ``Non-fatal`` or ``Correctable``; ``link``: a port of the switch; None where the line names none.
-    ``is_detail``: the line adds numbers to an error that another line reports.
-    """
-
-    code: int
-    switch: int
-    pci: str
-    severity: str | None = None
-    link: int | None = None
-    is_detail: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedXid:
-    """One Xid in the kernel log. ``pci``: as in :func:`pci_key`; ``pid``: the process, None where the driver names none.
-
-    ``detail``: what else its line says; None where that is nothing.
-    """
-
-    code: int
-    pci: str
-    pid: int | None
-    detail: XidDetail | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedLoss:
     """A line on a GPU that the driver lost or cannot start, without an Xid. ``pci``: as in :func:`pci_key`.
 
@@ -231,14 +202,14 @@ def pci_key(address: str) -> str:
     return f"{domain.lstrip('0').rjust(4, '0')}:{bus}:{device}"
 
 
-def parse_xid(line: str) -> LoggedXid | None:
-    """The Xid in a line of the kernel log; None in every other line."""
+def parse_xid(line: str) -> NodeXid | None:
+    """The Xid in a line of the kernel log, with its address as in :func:`pci_key`; None in every other line."""
     found = XID.search(line)
     if found is None:
         return None
     pid = found["pid"]
     code, pci = int(found["code"]), pci_key(found["pci"])
-    return LoggedXid(code=code, pci=pci, pid=None if pid is None else int(pid), detail=_detail_of(code, line[found.end() :]))
+    return NodeXid(code=code, pci=pci, pid=None if pid is None else int(pid), detail=_detail_of(code, line[found.end() :]))
 
 
 def _detail_of(code: int, rest: str) -> XidDetail | None:
@@ -254,12 +225,12 @@ def _detail_of(code: int, rest: str) -> XidDetail | None:
     return None
 
 
-def parse_sxid(line: str) -> LoggedSxid | None:
-    """The error of an NVSwitch in a line of the kernel log; None in every other line."""
+def parse_sxid(line: str) -> NodeSxid | None:
+    """The error of an NVSwitch in a line of the kernel log, addresses as for Xids; None in every other line."""
     found = SXID.search(line)
     if found is None:
         return None
-    return LoggedSxid(
+    return NodeSxid(
         code=int(found["code"]),
         switch=int(found["switch"]),
         pci=pci_key(found["pci"]),
@@ -279,7 +250,7 @@ def parse_loss(line: str) -> LoggedLoss | None:
     return LoggedLoss(pci=pci, text=line[begin.start() :].strip(), count=int(found["count"] or 1))
 
 
-Logged: TypeAlias = "LoggedXid | LoggedSxid | LoggedLoss"
+Logged: TypeAlias = "NodeXid | NodeSxid | LoggedLoss"
 
 
 class KernelLog:
@@ -327,7 +298,8 @@ class KernelLog:
             self._subject = pci_key(subject["pci"])
         found = parse_xid(line) or parse_sxid(line)
         if found is not None:
-            self._named |= {found.pci} if isinstance(found, LoggedXid) and xid_of(found.code).kind == "hardware" else set()
+            if isinstance(found, NodeXid) and xid_of(found.code).kind == "hardware":
+                self._named.add(str(found.pci))
             return found
         if UNREAD.search(line) is not None:
             self._trouble = self._trouble or f"the kernel log has an error that cannot be read: {line[:LINE_CHARACTERS]}"

@@ -114,7 +114,6 @@ class HostWatch:
         reads: bool = True,
         proc: Path = PROC,
         resctrl: Path = RESCTRL,
-        window_s: float = WINDOW_S,
         own_pid: int | None = None,
     ) -> None:
         """What to read, and where.
@@ -123,7 +122,6 @@ class HostWatch:
             reads: False reads nothing: in a rehearsal, where the ranks are the load and nothing is accepted.
             proc: the kernel's files of processes.
             resctrl: its files of memory traffic.
-            window_s: how long to read before and after, in seconds.
             own_pid: this process.
         """
         self.load: HostLoad | None = None
@@ -131,7 +129,6 @@ class HostWatch:
         self._own_pid = own_pid or os.getpid()
         self._proc = proc
         self._resctrl = resctrl
-        self._window_s = window_s
         self._taken: list[_HostCounts] = []
 
     def __enter__(self) -> HostWatch:  # noqa: PYI034 - typing.Self needs Python 3.11
@@ -150,7 +147,7 @@ class HostWatch:
     def _read_twice(self) -> None:
         with contextlib.suppress(OSError, ValueError, LookupError):
             self._taken.append(_read_counts(self._proc, self._resctrl))
-            time.sleep(self._window_s)
+            time.sleep(WINDOW_S)
             self._taken.append(_read_counts(self._proc, self._resctrl))
 
 

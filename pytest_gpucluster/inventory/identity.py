@@ -11,10 +11,12 @@ import socket
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+Value = TypeVar("Value")
 
 READ = ("NCCL_", "TORCH_NCCL_", "CUDA_", "CUBLAS_", "OMP_NUM_THREADS", "PYTORCH_", "UCX_", "GLOO_")
 SWITCH = "GPUCLUSTER_SWITCH"
@@ -79,7 +81,7 @@ def identity(*, device: str) -> Identity:
         pci = f"{domain:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
         gpu = {"gpu_name": properties.name, "uuid": uuid, "pci": pci, "serial": read_serial(uuid)}
     elif device == "cuda":
-        gpu = _by_nvml(local_rank, [f"GPU-{one.uuid}" for one in known])
+        gpu = _label_of_rank(local_rank, [f"GPU-{one.uuid}" for one in known])
     nvml_gpus, hidden_gpus = read_hidden() if device == "cuda" else (None, None)
     return Identity(
         hostname=socket.gethostname(),
@@ -106,33 +108,41 @@ def _read_ports() -> float | None:
     return read_ports_gb_s()
 
 
-def _by_nvml(local_rank: int, taken: list[str]) -> dict[str, Any]:
+def _by_nvml(read: Callable[[], Value], otherwise: Value) -> Value:
+    """What ``read`` finds in a session of NVML; ``otherwise`` where NVML is silent."""
+    from pytest_gpucluster.inventory import nvml_calls
+
+    try:
+        with nvml_calls.session():
+            return read()
+    except nvml_calls.NvmlError:
+        return otherwise
+
+
+def _label_of_rank(local_rank: int, taken: list[str]) -> dict[str, Any]:
     """NVML's label of the GPU that this place should have, and its number where no address is known; empty without NVML.
 
     ``taken``: the GPUs of the ranks for which torch has one.
     """
-    from pytest_gpucluster.inventory import gpu_index, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index
 
-    try:
-        with nvml_calls.session():
-            uuids = gpu_index.read_uuids()
-            index = gpu_index.expected_index(uuids, local_rank, taken)
-            if index is None:
-                return {}
-            shown = sorted(gpu_index.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")))
-            return {**gpu_index.read_label(index), "gpu_number": shown.index(index)}
-    except nvml_calls.NvmlError:
-        return {}
+    def read() -> dict[str, Any]:
+        uuids = gpu_index.read_uuids()
+        index = gpu_index.expected_index(uuids, local_rank, taken)
+        if index is None:
+            return {}
+        shown = sorted(gpu_index.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")))
+        return {**gpu_index.read_label(index), "gpu_number": shown.index(index)}
+
+    return _by_nvml(read, {})
 
 
 def read_hidden() -> tuple[int, int] | tuple[None, None]:
     """How many GPUs NVML lists here, and how many of them ``CUDA_VISIBLE_DEVICES`` hides; None where NVML is silent."""
-    from pytest_gpucluster.inventory import gpu_index, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index
 
-    try:
-        with nvml_calls.session():
-            uuids = gpu_index.read_uuids()
-    except nvml_calls.NvmlError:
+    uuids = _by_nvml(gpu_index.read_uuids, None)
+    if uuids is None:
         return None, None
     return len(uuids), len(uuids) - len(gpu_index.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
@@ -216,13 +226,9 @@ def read_board_of(uuid: str | None) -> dict[str, str]:
     """Part number, VBIOS, module and place in the rack of a GPU by NVML; what NVML does not give is left out."""
     if uuid is None:
         return {}
-    from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index, nvml
 
-    try:
-        with nvml_calls.session():
-            return nvml.read_board(gpu_index.handle_of(uuid))
-    except nvml_calls.NvmlError:
-        return {}
+    return _by_nvml(lambda: nvml.read_board(gpu_index.handle_of(uuid)), {})
 
 
 def read_fabric_of(uuid: str | None) -> str | None:
@@ -231,19 +237,14 @@ def read_fabric_of(uuid: str | None) -> str | None:
         return None
     from pytest_gpucluster.inventory import gpu_index, nvlinks, nvml_calls
 
-    try:
-        with nvml_calls.session():
-            return nvlinks.fabric_between_nodes(nvlinks.read_fabric(nvml_calls.NvmlPart(gpu_index.handle_of(uuid))))
-    except nvml_calls.NvmlError:
-        return None
+    def read() -> str | None:
+        return nvlinks.fabric_between_nodes(nvlinks.read_fabric(nvml_calls.NvmlPart(gpu_index.handle_of(uuid))))
+
+    return _by_nvml(read, None)
 
 
 def read_serial(uuid: str) -> str | None:
     """The serial number of the GPU's board by NVML; None if NVML does not give it."""
-    from pytest_gpucluster.inventory import gpu_index, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index
 
-    try:
-        with nvml_calls.session():
-            return gpu_index.read_serial(uuid)
-    except nvml_calls.NvmlError:
-        return None
+    return _by_nvml(lambda: gpu_index.read_serial(uuid), None)

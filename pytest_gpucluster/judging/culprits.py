@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, Record
 from pytest_gpucluster.places import UNKNOWN_HOST
-from pytest_gpucluster.text import first_line, text_of
+from pytest_gpucluster.text import first_line, shortlist, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -94,7 +94,7 @@ class Culprit:
 
     @property
     def criteria(self) -> list[str]:
-        """The criteria that it spoilt."""
+        """The criteria that did not pass because of it."""
         return sorted({record.criterion for record in self.records})
 
     @property
@@ -108,8 +108,8 @@ class Culprit:
         measured_first = sorted(self.records, key=lambda record: record.outcome != FAILED)
         reasons = [first_line(record.reason) for record in measured_first if record.reason]
         name = self.place or ""
-        told = [f"{name}: {text_of(record.evidence[name])}" for record in self.records if name in record.evidence]
-        return list(dict.fromkeys([*([self.headline] if self.headline else []), *told, *reasons]))[:SHOWN_EVIDENCE]
+        shown = [f"{name}: {text_of(record.evidence[name])}" for record in self.records if name in record.evidence]
+        return list(dict.fromkeys([*([self.headline] if self.headline else []), *shown, *reasons]))[:SHOWN_EVIDENCE]
 
     @property
     def is_measured(self) -> bool:
@@ -393,9 +393,4 @@ def describe_remarks(records: Iterable[Record]) -> list[str]:
     for record in records:
         if record.remark is not None:
             alike[record.remark].append(name_of(record))
-    return [f"remark: {_listed(names)}: {remark}" for remark, names in alike.items()]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN_NAMES
-    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return [f"remark: {shortlist(names, most=SHOWN_NAMES)}: {remark}" for remark, names in alike.items()]

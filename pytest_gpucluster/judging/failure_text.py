@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.text import hung, one_line, text_of
+from pytest_gpucluster.text import hung, one_line, shortlist, text_of
 from pytest_gpucluster.thresholds.limit import SIGNS
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ class Located:
     def text(self) -> str:
         """``gpu-node-3 (node3) mlx5_2 port 1 (0000:1a:00.0)``."""
         where = (" -> " if self.is_path else ", ").join(place.named for place in self.places) or "the cluster"
-        more = f" and {len(self.parts) - SHOWN} more" if len(self.parts) > SHOWN else ""
-        return f"{where}{' ' if self.is_path else ', '}{', '.join(self.parts[:SHOWN])}{more}" if self.parts else where
+        return f"{where}{' ' if self.is_path else ', '}{shortlist(self.parts, most=SHOWN)}" if self.parts else where
 
 
 def describe_failure(threshold: Threshold, limit: Limit, value: float, *, at: Located, evidence: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_gpucluster.config.settings import reaches
-from pytest_gpucluster.judging.forecast import in_words
+from pytest_gpucluster.judging.forecast import counted, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -116,7 +116,7 @@ def shape(inventory: Inventory, found: Mapping[str, str | None] | None) -> str:
         found: the name of the GPU at each place that answered, by place id; None before any node has answered.
     """
     answering = {place.node for place in inventory.places if found is None or place.id in found}
-    expected = f"{inventory.num_nodes} node{'s' if inventory.num_nodes > 1 else ''}"
+    expected = counted(inventory.num_nodes, "node")
     nodes = expected if len(answering) == inventory.num_nodes else f"{len(answering)} of {expected}"
     due = [place.id for place in inventory.places if place.node in answering]
     absent = 0 if found is None else sum(place not in found for place in due)

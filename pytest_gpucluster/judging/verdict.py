@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import Part  # noqa: TC001 -- as above
-from pytest_gpucluster.text import first_line, one_line
+from pytest_gpucluster.text import first_line, one_line, shortlist
 from pytest_gpucluster.thresholds.limit import Limit  # noqa: TC001 -- as above
 
 if TYPE_CHECKING:
@@ -167,9 +167,7 @@ class Verdict:
         terms = f"; terms changed: {', '.join(self.changed_terms)}" if self.changed_terms else ""
         if not self.changed_limits:
             return terms
-        more = len(self.changed_limits) - SHOWN_LIMITS
-        shown = ", ".join(self.changed_limits[:SHOWN_LIMITS]) + (f" and {more} more" if more > 0 else "")
-        return f"; limits changed: {shown}{terms}"
+        return f"; limits changed: {shortlist(self.changed_limits, most=SHOWN_LIMITS)}{terms}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.localization.parts import Lag
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,9 +58,8 @@ class SlowGpus:
         if self.gpus:
             return f"slow with every other GPU: {', '.join(self.gpus)} ({slowest}; {usual})"
         if self.pairs:
-            shown = ", ".join(f"{source} -> {target}" for source, target in self.pairs[:SHOWN])
-            more = f" and {len(self.pairs) - SHOWN} more" if len(self.pairs) > SHOWN else ""
-            return f"{counted(len(self.pairs), 'slow pair')}: {shown}{more} ({slowest}; {usual})"
+            shown = shortlist([f"{source} -> {target}" for source, target in self.pairs], most=SHOWN)
+            return f"{counted(len(self.pairs), 'slow pair')}: {shown} ({slowest}; {usual})"
         return f"each pair of its GPUs is as fast as others ({slowest}; {usual}): look at NVLink SHARP, if the node has it"
 
 

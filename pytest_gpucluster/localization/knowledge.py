@@ -21,8 +21,7 @@ from pytest_gpucluster.localization.connections import (
     missed_share,
     probability_explained_by,
 )
-from pytest_gpucluster.localization.parts import GroupTest, NamedPart, SearchReport
-from pytest_gpucluster.localization.roster import WEIGHTS, Roster
+from pytest_gpucluster.localization.parts import WEIGHTS, GroupTest, NamedPart, Roster, SearchReport
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

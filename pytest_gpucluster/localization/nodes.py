@@ -1,4 +1,4 @@
-"""Which nodes spoil a collective that missed its limit: smaller groups of nodes are measured, within a time. Pure.
+"""Which nodes slow a collective that missed its limit: smaller groups of nodes are measured, within a time. Pure.
 
 A node that fell back to sockets makes an all-reduce of 8 GiB take 10 s: eight repeats of it would take all the time there is.
 So a smaller group is measured less often.
@@ -7,6 +7,7 @@ So a smaller group is measured less often.
 from __future__ import annotations
 
 import math
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,17 +70,17 @@ class NodeSearch:
         """What it found, in words: for each node that is named, for connections, for the rest, and for suspects."""
         spent = f"{counted(self.measured, 'smaller group')} in {counted(self.report.rounds, 'round')}, {self.seconds:.0f} s"
         cut = "; no time was left for more" if self.is_cut else ""
-        told: dict[str, Any] = {}
+        shown: dict[str, Any] = {}
         for found in self.report.culprits:
-            told[_in_words(found.suspect)] = self._with(found)
+            shown[_in_words(found.suspect)] = self._with(found)
         rest = self.report.rest
         if rest is not None and rest.result.passed and rest.result.value is not None:
-            told["the rest"] = f"{format_number(rest.result.value)} {self.unit} on {counted(len(rest.group.parts), 'node')}"
+            shown["the rest"] = f"{format_number(rest.result.value)} {self.unit} on {counted(len(rest.group.parts), 'node')}"
         if self.report.unconfirmed:
-            told["suspected, not confirmed"] = [_in_words(found.suspect) for found in self.report.unconfirmed]
+            shown["suspected, not confirmed"] = [_in_words(found.suspect) for found in self.report.unconfirmed]
         if not self.report.culprits:
-            told["localization"] = "no node could be named"
-        return {**told, "searched": f"{spent}{cut}"}
+            shown["localization"] = "no node could be named"
+        return {**shown, "searched": f"{spent}{cut}"}
 
     def _with(self, found: NamedPart) -> str:
         values = [test.result.value for test in found.evidence if test.result.value is not None]
@@ -173,3 +174,72 @@ def effort_of(recipe: Mapping[str, Any], *, nodes: int, gpus: int, busbw_gb_s: f
         warmup = min(SLOW_WARMUP, warmup)
         iterations = min(iterations, max(FEWEST_ITERATIONS, int(fitting) - warmup))
     return Effort(size_bytes=size_bytes, iterations=iterations, warmup=warmup, dtype=recipe["dtype"])
+
+
+# --- NCCL's choice of an algorithm ---
+# Large messages over many nodes go best by rings. Where NCCL chose something else and rings are fast enough, the library is
+# slow, and no node, cable or switch is to blame.
+
+RINGS = {"NCCL_ALGO": "Ring"}
+"""What makes NCCL take rings."""
+CHOICE = "NCCL's choice of an algorithm"
+"""The culprit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownChoice:
+    """A choice of which it is published that it is slow.
+
+    Attributes:
+        algorithm: as NCCL's log calls it.
+        since: the first version known to have it.
+        mended: the first version without it.
+        nodes: the fewest nodes.
+        text: what was measured, in GB/s of bus bandwidth.
+        source: who says so.
+    """
+
+    algorithm: str
+    since: tuple[int, ...]
+    mended: tuple[int, ...]
+    nodes: int
+    text: str
+    source: str
+
+
+KNOWN = (
+    KnownChoice(
+        algorithm="NVLS_TREE",
+        since=(2, 29, 7),
+        mended=(2, 30, 3),
+        nodes=4,
+        text="16 nodes of 8 B300 reach 200 GB/s by it, and 760 GB/s by rings",
+        source="NVIDIA/nccl, issue 2035",
+    ),
+)
+"""Never seen by this program: nothing ran here on four nodes."""
+
+
+def is_not_ring(algorithm: str | None) -> bool:
+    """Whether NCCL chose something else than rings; not where its choice is unknown."""
+    return algorithm is not None and algorithm.replace("_", "").lower() != "ring"
+
+
+def advice_on_choice(algorithm: str, version: str | None, *, nodes: int) -> str:
+    """What to do about a choice that is slow where rings are fast.
+
+    Args:
+        algorithm: that NCCL chose, as its log calls it.
+        version: of NCCL, ``2.29.7``; None where it is not known.
+        nodes: of the collective.
+    """
+    what = f"take another NCCL than {version or 'this one'}, or set NCCL_ALGO=Ring for jobs of this size"
+    numbers = tuple(map(int, re.findall(r"\d+", version or "")))[:3]
+    for known in KNOWN:
+        if known.algorithm == algorithm and known.since <= numbers < known.mended and nodes >= known.nodes:
+            return f"{what}; known of {algorithm}: {known.text} ({known.source}), mended in {_dotted(known.mended)}"
+    return what
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,9 +1,14 @@
-"""What a localisation by group tests speaks of: parts, groups, results, suspects and findings. Plain data."""
+"""What a search by group tests is about: parts, groups, results, suspects, and which suspects a test covers. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Literal
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
 
 Kind = Literal["part", "whole", "edge", "between"]
 Purpose = Literal["block", "suspect", "pool", "rest", "halves"]
@@ -92,7 +97,7 @@ class SearchReport:
         expected_missed: culprits that are expected among all others, by the error rates of the tests.
         rest: what became of the last large group without culprits and suspects; None where there was none.
         tests: all tests, in their order.
-        rounds: how many rounds were asked for.
+        rounds: how many rounds were measured.
     """
 
     culprits: tuple[NamedPart, ...]
@@ -110,3 +115,95 @@ class Lag:
     percent: float
     median: float
     siblings: int
+
+
+WEIGHTS: dict[Kind, float] = {"part": 1.0, "whole": 0.1, "edge": 0.1, "between": 0.05}
+"""How frequent culprits of a kind are, relative to parts."""
+MOST_CONTAINERS_PAIRED = 32
+"""Up to so many containers, the connection of any two is a suspect from the start."""
+MOST_UNITS = 512
+"""Units of which two that fail together are searched; parts without containers stand in so many blocks."""
+
+
+class Roster:
+    """All suspects by their numbers: first the parts in their order, then what they are in.
+
+    Attributes:
+        sizes: of the containers, without those that have one part or all.
+        in_container: the kinds of suspects that each container is; of two that have all parts, what leaves one is what is
+            between both, so there only that is one.
+        links: the numbers of the connections that were not suspects from the start.
+        has_pairs: the connections of all containers were.
+    """
+
+    def __init__(self, parts: Sequence[SearchPart]) -> None:
+        self.parts = {part.name: part for part in parts}
+        if len(self.parts) < 2 or len(self.parts) < len(parts):
+            raise ValueError(f"{len(parts)} parts, {len(self.parts)} names: expected at least 2 parts, each with its own name")
+        if shared := sorted(self.parts.keys() & {name for part in parts for name in part.within}):
+            raise ValueError(f"{shared[0]} names a part and what parts are in: expected different names")
+        sizes = Counter(name for part in parts for name in dict.fromkeys(part.within))
+        self.sizes = {name: size for name, size in sizes.items() if 1 < size < len(parts)}
+        self.suspects = [Suspect("part", (name,)) for name in self.parts]
+        has_two = len(self.sizes) == 2 and all(len(self.sizes.keys() & set(part.within)) == 1 for part in parts)
+        self.in_container: tuple[Kind, ...] = ("whole",) if has_two else ("whole", "edge")
+        self.suspects += [Suspect(kind, (name,)) for name in self.sizes for kind in self.in_container]
+        firsts = sorted({at for name in self.parts if (at := self.first_container(name)) is not None})
+        self.has_pairs = len(firsts) <= MOST_CONTAINERS_PAIRED
+        if self.has_pairs:
+            self.suspects += [Suspect("between", pair) for pair in combinations(firsts, 2)]
+        self.links: set[int] = set()
+        self._numbers = {(suspect.kind, suspect.names): number for number, suspect in enumerate(self.suspects)}
+
+    def number(self, kind: Kind, *names: str) -> int:
+        """The number of a suspect."""
+        return self._numbers[kind, names]
+
+    def add_connection(self, one: str, other: str) -> bool:
+        """Suspect what is between two parts or containers. Returns whether it is a new suspect."""
+        suspect = Suspect("between", (min(one, other), max(one, other)))
+        if (suspect.kind, suspect.names) in self._numbers:
+            return False
+        self._numbers[suspect.kind, suspect.names] = len(self.suspects)
+        self.links.add(len(self.suspects))
+        self.suspects.append(suspect)
+        return True
+
+    def covered(self, group: MemberGroup) -> tuple[int, ...]:
+        """The numbers of all suspects that a test covers."""
+        names = group.parts
+        inside = Counter(name for part in names for name in self.parts[part].within if name in self.sizes)
+        found = [self.number("part", name) for name in names]
+        for name, size in inside.items():
+            found.append(self.number("whole", name))
+            if size < len(names) and "edge" in self.in_container:
+                found.append(self.number("edge", name))
+        first = len(self.parts) + len(self.in_container) * len(self.sizes)
+        members = {*names, *inside} if first < len(self.suspects) else set()
+        return (*found, *(at for at in range(first, len(self.suspects)) if members.issuperset(self.suspects[at].names)))
+
+    def first_container(self, name: str) -> str | None:
+        """What a part is in, where other parts are in it too."""
+        return next((at for at in self.parts[name].within if at in self.sizes), None)
+
+    def is_at(self, part: str, name: str) -> bool:
+        """Whether a part is the one that is named, or in the container that is named."""
+        return part == name or name in self.parts[part].within
+
+    def left_out_by(self, number: int) -> tuple[str, ...]:
+        """The parts that a culprit leaves out of later tests; of a connection of two parts the first one."""
+        name = self.suspects[number].names[0]
+        return (name,) if name in self.parts else tuple(part for part in self.parts if self.is_at(part, name))
+
+    def units(self, good: Collection[str]) -> list[tuple[str, ...]]:
+        """Good parts by their first container where the connections of these are no suspects; else parts or blocks of them."""
+        names, number = tuple(self.parts), min(len(self.parts), MOST_UNITS)
+        units: list[Sequence[str]] = [
+            names[len(names) * at // number : len(names) * (at + 1) // number] for at in range(number)
+        ]
+        by_container: dict[str, list[str]] = defaultdict(list)
+        for name in names:
+            by_container[self.first_container(name) or name].append(name)
+        if not self.has_pairs and len(by_container) <= MOST_UNITS:
+            units = list(by_container.values())
+        return [tuple(name for name in unit if name in good) for unit in units]

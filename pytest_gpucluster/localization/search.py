@@ -1,4 +1,4 @@
-"""Which parts spoil a collective: group tests in rounds, and confirmation against known-good partners. Pure.
+"""Which parts make a collective miss its limit: group tests in rounds, and confirmation against known-good partners. Pure.
 
 A group of parts runs together and passes or misses its limit. The groups of one round share no part, so that all of them run
 at once. :func:`search` has the groups of a round measured, learns from the results, and ends with a report.

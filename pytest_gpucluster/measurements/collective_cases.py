@@ -1,4 +1,4 @@
-"""Collectives beyond all-reduce: what each rank sends, what it has to receive, and the call. Checked element by element.
+"""Collectives: what each rank sends, what it has to receive, and the call. Checked element by element.
 
 Each contribution repeats a random pattern of its own, seeded by who sends it and to whom. So a contribution that is
 missing, doubled, shifted or swapped with another one changes what arrives.
@@ -16,7 +16,7 @@ from pytest_gpucluster.measurements import timing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-EXACT: Mapping[str, int] = {"float32": 2**24, "bfloat16": 2**8}
+EXACT: Mapping[str, int] = {"float32": 2**24, "float64": 2**53, "bfloat16": 2**8, "float16": 2**11, "int32": 2**31 - 1}
 """Accepted dtypes and the whole number up to which each counts without a gap."""
 
 LARGEST = 250
@@ -38,6 +38,7 @@ class CollectiveCase(NamedTuple):
         own: a pattern for each equal chunk of ``sent``.
         expected: a pattern for each equal chunk of ``received``.
         call: launches the collective once.
+        sums_in_place: each launch adds to what the launch before left, which overflows in time.
     """
 
     sent: torch.Tensor
@@ -45,6 +46,7 @@ class CollectiveCase(NamedTuple):
     own: Sequence[torch.Tensor]
     expected: Sequence[torch.Tensor]
     call: Callable[[], object]
+    sums_in_place: bool = False
 
     def wrong_elements(self) -> int:
         """Launch once on the patterns; number of received elements that are not exactly right on this rank."""
@@ -87,6 +89,17 @@ def pattern(buffer: torch.Tensor, source: int, target: int = 0, *, largest: int 
     return torch.randint(1, largest + 1, (PERIOD,), generator=seeded).to(buffer)
 
 
+def _all_reduce(buffer: torch.Tensor) -> CollectiveCase:
+    return CollectiveCase(
+        sent=buffer,
+        received=buffer,
+        own=[pattern(buffer, dist.get_rank(), largest=_largest(buffer))],
+        expected=[_total(buffer, 0)],
+        call=lambda: dist.all_reduce(buffer),
+        sums_in_place=True,
+    )
+
+
 def _all_gather(buffer: torch.Tensor) -> CollectiveCase:
     ranks, rank = dist.get_world_size(), dist.get_rank()
     sent = torch.empty_like(buffer[: buffer.numel() // ranks])
@@ -103,15 +116,11 @@ def _reduce_scatter(buffer: torch.Tensor) -> CollectiveCase:
     """A target's patterns are of its own, so that the sums of two targets cannot be swapped."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     received = torch.empty_like(buffer[: buffer.numel() // ranks])
-    largest = min(LARGEST, EXACT[str(buffer.dtype).removeprefix("torch.")] // ranks)
-    total = torch.zeros(PERIOD, device=buffer.device)
-    for source in range(ranks):
-        total += pattern(buffer, source, rank, largest=largest)
     return CollectiveCase(
         sent=buffer,
         received=received,
-        own=[pattern(buffer, rank, target, largest=largest) for target in range(ranks)],
-        expected=[total.to(buffer)],
+        own=[pattern(buffer, rank, target, largest=_largest(buffer)) for target in range(ranks)],
+        expected=[_total(buffer, rank)],
         call=lambda: dist.reduce_scatter_tensor(received, buffer),
     )
 
@@ -161,14 +170,26 @@ def _send_recv(buffer: torch.Tensor) -> CollectiveCase:
 
 
 CASES: Mapping[str, Callable[[torch.Tensor], CollectiveCase]] = {
+    "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "broadcast": _broadcast,
     "send_recv": _send_recv,
 }
-WHOLE = ("broadcast", "send_recv")
+WHOLE = ("all_reduce", "broadcast", "send_recv")
 """What moves the whole buffer, not one chunk for each rank."""
+
+
+def _largest(buffer: torch.Tensor) -> int:
+    """Highest number of a pattern that all ranks add up without a gap."""
+    return min(LARGEST, EXACT[str(buffer.dtype).removeprefix("torch.")] // dist.get_world_size())
+
+
+def _total(buffer: torch.Tensor, target: int) -> torch.Tensor:
+    """The sum of what all ranks send to ``target``."""
+    patterns = [pattern(buffer, source, target, largest=_largest(buffer)) for source in range(dist.get_world_size())]
+    return torch.stack(patterns).sum(0, dtype=torch.float64).to(buffer)
 
 
 def _repeated(one: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from pytest_gpucluster.measurements import collective_cases, collectives, exact_sums, timing
+from pytest_gpucluster.measurements import collective_cases, collectives, timing
 from pytest_gpucluster.measurements.timing import Budget
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def by_size(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     """Time a collective at each size in each dtype, over all ranks of the default group.
 
     Args:
-        operation: ``all_reduce``, or one of :data:`collective_cases.CASES`.
+        operation: one of :data:`collective_cases.CASES`.
         sizes_bytes: bytes of the larger of what a rank sends and receives, at least one element for each rank it counts for.
         dtypes: those to time, where so many ranks are counted exactly.
         iterations: timed launches of each; small messages have twice as many, so that their spans are long.
@@ -68,8 +68,7 @@ def by_size(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         ArithmeticError: wrong elements arrived, with their size and dtype, naming the ranks; raised on every rank.
     """
     ranks, budget = dist.get_world_size(), Budget(budget_s)
-    exact = exact_sums.EXACT if operation == "all_reduce" else collective_cases.EXACT
-    counted = [dtype for dtype in dtypes if ranks <= exact.get(dtype, ranks)]
+    counted = [dtype for dtype in dtypes if ranks <= collective_cases.EXACT.get(dtype, ranks)]
     least = {dtype: _least_bytes(operation, dtype, ranks) for dtype in counted}
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     sizes = sorted({*sizes_bytes})
@@ -104,21 +103,15 @@ def _launch_s(rows: Mapping[tuple[str, int], Mapping[str, Any]], size_bytes: int
 
 def _verified(operation: str, *, size_bytes: int, dtype: str, **named: Any) -> dict[str, Any]:
     try:
-        return _row(_timed(operation, size_bytes=size_bytes, dtype=dtype, **named))
+        return _row(collectives.collective(operation, size_bytes=size_bytes, dtype=dtype, **named))
     except ArithmeticError as error:
         raise ArithmeticError(f"{error}, at {size_bytes} bytes of {dtype}") from error
-
-
-def _timed(operation: str, **named: Any) -> CollectiveTiming:
-    if operation == "all_reduce":
-        return collectives.all_reduce(**named)
-    return collectives.collective(operation, **named)
 
 
 def _least_bytes(operation: str, dtype: str, ranks: int) -> int:
     """One element, or one for each rank where each has a part of its own."""
     kind: torch.dtype | None = getattr(torch, dtype, None)
-    parts = 1 if operation in ("all_reduce", *collective_cases.WHOLE) else ranks
+    parts = 1 if operation in collective_cases.WHOLE else ranks
     return parts * (kind.itemsize if kind is not None else 1)
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from pytest_gpucluster.inventory.nccl_log import choice_of
 from pytest_gpucluster.inventory.telemetry import Snapshots, evidence, from_rows, to_row
-from pytest_gpucluster.measurements import collective_cases, exact_sums, progress, timing
+from pytest_gpucluster.measurements import collective_cases, progress, timing
 from pytest_gpucluster.measurements.timing import Budget, Launches, warm_up
 from pytest_gpucluster.protocol.functions import beside_others
 from pytest_gpucluster.text import one_line
@@ -114,28 +114,8 @@ def busbw_gb_s(operation: str, *, size_bytes: int, time_s: float, ranks: int) ->
 def all_reduce(
     *, size_bytes: int, iterations: int, warmup: int, dtype: str = "float32", budget_s: float | None = None
 ) -> CollectiveTiming:
-    """In-place sum of a buffer of ``size_bytes`` over all ranks of the default group.
-
-    Args:
-        size_bytes: bytes of the buffer, rounded down to whole elements.
-        iterations: timed launches; a span for each :data:`LAUNCHES_PER_SPAN` of them, and after each as many one by one.
-            Each span of small messages has up to :data:`LAUNCHES_PER_SMALL_SPAN`.
-        warmup: untimed launches before.
-        dtype: one of :data:`exact_sums.EXACT`.
-        budget_s: where all this takes more seconds, all ranks launch less often; the size stays. None: as long as it takes.
-
-    Raises:
-        ValueError: an unknown dtype, fewer than two ranks, too many for an exact sum, nothing to send, no iteration.
-        ArithmeticError: a wrong sum, naming the ranks that saw it; raised on every rank.
-    """
-    asked, ranks = launches_of(size_bytes, iterations=iterations, warmup=warmup), dist.get_world_size()
-    buffer = exact_sums.buffer(size_bytes, dtype, ranks)
-    content = 0 if size_bytes < SMALL_BYTES else 1
-    wrong = exact_sums.wrong_elements(buffer, ranks)  # connects the ranks, too
-    times = _timed_launches(lambda: dist.all_reduce(buffer), asked, Budget(budget_s), reset=lambda: buffer.fill_(content))
-    wrong += exact_sums.wrong_elements(buffer, ranks)
-    times_s = _of_each_rank(times.own_s, wrong, "all_reduce gave a wrong sum")
-    return _with_choice(_timed("all_reduce", buffer, times_s, times), lambda: dist.all_reduce(buffer))
+    """In-place sum of a buffer over all ranks of the default group; arguments and errors as of :func:`collective`."""
+    return collective("all_reduce", size_bytes=size_bytes, iterations=iterations, warmup=warmup, dtype=dtype, budget_s=budget_s)
 
 
 def collective(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
@@ -152,19 +132,26 @@ def collective(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     Args:
         operation: its name.
         size_bytes: bytes of the larger of what a rank sends and receives, rounded down to whole elements for each rank.
-        iterations: as of :func:`all_reduce`.
+        iterations: timed launches; a span for each :data:`LAUNCHES_PER_SPAN` of them, and after each as many one by one.
+            Each span of small messages has up to :data:`LAUNCHES_PER_SMALL_SPAN`.
         warmup: untimed launches before.
         dtype: one of :data:`collective_cases.EXACT`.
-        budget_s: as of :func:`all_reduce`.
+        budget_s: where all this takes more seconds, all ranks launch less often; the size stays. None: as long as it takes.
 
     Raises:
         ValueError: as of :func:`collective_cases.case`, or no iteration.
         ArithmeticError: wrong elements arrived, naming the ranks that saw them; raised on every rank.
     """
-    asked = launches_of(size_bytes, iterations=iterations, warmup=warmup)
+    full = launches_of(size_bytes, iterations=iterations, warmup=warmup)
     case = collective_cases.case(operation, size_bytes=size_bytes, dtype=dtype)
-    wrong = case.wrong_elements()
-    times = _timed_launches(case.call, asked, Budget(budget_s))
+    content = 0 if size_bytes < SMALL_BYTES else 1
+
+    def reset() -> None:
+        if case.sums_in_place:
+            case.sent.fill_(content)
+
+    wrong = case.wrong_elements()  # connects the ranks, too
+    times = _timed_launches(case.call, full, Budget(budget_s), reset=reset)
     wrong += case.wrong_elements()
     times_s = _of_each_rank(times.own_s, wrong, f"{operation} gave wrong elements")
     whole = max(case.sent, case.received, key=lambda tensor: tensor.numel())
@@ -194,19 +181,17 @@ class _Times:
     shortened: str | None
 
 
-def _timed_launches(
-    call: Callable[[], object], asked: Launches, budget: Budget, *, reset: Callable[[], object] = lambda: None
-) -> _Times:
+def _timed_launches(call: Callable[[], object], full: Launches, budget: Budget, *, reset: Callable[[], object]) -> _Times:
     """Warm up, and time what the budget allows; ``reset`` keeps sums from overflowing."""
     reset()
-    launches = warm_up(call, asked, budget)
+    launches = warm_up(call, full, budget)
     with Snapshots(timing.gpu_uuid()) as snapshots:
         spans_s, single_s = _time_launches(call, launches, snapshots.of("spans"), reset=reset)
     return _Times(
         own_s=[*spans_s, *(single_s or spans_s)],
         spans=len(spans_s),
         telemetry=gather_telemetry(snapshots.summary("spans")),
-        shortened=launches.words_beside(asked, budget.seconds or 0.0),
+        shortened=launches.words_beside(full, budget.seconds or 0.0),
     )
 
 
@@ -361,8 +346,8 @@ def _with_choice(timed: CollectiveTiming, call: Callable[[], object]) -> Collect
         return timed
     chosen = choice_of(call) if dist.get_rank() == 0 else call()
     timing.synchronize()
-    told = gather_texts(" ".join(chosen) if isinstance(chosen, tuple) else "")[0].split()
-    return replace(timed, algorithm=told[0], protocol=told[1]) if told else timed
+    texts = gather_texts(" ".join(chosen) if isinstance(chosen, tuple) else "")[0].split()
+    return replace(timed, algorithm=texts[0], protocol=texts[1]) if texts else timed
 
 
 def _nvls_setting() -> str | None:

@@ -94,5 +94,5 @@ def _doubts(ended: Ended, report: DiagReport, gpus: list[DcgmGpu]) -> list[str]:
     wanted = {gpu.number for gpu in gpus}
     strange = sorted({result.gpu for result in report.results if result.gpu is not None} - wanted)
     if strange:
-        doubts.append(f"the report is about GPU {', '.join(map(str, strange))}, which nobody asked for")
+        doubts.append(f"the report is about GPU {', '.join(map(str, strange))}, which was not requested")
     return doubts

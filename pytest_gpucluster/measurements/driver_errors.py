@@ -181,31 +181,14 @@ def _is_own(xid: NodeXid, workers: Sequence[OwnWorker], *, is_pid_known: bool) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SxidSeen:
-    """Equal lines on an error of one NVSwitch. ``switch``: its number by the driver; ``pci``: its address.
-
-    ``severity``: the driver's word; ``link``: a port of the switch; None where the line names none. ``is_detail``: the lines
-    add numbers to an error that other lines report.
-    """
-
-    code: int
-    switch: int
-    pci: str
-    severity: str | None
-    link: int | None
-    is_detail: bool
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSxids:
     """The SXids of a host's NVSwitches during the run; ``before``: what the kernel had logged before it, since the boot.
 
     ``kernel_log_why``: why the kernel log may not have reported all; None where it has.
     """
 
-    seen: list[SxidSeen]
-    before: list[SxidSeen]
+    seen: list[NodeSxid]
+    before: list[NodeSxid]
     kernel_log_why: str | None
 
 
@@ -224,19 +207,7 @@ def node_sxids() -> NodeSxids:
 def sxids_of(heard: NodeEvents) -> NodeSxids:
     """What was heard of the switches, during the run and before it."""
     return NodeSxids(
-        seen=[_seen(one) for one in heard.sxids if not one.is_before],
-        before=[_seen(one) for one in heard.sxids if one.is_before],
+        seen=[one for one in heard.sxids if not one.is_before],
+        before=[one for one in heard.sxids if one.is_before],
         kernel_log_why=heard.log_why,
-    )
-
-
-def _seen(one: NodeSxid) -> SxidSeen:
-    return SxidSeen(
-        code=one.code,
-        switch=one.switch,
-        pci=one.pci,
-        severity=one.severity,
-        link=one.link,
-        is_detail=one.is_detail,
-        count=one.count,
     )

@@ -91,8 +91,8 @@ def pair_matrix(
         rows = time_rounds(case, group, ordered_rounds(ranks))
     finally:
         dist.destroy_process_group(group)
-    told = {"rows": rows, "paths": _logged_paths(read_log()[len(before) :], own), "peers": _peer_access(ranks)}
-    answers = gather_texts(json.dumps(told, separators=(",", ":")), limit_bytes=BYTES_A_PAIR * 2 * ranks)
+    own_rows = {"rows": rows, "paths": _logged_paths(read_log()[len(before) :], own), "peers": _peer_access(ranks)}
+    answers = gather_texts(json.dumps(own_rows, separators=(",", ":")), limit_bytes=BYTES_A_PAIR * 2 * ranks)
     return _merged([json.loads(answer) for answer in answers], case)
 
 
@@ -103,7 +103,7 @@ def time_rounds(case: Transfers, group: Any, rounds: Sequence[Sequence[tuple[int
         Of each pair that this rank is an end of: source, target, seconds of a transfer, seconds of a round trip, wrong bytes,
         and 1.0 where the budget left one timed transfer, else 0.0.
     """
-    asked, budget, round_s, quickest_s = case, Budget(case.budget_s), 0.0, math.inf
+    full, budget, round_s, quickest_s = case, Budget(case.budget_s), 0.0, math.inf
     own, device = dist.get_rank(), timing.current_device()
     line = torch.ones(1, device=device)
     sent = _pattern(own, case.size_bytes, device)
@@ -113,14 +113,14 @@ def time_rounds(case: Transfers, group: Any, rounds: Sequence[Sequence[tuple[int
         progress.report(f"round {number + 1} of {len(rounds)}", number / len(rounds))
         left_s, slowest_s = budget.left_s(round_s)
         quickest_s = min(quickest_s, slowest_s) if number else math.inf
-        if number and case is asked and quickest_s * (len(rounds) - number) > left_s:
+        if number and case is full and quickest_s * (len(rounds) - number) > left_s:
             case = replace(case, iterations=1, warmup=1)
         pair = next((pair for pair in pairs if own in pair), None)
         received.zero_()
         began_s = time.perf_counter()
         dist.all_reduce(line, group=group)  # lines the ranks up
         if pair is not None:
-            rows.append([*pair, *_time_pair(pair, case, group, (sent, received)), float(case is not asked)])
+            rows.append([*pair, *_time_pair(pair, case, group, (sent, received)), float(case is not full)])
         round_s = time.perf_counter() - began_s
     timing.synchronize()
     return rows
@@ -184,15 +184,15 @@ def _peer_access(ranks: int) -> list[bool | None]:
     return [torch.cuda.can_device_access_peer(own, seen[uuid]) if seen.get(uuid, own) != own else None for uuid in uuids]
 
 
-def _merged(told: list[dict[str, Any]], case: Transfers) -> PairMatrix:
+def _merged(by_rank: list[dict[str, Any]], case: Transfers) -> PairMatrix:
     """The whole matrix, the same on every rank.
 
     Raises:
         ArithmeticError: wrong bytes arrived.
     """
-    ranks = range(len(told))
+    ranks = range(len(by_rank))
     times: dict[tuple[int, int], list[list[float]]] = {}
-    for one in told:
+    for one in by_rank:
         for source, target, *values in one["rows"]:
             times.setdefault((int(source), int(target)), []).append(values)
     bad = [f"rank {source} -> rank {target}" for (source, target), ends in sorted(times.items()) if any(end[2] for end in ends)]
@@ -203,11 +203,11 @@ def _merged(told: list[dict[str, Any]], case: Transfers) -> PairMatrix:
     return PairMatrix(
         gb_s=_square(ranks, {pair: case.size_bytes / seconds / 1e9 for pair, seconds in transfer_s.items()}),
         latency_us=_square(ranks, {pair: seconds / 2 * 1e6 for pair, seconds in trip_s.items()}),
-        paths=[[told[source]["paths"].get(str(target)) for target in ranks] for source in ranks],
-        peer_access=[one["peers"] for one in told],
+        paths=[[by_rank[source]["paths"].get(str(target)) for target in ranks] for source in ranks],
+        peer_access=[one["peers"] for one in by_rank],
         size_bytes=case.size_bytes,
         small_bytes=case.small_bytes,
-        world_size=len(told),
+        world_size=len(by_rank),
         shortened=sum(any(end[3] for end in ends) for ends in times.values()),
         backend=dist.get_backend(),
         device=timing.device_name(),

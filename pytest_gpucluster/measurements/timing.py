@@ -178,11 +178,11 @@ class Launches(NamedTuple):
         """All launches, untimed ones included."""
         return self.warmup + self.spans * (self.each + 1) + (self.spans * (self.singles + 1) if self.singles else 0)
 
-    def words_beside(self, asked: Launches, budget_s: float) -> str | None:
-        """What became of ``asked`` within so many seconds; None if nothing fell."""
-        if self == asked:
+    def words_beside(self, full: Launches, budget_s: float) -> str | None:
+        """What became of ``full`` within so many seconds; None if nothing fell."""
+        if self == full:
             return None
-        now, before = (f"{_counted(one.spans, 'span')} of {_counted(one.each, 'launch', 'es')}" for one in (self, asked))
+        now, before = (f"{_counted(one.spans, 'span')} of {_counted(one.each, 'launch', 'es')}" for one in (self, full))
         return f"timed {now} instead of {before}, within {budget_s:.3g} s"
 
 
@@ -226,29 +226,29 @@ def slowest(*own_s: float) -> list[float]:
     return [max(column) for column in zip(*(one.tolist() for one in rows), strict=True)]
 
 
-def affordable(asked: Launches, *, left_s: float, one_s: float) -> Launches:
+def affordable(full: Launches, *, left_s: float, one_s: float) -> Launches:
     """As many launches of ``one_s`` as fit into ``left_s``: all, else shorter spans, else spans of one launch, and fewer.
 
     One span of one launch is left in any case. Launches that are so slow hide what queueing one costs.
     """
     room = left_s / one_s - AT_THE_END if one_s > 0 else math.inf
-    if asked.total <= room:
-        return asked
-    for each in range(asked.each - 1, 1, -1):
-        fewer = Launches(warmup=1, spans=asked.spans, each=each, singles=min(asked.singles, each))
+    if full.total <= room:
+        return full
+    for each in range(full.each - 1, 1, -1):
+        fewer = Launches(warmup=1, spans=full.spans, each=each, singles=min(full.singles, each))
         if fewer.total <= room:
             return fewer
-    spans = min(asked.spans, max(1, math.floor((room - 1) / 2)))
+    spans = min(full.spans, max(1, math.floor((room - 1) / 2)))
     return Launches(warmup=1, spans=spans, each=1, singles=0)
 
 
-def warm_up(call: Callable[[], object], asked: Launches, budget: Budget) -> Launches:
+def warm_up(call: Callable[[], object], full: Launches, budget: Budget) -> Launches:
     """Launch untimed, and return what the ranks agree to time within the budget; the first launch shows how long one takes."""
     if budget.seconds is None:
-        agreed = asked
+        agreed = full
     else:
         left_s, one_s = budget.left_s(host_seconds(call))
-        agreed = affordable(asked, left_s=left_s, one_s=one_s)
+        agreed = affordable(full, left_s=left_s, one_s=one_s)
     for _ in range(agreed.warmup - (budget.seconds is not None)):
         call()
     return agreed

@@ -21,6 +21,7 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
 )
 from pytest_gpucluster.reporting.table_rows import MEASURED, NOTHING, PlaceNames, readings_of, row_of, severest_records
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,6 +47,7 @@ EXACT_UP_TO = 4_000
 """Outcomes of a run up to which every visible number carries its exact value and every place its evidence. A larger page
 would pass 3 MB; there, the exact numbers are in the results that the page holds."""
 MOST_NOTES = 40
+MOST_PLACES = 8
 FAR_PERCENT = 1.0
 NOT_RECORDED = "not recorded"
 
@@ -227,13 +229,7 @@ def _notes(records: Iterable[Record], names: PlaceNames) -> tuple[Note, ...]:
                 alike[text, tone].append(names.name(record.place))
     severest = {BAD: 0, OPEN: 1, GOOD: 2, NONE: 3}
     found = sorted(alike.items(), key=lambda item: severest[item[0][1]])
-    return tuple(Note(text=text, where=some(where), tone=tone) for (text, tone), where in found)
-
-
-def some(names: Sequence[str], *, most: int = 8) -> str:
-    """``node0, node1 and 5 more``."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return tuple(Note(text=text, where=shortlist(where, most=MOST_PLACES), tone=tone) for (text, tone), where in found)
 
 
 def _evidence(records: Sequence[Record], names: PlaceNames, *, is_exact: bool) -> tuple[tuple[str, str], ...]:

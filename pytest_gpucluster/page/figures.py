@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SKIPPED, counted_as
-from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_of, plain, some
+from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_of, plain
 from pytest_gpucluster.page.drawing import Chart, Curve, Mark, apart, axes_over
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.table_rows import COUNTS
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -307,7 +308,7 @@ def _bands(title: str, unit: str, seen: Sequence[tuple[str, list[float]]]) -> Ch
     most = max(map(len, (found for _, found in seen)))
     return Chart(
         label=f"{title} under load: median and range of up to {most} GPUs at {len(seen)} measurements",
-        x_title=f"measurements in their order: {some([name for name, _ in seen], most=5)}",
+        x_title=f"measurements in their order: {shortlist([name for name, _ in seen], most=5)}",
         y_title=unit,
         curves=(Curve(name="median", kind="c1", points=axes.points(middle)),),
         areas=(Curve(name="lowest to highest", kind="a1", points=axes.area(low, high)),),
@@ -394,7 +395,7 @@ def _growth(run: RunDocument) -> tuple[TableLine, ...]:
             f"{len(judged):,}",
             f"{limit.text if limit is not None else ''}",
             f"{bad} over the limit" if bad else "none over the limit",
-            some(within, most=2) or "nothing else counted",
+            shortlist(within, most=2) or "nothing else counted",
         )
         number = exact(format_number(worst.value or 0.0), worst.value)
         rows.append(TableLine(cells=cells, tone=BAD if bad else OPEN if within else "good", number=number))
@@ -410,7 +411,7 @@ def _drift(run: RunDocument) -> tuple[TableLine, ...]:
             if isinstance(fact, dict) and "name" in fact and "alike" in fact:
                 odd = [f"{one.get('node')} {one.get('part') or ''}: {one.get('value')}" for one in fact.get("outliers") or ()]
                 unread = [f"{one.get('node')} {one.get('part') or ''}" for one in fact.get("unread") or ()]
-                words = some(odd, most=4) or (f"not read at {some(unread, most=4)}" if unread else "none differs")
+                words = shortlist(odd, most=4) or (f"not read at {shortlist(unread, most=4)}" if unread else "none differs")
                 cells = (
                     f"{fact.get('kind', '')}: {fact['name']}",
                     str(fact.get("usual") or "not read"),

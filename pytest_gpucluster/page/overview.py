@@ -25,13 +25,13 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
     is_only_measured,
 )
-from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, plain, some
+from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, plain
 from pytest_gpucluster.page.drawing import Value, strip_of
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.ending import duration
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.table_rows import NOTHING, PlaceNames
-from pytest_gpucluster.text import first_line
+from pytest_gpucluster.text import first_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ def _reason(run: RunDocument, counts: Counter[str]) -> str:
     simulated = "In a simulated fleet, where no GPU was measured, " if run.facts.get("simulated") else ""
     applied = sum(counts.values()) - counts[SKIPPED]
     parts = [name_of(run.places[one["place"]["id"]]) for one in run.culprits if one.get("place") is not None]
-    named = f"; named: {some(parts, most=3)}" if parts else ""
+    named = f"; named: {shortlist(parts, most=3)}" if parts else ""
     without = [f"{counts[outcome]:,} {words}" for outcome, words in WITHOUT.items() if counts[outcome]]
     text = {
         ACCEPTED: f"all {counts[PASSED]:,} checks that apply passed",
@@ -202,7 +202,7 @@ def _without_result(run: RunDocument) -> list[Gap]:
         if open_:
             criteria = list(dict.fromkeys(record.criterion for record in open_))
             words = f"{counted(len(open_), 'check')} of {counted(len(criteria), 'criterion', 'criteria')} {WITHOUT[outcome]}."
-            gaps.append(Gap(title=title, text=words, tone=OPEN, items=(some(criteria, most=MOST_NAMED), *_reasons(open_))))
+            gaps.append(Gap(title=title, text=words, tone=OPEN, items=(shortlist(criteria, most=MOST_NAMED), *_reasons(open_))))
     return gaps
 
 
@@ -217,7 +217,7 @@ def _not_judged(run: RunDocument) -> list[Gap]:
     unlimited = [name for name, records in run.by_criterion.items() if any(map(is_only_measured, records))]
     if unlimited:
         words = f"{counted(len(unlimited), 'criterion', 'criteria')} measured a value that no number judges: any value passes."
-        gaps.append(Gap(title="Without a limit", text=words, tone=OPEN, items=(some(unlimited, most=MOST_NAMED),)))
+        gaps.append(Gap(title="Without a limit", text=words, tone=OPEN, items=(shortlist(unlimited, most=MOST_NAMED),)))
     misses = [record for record in run.records if record.advisory]
     if misses:
         words = f"{counted(len(misses), 'value')} missed an advisory limit. An advisory limit rejects nothing."
@@ -277,7 +277,7 @@ def _left_out(run: RunDocument) -> list[Gap]:
                 causes[cause].append(record.criterion)
     if not causes:
         return []
-    items = tuple(f"{cause}: {some(names, most=MOST_NAMED)}" for cause, names in causes.items())
+    items = tuple(f"{cause}: {shortlist(names, most=MOST_NAMED)}" for cause, names in causes.items())
     return [Gap(title="Does not apply", text=f"{counted(number, 'check')} left out by rule.", tone="none", items=items)]
 
 

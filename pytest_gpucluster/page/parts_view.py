@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, WAIVED, counted_as
-from pytest_gpucluster.page.criteria_view import Number, exact, host_of, some
-from pytest_gpucluster.text import first_line, one_line
+from pytest_gpucluster.page.criteria_view import Number, exact, host_of
+from pytest_gpucluster.text import first_line, one_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion
     )
     misses, more = _misses(culprit["criteria"], {*names, node, None}, by_criterion)
     title = name_of(place) if place is not None else f"{len(names)} places" if names else "the cluster"
-    where = _where(place) if place is not None else (("Places", some(names, most=16)),)
+    where = _where(place) if place is not None else (("Places", shortlist(names, most=16)),)
     concerned = [record for name in culprit["criteria"] for record in by_criterion.get(name, ()) if record.place in names]
     bad = [record for record in concerned if record.outcome != PASSED]
     part = PartView(

@@ -86,7 +86,7 @@ def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, req
         roots=main.resolved(roots),
         secret_fd=secret.to_pipe() if secret is not None else None,
         target=target,
-        asked=requested,
+        requested=requested,
     )
     command = main.command(settings)
     sys.stdout.flush()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.cluster.calls import look_again
-from pytest_gpucluster.cluster.parts import places_of_parts
+from pytest_gpucluster.cluster.numbering import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError

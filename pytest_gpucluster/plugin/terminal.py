@@ -18,7 +18,7 @@ from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.lines import printed
 from pytest_gpucluster.reporting.table import Layout, criteria_table
-from pytest_gpucluster.text import hung
+from pytest_gpucluster.text import hung, shortlist
 from pytest_gpucluster.thresholds.file import REMOVED
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ class Terminal:
         if changed:
             shown = [f"{key} ({', '.join(words)})" for key, words in changed.items() if words != [REMOVED]]
             removed = [key for key, words in changed.items() if words == [REMOVED]]
-            more = f" and {len(removed) - SHOWN_LIMITS} more" if len(removed) > SHOWN_LIMITS else ""
-            shown += [f"removed: {', '.join(removed[:SHOWN_LIMITS])}{more}"] if removed else []
+            shown += [f"removed: {shortlist(removed, most=SHOWN_LIMITS)}"] if removed else []
             self.screen.write(f"limits changed from the packaged ones: {'; '.join(shown)}")
         for problem in self.said.problems:
             self.screen.write(problem, red=True)

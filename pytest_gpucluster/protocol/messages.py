@@ -285,7 +285,7 @@ def read_from_worker(data: bytes) -> FromWorker:
 class AgentHello(TypedMessage):
     """Where an agent runs. ``machine``: where its pid means the same process (:func:`protocol.rank.machine`).
 
-    ``asked``: what the options on its node ask for, by option; None for an agent that the controller itself started.
+    ``requested``: what the options on its node ask for, by option; None for an agent that the controller itself started.
     """
 
     hostname: str
@@ -293,7 +293,7 @@ class AgentHello(TypedMessage):
     pid: int
     group_rank: int
     local_rank: int
-    asked: dict[str, str] | None = None
+    requested: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,19 +75,20 @@ class NodeXid(TypedMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSxid(TypedMessage):
-    """Equal lines of the kernel log on an error of an NVSwitch, and how many; fields as in the log.
+    """Equal lines of the kernel log on an error of one NVSwitch. ``switch``: its number by the driver; ``pci``: its address.
 
-    ``is_before``: the kernel logged them before the run.
+    ``severity``: ``Fatal``, ``Non-fatal`` or ``Correctable``; ``link``: a port of the switch; None where the line names none.
+    ``is_detail``: the lines add numbers to an error that other lines report. ``is_before``: logged before the run.
     """
 
     code: int
     switch: int
     pci: str
-    severity: str | None
-    link: int | None
-    is_detail: bool
-    count: int
-    is_before: bool
+    severity: str | None = None
+    link: int | None = None
+    is_detail: bool = False
+    count: int = 1
+    is_before: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
 from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.lines import cut, listed, printed, tied, wrapped
+from pytest_gpucluster.reporting.lines import cut, printed, tied, wrapped
 from pytest_gpucluster.reporting.table_rows import allows_nothing, value_cells
-from pytest_gpucluster.text import framed, one_line
+from pytest_gpucluster.text import framed, one_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -274,7 +274,7 @@ class _Writer:
 
     def _criteria(self, records: Sequence[Record]) -> list[str]:
         names = list(dict.fromkeys(record.criterion for record in records))
-        text = f"{counted(len(names), 'criterion', 'criteria')}: {listed(names, most=MOST_CRITERIA)}"
+        text = f"{counted(len(names), 'criterion', 'criteria')}: {shortlist(names, most=MOST_CRITERIA)}"
         return wrapped(text, width=self._shown.width, indent="    ")
 
     def _found_first(self, records: Sequence[Record]) -> list[str]:
@@ -355,7 +355,7 @@ class _Writer:
         """What is bad at one entry, in few words each."""
         names = list(dict.fromkeys(record.criterion for record in entry.records))
         if entry.headline is not None:
-            return list(entry.where[1:]) if entry.is_absent else [f"{listed(names, most=1)}: {entry.headline}"]
+            return list(entry.where[1:]) if entry.is_absent else [f"{shortlist(names, most=1)}: {entry.headline}"]
         found: list[str] = []
         alike: Counter[str] = Counter()
         for record in entry.records:

@@ -14,7 +14,7 @@ from rich.console import Console
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from rich.console import RenderableType
 
@@ -111,9 +111,3 @@ def cut(text: str, width: int) -> str:
     """The text in one line of at most ``width`` columns."""
     line = one_line(text)
     return line if len(line) <= width else f"{line[: max(0, width - 3)]}..."
-
-
-def listed(names: Sequence[str], *, most: int) -> str:
-    """The names, and how many more there are than ``most``."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -20,6 +20,7 @@ from pytest_gpucluster.selftest.trials import (
     try_slow_gpu,
     try_wrong_bit,
 )
+from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gpucluster.session import Session
@@ -46,7 +47,7 @@ def run_selftest(session: Session, on_progress: OnProgress) -> SelftestReport:
             on_progress(f"planting {NAMES[kind]}", index / len(TRY_BY_KIND))
             results += _try(kind, setup)
     except GpuclusterError as error:
-        stopped = _first_line(error)
+        stopped = first_line(str(error))
     return SelftestReport(
         trials=tuple(one for one in results if isinstance(one, Trial)),
         not_planted=tuple(one for one in results if isinstance(one, NotPlanted)),
@@ -66,7 +67,7 @@ def _try(kind: str, setup: Setup) -> list[Trial | NotPlanted]:
     except TerminatedError:
         raise
     except MeasurementError as error:
-        return [NotPlanted(kind=kind, why=_first_line(error), is_error=True)]
+        return [NotPlanted(kind=kind, why=first_line(str(error)), is_error=True)]
 
 
 def _setup(session: Session, seed: int) -> Setup:
@@ -87,7 +88,3 @@ def _selected(session: Session) -> frozenset[str]:
     """The criteria that this run will judge: a test of each is selected, and no rule of the profile leaves it out."""
     left_out = {key for key, threshold in session.setup.criteria.items() if threshold.skip is not None}
     return frozenset(record.criterion for record in session.plan.pending()) - left_out
-
-
-def _first_line(error: GpuclusterError) -> str:
-    return str(error).partition("\n")[0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_gpucluster.errors import MeasurementError
@@ -24,6 +24,7 @@ from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Healthy, Sibling
 from pytest_gpucluster.measurements import digest
 from pytest_gpucluster.selftest import planted
 from pytest_gpucluster.selftest.report import DEAD, HUNG, SLOW, WRONG, NotPlanted, Trial
+from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     import random
@@ -208,37 +209,29 @@ def slow_trials(
     trials = []
     for number, (percent, victim) in enumerate(slowdowns):
         rates = {place: found[number] for place, found in rates_at.items()}
-        named = ids(stragglers(threshold, rates, models))
-        if victim is None:
-            trials.append(
-                Trial(
-                    kind=SLOW,
-                    what="nothing planted",
-                    where=operation,
-                    victim=None,
-                    expected=(),
-                    named=named,
-                    criterion=threshold.key,
-                    not_judged=sizes.not_judged,
-                )
-            )
-            continue
-        usual = statistics.median(rates_at[victim][repeat] for repeat in clean)
-        lost_percent = 100 * (1 - rates[victim] / usual)
-        alike = [place for place, model in models.items() if model == models[victim]]
-        trials.append(
-            Trial(
-                kind=SLOW,
+        trial = Trial(
+            kind=SLOW,
+            what="nothing planted",
+            where=operation,
+            victim=None,
+            expected=(),
+            named=ids(stragglers(threshold, rates, models)),
+            criterion=threshold.key,
+            not_judged=sizes.not_judged,
+        )
+        if victim is not None:
+            usual = statistics.median(rates_at[victim][repeat] for repeat in clean)
+            lost_percent = 100 * (1 - rates[victim] / usual)
+            alike = [place for place, model in models.items() if model == models[victim]]
+            trial = replace(
+                trial,
                 what=f"{percent:g} % slow in {operation}",
-                where=operation,
                 victim=victim.id,
                 expected=(victim.id,),
-                named=named,
                 measured={"delay_us": round(measured[victim].delay_us[number], 2), "lost_percent": round(lost_percent, 2)},
-                criterion=threshold.key,
                 not_judged=sizes.not_judged or _why_not_judged(percent, threshold, alike),
             )
-        )
+        trials.append(trial)
     return trials
 
 
@@ -371,11 +364,11 @@ def hung_trial(victim: Place, error: MeasurementError | None, *, detected_s: flo
         detected_s: seconds from the call's start to its return.
         recovered_s: seconds that the next collective of all ranks took.
     """
-    first_line = str(error).partition("\n")[0]
+    words = first_line(str(error))
     return Trial(
         kind=HUNG,
         what="a hung rank",
-        fault=f"reported as: {first_line}" if error is not None and ABSENT not in first_line else None,
+        fault=f"reported as: {words}" if error is not None and ABSENT not in words else None,
         how=f"at its deadline of {HANG_DEADLINE_S:g} s, named",
         **_victim_fields(victim, error, detected_s, recovered_s),
     )

@@ -60,11 +60,6 @@ class Limit:
         return f"{SIGNS[self.kind]} {_number(self.value)} {self.unit}"
 
     @property
-    def missed_text(self) -> str:
-        """What a value outside the limit is: ``not above 700 TFLOPS``."""
-        return f"{self.missed_word} {_number(self.value)} {self.unit}"
-
-    @property
     def missed_word(self) -> str:
         """How a value outside the limit stands to it: ``not above``."""
         return _MISSED[self.kind]

@@ -314,7 +314,7 @@ def _check_shapes(threshold: Threshold, profile: Profile) -> Iterator[str]:
 
 def _most(rates: FabricRates, of: str | None, nodes: int, gpus_per_node: int) -> tuple[float, str]:
     """More than this no such collective can reach, and its name. What NVLink reaches counts as one node."""
-    domains, gpus = -(-nodes // rates.nodes_per_domain), gpus_per_node * min(nodes, rates.nodes_per_domain)
+    domains, gpus = rates.domains(nodes=nodes, gpus_per_node=gpus_per_node)
     nic_gb_s = math.inf if rates.nic_gb_s_per_gpu is None else rates.nic_gb_s_per_gpu
     known = {"nic_gb_s_per_gpu": nic_gb_s, "nvlink_gb_s": rates.nvlink_gb_s}
     if domains == 1 and of != ALL_TO_ALL:

@@ -63,12 +63,16 @@ class FabricRates:
     nvlink_gb_s: float
     nodes_per_domain: int
 
+    def domains(self, *, nodes: int, gpus_per_node: int) -> tuple[int, int]:
+        """How many NVLink domains so many nodes are, and how many GPUs one has."""
+        return -(-nodes // self.nodes_per_domain), gpus_per_node * min(nodes, self.nodes_per_domain)
+
     def bound_gb_s(self, of: str, *, nodes: int, gpus_per_node: int) -> float | None:
         """The figure that ``of`` names (:data:`OF_FABRIC`) for a group of nodes; None where it is not known.
 
         What NVLink reaches counts as one node.
         """
-        domains, gpus = -(-nodes // self.nodes_per_domain), gpus_per_node * min(nodes, self.nodes_per_domain)
+        domains, gpus = self.domains(nodes=nodes, gpus_per_node=gpus_per_node)
         if of == DOMAIN:
             return self.nvlink_gb_s if domains == 1 else None
         if self.nic_gb_s_per_gpu is None:
@@ -83,7 +87,7 @@ class FabricRates:
 
         What NVLink reaches counts as one node.
         """
-        domains, gpus = -(-nodes // self.nodes_per_domain), gpus_per_node * min(nodes, self.nodes_per_domain)
+        domains, gpus = self.domains(nodes=nodes, gpus_per_node=gpus_per_node)
         if gpus * domains < 2:
             return None
         if domains == 1:

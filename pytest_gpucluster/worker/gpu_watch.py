@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.5
 ANSWER_S = 3.0
-"""NVML answers in less than a millisecond. A driver that has not answered for so long hangs, and is not asked again."""
+"""NVML answers in less than a millisecond. A driver that has not answered for so long hangs, and is left alone."""
 LOOKS, PAUSE_S = 5, 0.5
 """A process that has just ended, such as the worker before this one, is listed for another moment."""
 When = Literal["before", "during", "after"]

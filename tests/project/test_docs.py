@@ -183,11 +183,13 @@ def strayed_examples(text: str, root: Path) -> list[str]:
 
 
 def test_examples_of_contributing_are_real() -> None:
-    """What the page shows of a counter, a reading, a judge and a GPU stands in the files that it names."""
+    """What the page shows of a criterion, a counter, a reading, a judge and a GPU stands in the files that it names."""
     text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    examples = text[text.index("## A counter, a reading, a judge, a GPU") : text.index("## English")]
-    assert examples.count("```python") + examples.count("```yaml") >= 7
+    examples = text[text.index("## A criterion in ten lines") : text.index("## English")]
+    assert examples.count("```python") + examples.count("```yaml") >= 10
     assert strayed_examples(examples, REPOSITORY) == []
+    named = re.findall(r"\b(?:pytest_gpucluster|tests|tests_acceptance|docs)/[\w/]+\.\w+", text)
+    assert [name for name in named if not (REPOSITORY / name).is_file()] == []
 
 
 def test_strayed_examples_are_seen(tmp_path: Path) -> None:

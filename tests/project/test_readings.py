@@ -14,6 +14,7 @@ import pytest
 import pytest_gpucluster.inventory
 import pytest_gpucluster.measurements
 from pytest_gpucluster.inventory import reading
+from pytest_gpucluster.protocol.node_events import NodeSxid, NodeXid
 from tests.project.test_docs import script
 from tests.support import REPOSITORY
 from tests.support.thresholds_files import packaged
@@ -28,6 +29,8 @@ NAME = re.compile(r"`([^`]+)`")
 NOT_READ = ("NotAvailable", "NvmlPart", "ReadingRow")
 """Dataclasses of the inventory that are no readings: how a reading is made."""
 READINGS = (pytest_gpucluster.inventory, pytest_gpucluster.measurements)
+OF_THE_LOG = (NodeXid, NodeSxid)
+"""What the kernel log shows is a message of the node's listener as well."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +52,13 @@ def modules() -> Iterator[object]:
 
 def dataclasses_here() -> dict[str, type]:
     """Every dataclass of these modules by name; a name twice would be ambiguous only if it were returned."""
-    return {
+    found = {
         name: kind
         for module in modules()
         for name, kind in vars(module).items()
         if inspect.isclass(kind) and dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__  # type: ignore[attr-defined]
     }
+    return {**found, **{kind.__name__: kind for kind in OF_THE_LOG}}
 
 
 def callables(module: object) -> Iterator[object]:

@@ -55,7 +55,7 @@ def failed(criterion: str, place: str | None, value: float, **changes: Any) -> R
         "culprits": (place,) if place is not None else (),
         "confirmed": True,
         "margin_percent": asked.margin_percent(value),
-        "reason": f"{criterion} at {place}: {value:g} {asked.unit}, {asked.missed_text}",
+        "reason": f"{criterion} at {place}: {value:g} {asked.unit}, {asked.missed_word} {asked.value:g} {asked.unit}",
     }
     return Record(criterion=criterion, place=place, outcome=FAILED, value=value, limit=asked, **{**facts, **changes})
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.config.strict_json import strict_json
-from pytest_gpucluster.text import BAR, LONGEST, UNFIT, barred, hung, one_line, shortened, visible
+from pytest_gpucluster.text import BAR, LONGEST, UNFIT, barred, hung, one_line, shortened, shortlist, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()), max_size=200)
 ENDS_A_LINE = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -88,3 +88,12 @@ def test_a_long_reason_keeps_both_ends(length: int) -> None:
     assert found.endswith("end")
     assert len(found) <= LONGEST + 50
     assert (found == whole) == (len(whole) <= LONGEST)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [("", ""), ("a", "a"), ("ab", "a, b"), ("abc", "a, b and 1 more"), ("abcd", "a, b and 2 more")],
+)
+def test_a_shortlist_says_how_many_are_left_out(names: str, text: str) -> None:
+    """A name is shown or counted."""
+    assert shortlist([*names], most=2) == text

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpucluster.cluster.localizers import NodeLocalizer
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.localization.nccl_choice import CHOICE, advice, is_another
+from pytest_gpucluster.localization.nodes import CHOICE, advice_on_choice, is_not_ring
 from pytest_gpucluster.places import Inventory, Place
 from tests.support.thresholds_files import packaged
 
@@ -126,13 +126,13 @@ def test_what_is_not_measured_again(algorithm: str | None, busbw_gb_s: float) ->
 )
 def test_a_known_choice_is_named_with_its_source(version: str | None, nodes: int, *, is_known: bool) -> None:
     """In the versions and from the number of nodes on that were published."""
-    assert ("issue 2035" in advice("NVLS_TREE", version, nodes=nodes)) is is_known
-    assert "issue" not in advice("TREE", version, nodes=nodes)
+    assert ("issue 2035" in advice_on_choice("NVLS_TREE", version, nodes=nodes)) is is_known
+    assert "issue" not in advice_on_choice("TREE", version, nodes=nodes)
 
 
 def test_rings_by_any_spelling() -> None:
     """As NCCL's log and its variable spell them."""
-    assert [is_another(name) for name in ("RING", "Ring", "ring", None, "TREE")] == [False, False, False, False, True]
+    assert [is_not_ring(name) for name in ("RING", "Ring", "ring", None, "TREE")] == [False, False, False, False, True]
 
 
 class Switched(SlowCluster):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedSxid, LoggedXid, parse_sxid, parse_xid, pci_key
+from pytest_gpucluster.inventory.driver_events import KernelLog, parse_sxid, parse_xid, pci_key
+from pytest_gpucluster.protocol.node_events import NodeSxid, NodeXid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,16 +42,16 @@ CORRECTED = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 15019, Correctable, Link
 @pytest.mark.parametrize(
     ("line", "xid"),
     [
-        (BUS, LoggedXid(code=79, pci="0000:91:00", pid=None)),
-        (REMAP, LoggedXid(code=63, pci="0000:10:1c", pid=1896)),
-        (OLD, LoggedXid(code=31, pci="0000:01:00", pid=None)),
-        (FAULT, LoggedXid(code=31, pci="0000:0a:00", pid=13332)),
-        (f"4,1307,52012345,-;{BUS}", LoggedXid(code=79, pci="0000:91:00", pid=None)),
+        (BUS, NodeXid(code=79, pci="0000:91:00", pid=None)),
+        (REMAP, NodeXid(code=63, pci="0000:10:1c", pid=1896)),
+        (OLD, NodeXid(code=31, pci="0000:01:00", pid=None)),
+        (FAULT, NodeXid(code=31, pci="0000:0a:00", pid=13332)),
+        (f"4,1307,52012345,-;{BUS}", NodeXid(code=79, pci="0000:91:00", pid=None)),
         # Made: the forms of the address and of the process in one line.
-        ("NVRM: Xid (PCI:0000:5e:00.0): 119, pid='77', name=x", LoggedXid(code=119, pci="0000:5e:00", pid=77)),
+        ("NVRM: Xid (PCI:0000:5e:00.0): 119, pid='77', name=x", NodeXid(code=119, pci="0000:5e:00", pid=77)),
     ],
 )
-def test_lines_of_the_driver(line: str, xid: LoggedXid) -> None:
+def test_lines_of_the_driver(line: str, xid: NodeXid) -> None:
     """Each form that the driver has written over the years."""
     assert parse_xid(line) == xid
 
@@ -79,20 +80,20 @@ SWITCH_3 = {"switch": 3, "pci": "0000:04:00"}
 @pytest.mark.parametrize(
     ("line", "sxid"),
     [
-        (DOWN, LoggedSxid(code=20034, switch=1, pci="0000:06:00", severity="Fatal", link=48)),
-        (DOWN_SEVERITY, LoggedSxid(code=20034, switch=2, pci="0000:07:00", is_detail=True)),
-        (MINION, LoggedSxid(code=22013, severity="Non-fatal", link=44, **SWITCH_3)),
-        (MINION_DATA, LoggedSxid(code=22013, is_detail=True, **SWITCH_3)),
-        (HOT, LoggedSxid(code=10004, **SWITCH_0)),
-        (CORRECTED, LoggedSxid(code=15019, severity="Correctable", link=7, **SWITCH_0)),
-        (f"3,1307,52012345,-;{MINION}", LoggedSxid(code=22013, severity="Non-fatal", link=44, **SWITCH_3)),
+        (DOWN, NodeSxid(code=20034, switch=1, pci="0000:06:00", severity="Fatal", link=48)),
+        (DOWN_SEVERITY, NodeSxid(code=20034, switch=2, pci="0000:07:00", is_detail=True)),
+        (MINION, NodeSxid(code=22013, severity="Non-fatal", link=44, **SWITCH_3)),
+        (MINION_DATA, NodeSxid(code=22013, is_detail=True, **SWITCH_3)),
+        (HOT, NodeSxid(code=10004, **SWITCH_0)),
+        (CORRECTED, NodeSxid(code=15019, severity="Correctable", link=7, **SWITCH_0)),
+        (f"3,1307,52012345,-;{MINION}", NodeSxid(code=22013, severity="Non-fatal", link=44, **SWITCH_3)),
         (BUS, None),
         ("nvidia-nvswitch3: SXid (PCI:zz): 22013, Fatal", None),
         ("nvidia-nvswitch: Probing device 0000:c1:00.0", None),
         ("", None),
     ],
 )
-def test_lines_of_the_switches(line: str, sxid: LoggedSxid | None) -> None:
+def test_lines_of_the_switches(line: str, sxid: NodeSxid | None) -> None:
     """An error, the numbers that follow it, and what is none."""
     assert parse_sxid(line) == sxid
 
@@ -120,7 +121,7 @@ def test_a_log_of_switches_alone(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_text(f"3,1,5,-;{DOWN}\n3,2,5,-;{DOWN_SEVERITY}\n", encoding="utf-8")
     log = KernelLog(path)
-    assert [one.code for one in log.read() if isinstance(one, LoggedSxid)] == [20034, 20034]
+    assert [one.code for one in log.read() if isinstance(one, NodeSxid)] == [20034, 20034]
     assert log.why is None
 
 

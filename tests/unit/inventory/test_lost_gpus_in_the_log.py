@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedLoss, LoggedXid, parse_loss, parse_xid
+from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedLoss, parse_loss, parse_xid
+from pytest_gpucluster.protocol.node_events import NodeXid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,4 +103,4 @@ def test_an_xid_names_the_gpu_of_what_follows(tmp_path: Path) -> None:
 def test_an_instance_of_a_gpu(instance: str, function: str) -> None:
     """An Xid of MIG is one of its GPU."""
     line = f"NVRM: Xid (PCI:0000:3b:00{function}{instance}): 94, pid=7194, name=python3, Contained: CE User Channel (0x9)."
-    assert parse_xid(line) == LoggedXid(code=94, pci="0000:3b:00", pid=7194)
+    assert parse_xid(line) == NodeXid(code=94, pci="0000:3b:00", pid=7194)

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from pytest_gpucluster.judging.forecast import BUDGET
 from pytest_gpucluster.measurements import collective_cases, collective_sizes, collectives, host_rates, pair_matrix, timing
 from pytest_gpucluster.measurements.timing import AT_THE_END, Budget, Launches, affordable
-from tests.support import REPOSITORY
+from tests.support.loopback_ranks import fork_ranks, results_of_ranks
 from tests.support.thresholds_files import packaged
 from tests_acceptance.conftest import remark_on, sizes_or_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 RANKS = 3
 FULL = Launches(warmup=5, spans=4, each=5, singles=5)
@@ -144,22 +139,9 @@ def test_what_the_report_says() -> None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of the ranks, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], env={**os.environ, **fixed, "PYTHONPATH": path})
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [one.wait(timeout=120) for one in started] == [0] * RANKS
-        yield [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
+    return results_of_ranks(__file__, tmp_path_factory.mktemp("ranks"), ranks=RANKS)
 
 
 OPERATIONS = ("all_reduce", "all_gather", "send_recv")
@@ -212,7 +194,7 @@ def test_slow_pairs_are_all_measured(ranks: list[dict[str, Any]]) -> None:
 
 def slow_on_one_rank(rank: int, measure: Callable[[], Any], *, by_bytes: bool = False) -> Any:
     """What is measured while every collective takes long, by the clock of rank 1 alone: the others wait inside for it."""
-    real_case, real_reduce = collective_cases.case, dist.all_reduce
+    real_case = collective_cases.case
 
     def wait(size_bytes: int) -> None:
         if rank == 1:
@@ -227,13 +209,8 @@ def slow_on_one_rank(rank: int, measure: Callable[[], Any], *, by_bytes: bool = 
 
         return found._replace(call=call)
 
-    def all_reduce(tensor: torch.Tensor) -> None:
-        wait(tensor.nbytes)
-        real_reduce(tensor)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collective_cases, "case", case)
-        patch.setattr(dist, "all_reduce", all_reduce)
         return dataclasses.asdict(measure())
 
 
@@ -250,9 +227,8 @@ def slow_transfers(measure: Callable[[], Any]) -> Any:
         return dataclasses.asdict(measure())
 
 
-def ranks_program(rank: int, folder: Path) -> None:
-    """Main function of a rank: run every case in turn and write one file of results."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+def ranks_program(rank: int, _folder: Path) -> dict[str, Any]:
+    """What a rank does: every case in turn."""
     found: dict[str, Any] = {}
     size = SIZES[-1] // 12 * 12
     for name in OPERATIONS:
@@ -269,9 +245,8 @@ def ranks_program(rank: int, folder: Path) -> None:
         found[f"{name} slow"] = slow_on_one_rank(rank, judged)
     found["pairs"] = slow_transfers(lambda: pair_matrix.pair_matrix(size_bytes=1000, budget_s=LAUNCH_S))
     found["pairs in time"] = dataclasses.asdict(pair_matrix.pair_matrix(size_bytes=1000, budget_s=1e3))
-    (folder / f"rank{rank}.json").write_text(json.dumps(found, allow_nan=False))
-    dist.destroy_process_group()
+    return found
 
 
 if __name__ == "__main__":
-    ranks_program(int(sys.argv[1]), Path(sys.argv[2]))
+    fork_ranks(ranks_program, ranks=RANKS)

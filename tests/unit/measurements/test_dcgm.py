@@ -64,7 +64,7 @@ def test_the_version_is_told(path: Path, report: dict[str, object]) -> None:
         (REPORT, 226, "ended with exit code 226, which its report does not explain"),
         (REPORT, 1, "ended with exit code 1, which its report does not explain"),
         (FAILED, 139, "ended with exit code 139, which its report does not explain"),
-        (report_4(software=[entity(0), entity(2), entity(7)]), 0, "about GPU 7, which nobody asked for"),
+        (report_4(software=[entity(0), entity(2), entity(7)]), 0, "about GPU 7, which was not requested"),
     ],
 )
 def test_doubts(path: Path, report: dict[str, object], exit_code: int, said: str | None) -> None:

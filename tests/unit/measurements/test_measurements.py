@@ -6,10 +6,7 @@ import dataclasses
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +18,6 @@ from pytest_gpucluster.measurements import (
     collective_cases,
     collective_sizes,
     collectives,
-    exact_sums,
     gemm,
     hbm,
     health,
@@ -29,11 +25,12 @@ from pytest_gpucluster.measurements import (
     timing,
     transport,
 )
-from tests.support import REPOSITORY
+from tests.support.loopback_ranks import fork_ranks, results_of_ranks
 from tests.support.products import skip_without_cpu_product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 # --- timing ---
@@ -335,26 +332,32 @@ def test_busbw_factors_are_those_of_nccl_tests() -> None:
     ("dtype", "ranks", "size_bytes", "text"),
     [
         ("float32", 1, 8, "needs 2 to"),
-        ("bfloat16", 512, 8, "exact bfloat16 sum needs 2 to 256 ranks"),
+        ("bfloat16", 512, 8, "all_reduce in bfloat16 needs 2 to 256 ranks"),
         ("complex64", 2, 8, "unknown dtype"),
-        ("float64", 2, 7, "at least one float64"),
+        ("float64", 2, 7, "must hold 1 float64 at least"),
     ],
 )
-def test_all_reduce_refuses(dtype: str, ranks: int, size_bytes: int, text: str) -> None:
+def test_all_reduce_refuses(dtype: str, ranks: int, size_bytes: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum that could not be exact is not measured."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
     with pytest.raises(ValueError, match=text):
-        exact_sums.buffer(size_bytes, dtype, ranks)
+        collectives.all_reduce(size_bytes=size_bytes, iterations=1, warmup=0, dtype=dtype)
 
 
 @pytest.mark.parametrize(("dtype", "ranks"), [("float32", 4096), ("bfloat16", 200), ("float16", 64), ("int32", 3)])
-def test_test_pattern_sums_exactly(dtype: str, ranks: int) -> None:
+def test_test_pattern_sums_exactly(dtype: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum stays below the dtype's first gap, and a missing or doubled rank changes it."""
-    buffer = torch.empty(1, dtype=getattr(torch, dtype))
-    own = [exact_sums.patterns(ranks, rank, buffer)[0].double() for rank in (0, 1)]
-    total = exact_sums.patterns(ranks, 0, buffer)[1].double()
-    assert total.max() <= exact_sums.EXACT[dtype]
-    assert not torch.equal(own[0], own[1])
-    assert own[0].max() >= 1
+    own, totals = [], []
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
+    for rank in (0, 1):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        case = collective_cases.case("all_reduce", size_bytes=8, dtype=dtype)
+        own.append(case.own[0].double())
+        totals.append(case.expected[0].double())
+    assert torch.equal(*totals)
+    assert totals[0].max() <= collective_cases.EXACT[dtype]
+    assert own[0].min() >= 1
+    assert ranks == 200 or not torch.equal(*own)  # in bfloat16 each of 200 ranks can only add 1
 
 
 def test_node_number_comes_from_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,25 +376,9 @@ FAULTS = ("missing", "doubled", "shifted", "swapped")
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of two ranks, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            env={**os.environ, **fixed, "PYTHONPATH": path, "GPUCLUSTER_NODE": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
-        yield [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    return results_of_ranks(__file__, tmp_path_factory.mktemp("ranks"), ranks=2)
 
 
 @pytest.mark.e2e
@@ -417,7 +404,7 @@ def test_time_is_the_slowest_rank_s(two_ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.e2e
 def test_wrong_sum_names_the_rank_that_saw_it(two_ranks: list[dict[str, Any]]) -> None:
     """One wrong element on rank 1 is an error on both ranks, with rank 1 named."""
-    expected = "ArithmeticError: all_reduce gave a wrong sum on rank 1 (2 elements)"
+    expected = "ArithmeticError: all_reduce gave wrong elements on rank 1 (2 elements)"
     assert [rank["wrong_sum"] for rank in two_ranks] == [expected] * 2
 
 
@@ -483,12 +470,12 @@ def test_wrong_element_is_an_error_on_every_rank(operation: str, fault: str, two
         assert found[f"{operation} {fault}"].startswith(f"ArithmeticError: {operation} gave wrong elements on rank 1 (")
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", *collective_cases.CASES])
+@pytest.mark.parametrize("operation", collective_cases.CASES)
 def test_a_collective_by_size(operation: str, two_ranks: list[dict[str, Any]]) -> None:
     """Each size in each dtype, the same rows on every rank; none is smaller than an element for each rank."""
     found = two_ranks[0][f"{operation} by size"]
     assert found == two_ranks[1][f"{operation} by size"]
-    least = 1 if operation in ("all_reduce", *collective_cases.WHOLE) else 2
+    least = 1 if operation in collective_cases.WHOLE else 2
     expected = [("float32", 4 * least), ("float32", 4096), ("bfloat16", 2 * least), ("bfloat16", 4096)]
     assert [(row["dtype"], row["bytes"]) for row in found["rows"]] == expected
     for row in found["rows"]:
@@ -500,7 +487,7 @@ def test_a_collective_by_size(operation: str, two_ranks: list[dict[str, Any]]) -
 
 def test_a_wrong_element_names_its_size(two_ranks: list[dict[str, Any]]) -> None:
     """Every row is verified."""
-    expected = "ArithmeticError: all_reduce gave a wrong sum on rank 1 (2 elements), at 64 bytes of bfloat16"
+    expected = "ArithmeticError: all_reduce gave wrong elements on rank 1 (2 elements), at 64 bytes of bfloat16"
     assert [rank["wrong_size"] for rank in two_ranks] == [expected] * 2
 
 
@@ -514,7 +501,7 @@ def test_a_dtype_that_cannot_count_the_ranks_is_left_out(operation: str, monkeyp
     """bfloat16 counts to 256: the rest is shown all the same, and what is left out is said."""
     asked: list[str] = []
     monkeypatch.setattr(dist, "get_world_size", lambda: 257)
-    monkeypatch.setattr(collective_sizes, "_timed", lambda _operation, **named: asked.append(named["dtype"]))
+    monkeypatch.setattr(collectives, "collective", lambda _operation, **named: asked.append(named["dtype"]))
     monkeypatch.setattr(collective_sizes, "_row", lambda _timed: {})
     found = collective_sizes.by_size(operation, sizes_bytes=[8, 4096])
     assert set(asked) == {"float32"}
@@ -606,14 +593,14 @@ def slow_rank(rank: int) -> Any:
         return outcome(lambda: collectives.all_reduce(size_bytes=400, iterations=5, warmup=0))
 
 
-def two_ranks_program(rank: int, folder: Path) -> None:
-    """Main function of a rank: run every case in turn and write one file of results."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def two_ranks_program(rank: int, folder: Path) -> dict[str, Any]:
+    """What a rank does: every case in turn."""
+    os.environ["GPUCLUSTER_NODE"] = str(rank)
     line = "gpu-node-0:1:1 [0] NCCL INFO "
     crossing = line + "Channel 00/0 : {source}[0] -> {target}[0] [send] via NET/IB/0/GDRDMA\n"
     within = line + "Channel 00/0 : {source}[0] -> {source}[0] via P2P/IPC\n"
     network = line + "NET/IB : Using [0]mlx5_0:1/IB [RO]\n" + line + "Using network IB\n"
-    found = {
+    return {
         "all_reduce": outcome(lambda: collectives.all_reduce(size_bytes=1 << 20, iterations=10, warmup=1)),
         "bfloat16": outcome(lambda: collectives.all_reduce(size_bytes=1001, iterations=1, warmup=0, dtype="bfloat16")),
         "slow": slow_rank(rank),
@@ -623,7 +610,7 @@ def two_ranks_program(rank: int, folder: Path) -> None:
         ),
         **{
             f"{name} by size": outcome(lambda name=name: collective_sizes.by_size(name, sizes_bytes=[1, 4096], iterations=5))
-            for name in ("all_reduce", *collective_cases.CASES)
+            for name in collective_cases.CASES
         },
         **{
             f"{name} {dtype}": outcome(
@@ -641,9 +628,7 @@ def two_ranks_program(rank: int, folder: Path) -> None:
         "transport_silent": with_nccl_log(folder, rank, crossing if rank == 0 else ""),
         "transport_no_crossing": with_nccl_log(folder, rank, within),
     }
-    (folder / f"rank{rank}.json").write_text(json.dumps(found, allow_nan=False))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    two_ranks_program(int(sys.argv[1]), Path(sys.argv[2]))
+    fork_ranks(two_ranks_program, ranks=2)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_gpucluster.measurements import pair_matrix, timing
-from tests.support import REPOSITORY
+from pytest_gpucluster.measurements import pair_matrix
+from tests.support.loopback_ranks import fork_ranks, results_of_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 RANKS = 3
 SLOW = (1, 2)
@@ -36,22 +33,9 @@ def test_each_rank_sends_its_own_bytes() -> None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of the ranks, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], env={**os.environ, **fixed, "PYTHONPATH": path})
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [one.wait(timeout=120) for one in started] == [0] * RANKS
-        yield [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
+    return results_of_ranks(__file__, tmp_path_factory.mktemp("ranks"), ranks=RANKS)
 
 
 @pytest.mark.e2e
@@ -155,20 +139,16 @@ def with_log(folder: Path, rank: int) -> Any:
         return outcome()
 
 
-def program(rank: int, folder: Path) -> None:
-    """Main function of a rank: run every case in turn and write one file of results."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    found = {
+def program(rank: int, folder: Path) -> dict[str, Any]:
+    """What a rank does: every case in turn."""
+    return {
         "healthy": outcome(),
         "slow": with_slow_end(rank),
         "wrong": with_wrong_byte(rank),
         "logged": with_log(folder, rank),
         "nothing": outcome(size_bytes=0),
     }
-    timing.synchronize()
-    (folder / f"rank{rank}.json").write_text(json.dumps(found, allow_nan=False))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    program(int(sys.argv[1]), Path(sys.argv[2]))
+    fork_ranks(program, ranks=RANKS)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch.distributed as dist
 
 from pytest_gpucluster.inventory.nics import NetInterface, read_net_interfaces
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import pair_matrix, rails
-from tests.support import REPOSITORY
+from tests.support.loopback_ranks import fork_ranks, results_of_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 RANKS = 4
 SLOW = 2
@@ -92,19 +87,7 @@ def test_the_interfaces_of_a_host(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_ranks_on_the_loopback(tmp_path: Path) -> None:
     """Each pair has both ends, the slow rank is slow with every partner, and wrong bytes name who sent them."""
-    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)], env={**os.environ, **fixed, "PYTHONPATH": path})
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [one.wait(timeout=120) for one in started] == [0] * RANKS
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
-    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    found = results_of_ranks(__file__, tmp_path, ranks=RANKS)
     pairs = sorted((end["source"], end["target"]) for rank in found for end in rank["rail"]["ends"])
     assert pairs == sorted(2 * [(one, other) for one in range(RANKS) for other in range(RANKS) if one != other])
     ends = [end for rank in found for end in rank["rail"]["ends"]]
@@ -155,14 +138,10 @@ def with_wrong_bytes(rank: int) -> Any:
         return outcome()
 
 
-def program(rank: int, folder: Path) -> None:
-    """Main function of a rank."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    found = {"rail": with_slow_rank(rank), "wrong": with_wrong_bytes(rank)}
-    (folder / f"rank{rank}.json").write_text(json.dumps(found, allow_nan=False))
-    dist.barrier()
-    dist.destroy_process_group()
+def program(rank: int, _folder: Path) -> dict[str, Any]:
+    """What a rank does."""
+    return {"rail": with_slow_rank(rank), "wrong": with_wrong_bytes(rank)}
 
 
 if __name__ == "__main__":
-    program(int(sys.argv[1]), Path(sys.argv[2]))
+    fork_ranks(program, ranks=RANKS)

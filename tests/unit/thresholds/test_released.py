@@ -27,18 +27,23 @@ if TYPE_CHECKING:
 
     Edit = Callable[[dict[Any, Any]], None]
 
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 H200 = "NVIDIA H200"
 PACKAGED = layers.packaged_path()
 TEXT = released.released_text(released.packaged_files(PACKAGED))
 
 
-@pytest.fixture(autouse=True)
-def _of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def released_beside_the_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel carries the released limits beside the code."""
-    path = tmp_path / "wheel" / "packaged_limits.json"
+    path = folder / "wheel" / "packaged_limits.json"
     path.parent.mkdir()
     path.write_text(TEXT, encoding="utf-8")
     monkeypatch.setattr(released, "PATH", path)
+
+
+@pytest.fixture(autouse=True)
+def _of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released_beside_the_code(tmp_path, monkeypatch)
 
 
 def edited(folder: Path, monkeypatch: pytest.MonkeyPatch, edit: Edit) -> Path:
@@ -46,7 +51,7 @@ def edited(folder: Path, monkeypatch: pytest.MonkeyPatch, edit: Edit) -> Path:
     document: dict[Any, Any] = copy.deepcopy(read(PACKAGED, file="x").data)
     edit(document)
     path = folder / "thresholds.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.dump(document, Dumper=DUMPER), encoding="utf-8")
     monkeypatch.setattr(layers, "packaged_path", lambda: path)
     return path
 
@@ -89,34 +94,58 @@ def removing(document: dict[Any, Any]) -> None:
 
 
 EDITS = {
-    "a lower limit": (setting("bf16_tflops", above=400), ["above 400 instead of above 700"]),
-    "a removed criterion": (removing, ["removed"]),
-    "a smaller recipe": (setting("bf16_tflops", recipe={"iterations": 1}), ["recipe iterations"]),
-    "an advisory limit": (setting("bf16_tflops", severity="advisory"), ["severity"]),
-    "only at soak": (setting("bf16_tflops", level="soak"), ["level"]),
-    "more noise": (setting("bf16_tflops", noise=0.5), ["noise"]),
-    "on many GPUs only": (setting("bf16_tflops", needs=4), ["needs places"]),
-    "on many nodes only, by the older key": (setting("bf16_tflops", needs_nodes=3), ["needs nodes"]),
-    "on many nodes only": (setting("bf16_tflops", needs={"nodes": 3}), ["needs nodes"]),
-    "skipped": (setting("bf16_tflops", profiles={"h200-sxm": {"skip": "too slow"}}), ["skip"]),
-    "another kind of limit": (setting("bf16_tflops", above=None, min=700), ["min 700 instead of above 700"]),
+    "bf16_tflops": (setting("bf16_tflops", above=400), ["above 400 instead of above 700"]),
+    "gpu_memory": (removing, ["removed"]),
+    "bf16_sustained": (setting("bf16_sustained", recipe={"seconds": 1}), ["recipe seconds"]),
+    "ecc_enabled": (setting("ecc_enabled", severity="advisory"), ["severity"]),
+    "mig_disabled": (setting("mig_disabled", level="soak"), ["level"]),
+    "fp32_tflops": (setting("fp32_tflops", noise=0.5), ["noise"]),
+    "fp16_tflops": (setting("fp16_tflops", needs=4), ["needs places"]),
+    "fp64_tflops": (setting("fp64_tflops", needs_nodes=3), ["needs nodes"]),
+    "tf32_tflops": (setting("tf32_tflops", needs={"nodes": 3}), ["needs nodes"]),
+    "int8_tops": (setting("int8_tops", profiles={"h200-sxm": {"skip": "too slow"}}), ["skip"]),
+    "fp8_tflops": (setting("fp8_tflops", above=None, min=1200), ["min 1200 instead of above 1200"]),
 }
+"""By criterion, so that one run shows them all: each names its own edit and no other."""
 
 
-@pytest.mark.parametrize("name", EDITS)
-def test_an_edited_packaged_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """By what it says, wherever it lies; also below a site's overlay. In the verdict line, and in words in results.json."""
-    edit, words = EDITS[name]
-    edited(tmp_path, monkeypatch, edit)
-    site = tmp_path / "site.yaml"
-    site.write_text("schema: 1\nextends: packaged\n", encoding="utf-8")
-    for thresholds in (None, site):
-        run = of_run(tmp_path, monkeypatch, thresholds)
-        run.plan.set_outcome(Record(criterion="hbm_bandwidth", place="node0-gpu0", outcome="passed"))
-        key = "gpu_memory" if edit is removing else "bf16_tflops"
-        assert run.state.facts()["changed_limits"] == [key]
-        assert run.state.facts()["changed_entries"] == {key: words}
-        assert f"limits changed: {key}" in run.decide().line
+def every_edit(document: dict[Any, Any]) -> None:
+    """All of them in one file."""
+    for edit, _ in EDITS.values():
+        edit(document)
+
+
+@pytest.fixture(scope="module", params=["packaged", "below a site's overlay"])
+def facts_of_edits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What results.json says of a run by a packaged file with all of the edits; also by a site's file that extends it."""
+    folder = tmp_path_factory.mktemp("edits")
+    with pytest.MonkeyPatch.context() as patch:
+        released_beside_the_code(folder, patch)
+        edited(folder, patch, every_edit)
+        site = folder / "site.yaml"
+        site.write_text("schema: 1\nextends: packaged\n", encoding="utf-8")
+        return of_run(folder, patch, site if request.param != "packaged" else None).state.facts()
+
+
+@pytest.mark.parametrize("key", EDITS)
+def test_an_edited_packaged_file_is_noticed(facts_of_edits: dict[str, Any], key: str) -> None:
+    """By what it says, wherever it lies."""
+    assert key in facts_of_edits["changed_limits"]
+    assert facts_of_edits["changed_entries"][key] == EDITS[key][1]
+
+
+def test_only_edited_entries_are_named(facts_of_edits: dict[str, Any]) -> None:
+    """And each once."""
+    assert sorted(facts_of_edits["changed_limits"]) == sorted(facts_of_edits["changed_entries"]) == sorted(EDITS)
+
+
+def test_one_edited_entry_is_named_in_the_verdict_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its key."""
+    edited(tmp_path, monkeypatch, EDITS["bf16_tflops"][0])
+    run = of_run(tmp_path, monkeypatch)
+    run.plan.set_outcome(Record(criterion="hbm_bandwidth", place="node0-gpu0", outcome="passed"))
+    assert run.state.facts()["changed_limits"] == ["bf16_tflops"]
+    assert "limits changed: bf16_tflops" in run.decide().line
 
 
 def test_edited_terms_of_the_packaged_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

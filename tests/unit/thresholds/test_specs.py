@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds import specs
+from pytest_gpucluster.thresholds import file, lint, no_effect, resolve, specs
+from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.specs import FIELD_UNITS, GpuSpec, SpecFile, load_specs, read_specs, spec_for_gpu
 
 FOLDER = Path(specs.__file__).parent
@@ -131,3 +132,21 @@ def test_two_specs_may_not_claim_one_name(tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text((FOLDER / "b200-sxm.yaml").read_text())
     with pytest.raises(ConfigurationError, match="GPU specs 'one' and 'two' both claim 'NVIDIA B200'"):
         read_specs(tmp_path)
+
+
+def test_a_gpu_is_added_by_a_file_of_figures_and_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CONTRIBUTING.md says: it is found by its name, and every limit that is a part of a figure follows."""
+    text = (FOLDER / "h200-sxm.yaml").read_text(encoding="utf-8").replace("memory_gib: 140.4", "memory_gib: 240.5")
+    (tmp_path / "h200-next.yaml").write_text(text.replace("[NVIDIA H200]", "[NVIDIA H200 next]"), encoding="utf-8")
+    added = {**load_specs(), **read_specs(tmp_path)}
+    for module in (specs, file, lint, no_effect, resolve):
+        monkeypatch.setattr(module, "load_specs", lambda: added)
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        "schema: 1\nextends: packaged\nprofiles:\n  h200-next: {inherits: h200-sxm, gpu: h200-next}\n", encoding="utf-8"
+    )
+    limits = load(site)
+    profile = limits.profile_for(name=None, gpu_names=["NVIDIA H200 next"] * 8)
+    limit = limits.criteria(profile)["gpu_memory"].limit(gpus=1, cluster={})
+    assert profile.name == "h200-next"
+    assert limit.value == pytest.approx(0.98 * 240.5)
