@@ -100,6 +100,7 @@ class Terminal:
             color=screen.has_color,
             is_rehearsal=self._session.setup.rehearsal,
             is_whole=screen.verbosity > 0,
+            noise={key: entry.noise for key, entry in self._session.setup.criteria.items() if entry.noise is not None},
         )
 
     def conclude(self, verdict: Verdict) -> None:
@@ -128,6 +129,7 @@ class Terminal:
             device=setup.inventory.device,
             width=self.screen.width,
             whole=shows_own(config),
+            is_whole=self.screen.verbosity > 0,
             command=tuple(without_selection(given)) if setup.launch is None else (),
             report=str(setup.settings.results_dir / "results.json"),
             drain_reason=f"gpucluster-{time.strftime('%Y%m%d')}" if is_real else None,
