@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.places import Place
 
-MOST_LINES = 60
+MOST_LINES = 48
 MOST_DETAILED = 6
 """More parts have one line each."""
 MOST_PARTS = 20
@@ -108,7 +108,7 @@ class BadGroup:
 
 
 def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
-    """All lines of the block, at most 60 rows of the screen; none if nothing is bad. What does not fit is counted."""
+    """All lines of the block, at most 48 rows of the screen; none if nothing is bad. What does not fit is counted."""
     rows = list(records)
     culprits = find_culprits(rows, shown.places)
     entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows)]
@@ -238,6 +238,7 @@ class _Writer:
     def __init__(self, rows: Sequence[Record], shown: Shown) -> None:
         self._shown = shown
         self._texts: set[str] = set()
+        self._advices: set[str] = set()
         self._siblings = Siblings(record for record in rows if record.outcome == PASSED)
         self._reasons: dict[str, set[str]] = defaultdict(set)
         for record in rows:
@@ -246,7 +247,7 @@ class _Writer:
 
     def detailed(self, entries: Iterable[BadGroup], *, whole: bool, command: Sequence[str]) -> list[Text]:
         """Several lines for each entry. Without the words of a ``command``, what to do next says "the same command"."""
-        self._texts = set()
+        self._texts, self._advices = set(), set()
         lines: list[Text] = []
         for entry in entries:
             colour = "yellow" if entry.is_waived else "red"
@@ -285,8 +286,15 @@ class _Writer:
             lines += self._texts_of([one for one in entry.records if not _is_measured(one)], whole=whole)
         seen = self._event_cause(measured)
         lines += wrapped(seen, width=width, indent="    ") if seen is not None else []
-        lines += wrapped(entry.advice, width=width, indent="    ") if entry.advice is not None else []
-        return lines
+        return [*lines, *self._advice(entry.advice)]
+
+    def _advice(self, advice: str | None) -> list[str]:
+        """What to do, in full for the first of several parts that ask for the same."""
+        if advice is None:
+            return []
+        what, colon, _ = advice.partition(": ")
+        is_known, self._advices = advice in self._advices, {*self._advices, advice}
+        return wrapped(f"{what}{colon}as above" if is_known else advice, width=self._shown.width, indent="    ")
 
     def _values_of(self, measured: Sequence[Record]) -> list[str]:
         column = min(NAME_COLUMN, 1 + max((len(record.criterion) for record in measured), default=0))

@@ -207,7 +207,7 @@ def test_one_text_of_one_cause(number: int) -> None:
     lost = Record(criterion="", place=None, outcome="error", reason=TEXT, culprits=("node0-gpu3",), blames="host")
     rows = [replace(lost, criterion=f"check[{one}]", cause="SIGKILL") for one in range(number)]
     lines = lines_of(fleet(1, 8), records=rows)
-    assert lines[1] == "BAD PARTS  1 place (cause: host)"
+    assert lines[1] == "BAD PARTS  0; the host is to blame at 1 place"
     assert sum("Python stacks" in line for line in lines) == 1
     assert any(line.startswith(f"    {number} criteri") for line in lines)
     assert any(line.startswith("    host, medium confidence: look at what the evidence names") for line in lines)
