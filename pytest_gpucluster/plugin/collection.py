@@ -12,7 +12,7 @@ import pytest
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.criterion import Criterion
-from pytest_gpucluster.judging.forecast import SUBJECTS, Suite
+from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
@@ -161,6 +161,13 @@ class Collection:
         """The criteria that a selected test judges and no rule excludes."""
         return list(dict.fromkeys(item.stash[PAIR].criterion for item in self.items if RULE not in item.stash))
 
+    def forecast(self) -> Forecast:
+        """What the selected tests are, and about how long they take."""
+        tests = self._all_tests.tests()
+        return self._session.forecast(
+            Suite(subjects=subjects_of(tests), fixtures=fixtures_of(tests, self._session.setup.criteria))
+        )
+
     def compares(self) -> bool:
         """Whether a selected test compares places with each other: the mark ``compares``."""
         return any(item.get_closest_marker("compares") is not None for item in self.items)
@@ -179,8 +186,7 @@ class Collection:
             self._session.recorder.write("test_files", files=digests_of(self.items))
             if self.earlier.line is not None:
                 self._terminal.live.say(f"gpucluster: {self.earlier.line}")
-            suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
-            self._terminal.live.announce(self._session.forecast(suite))
+            self._terminal.live.announce(self.forecast())
             for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.items if NO_LIMIT in item.stash):
                 self._terminal.live.say(f"gpucluster: will be an ERROR: {text}")
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.failure_text import format_beside
 from pytest_gpucluster.judging.forecast import SUBJECTS
-from pytest_gpucluster.judging.verdict import NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, count_misses, counted_as, is_only_measured
+from pytest_gpucluster.judging.verdict import (
+    NOISY,
+    NOT_SELECTED,
+    PASSED,
+    SKIPPED,
+    Record,
+    count_misses,
+    counted_as,
+    is_only_measured,
+)
 from pytest_gpucluster.reporting.table_rows import (
     COUNTS,
     MEASURED,
@@ -111,7 +120,8 @@ def subject_lines(
         members[subjects[criterion]][criterion] = records
     open_ones = {subjects[criterion] for criterion in unjudged}
     return [
-        _line(subject, own, is_whole=subject not in open_ones, has_numbers=not is_rehearsal) for subject, own in sorted(members.items(), key=lambda one: _place_in_order(one[0]))
+        _line(subject, own, is_whole=subject not in open_ones, has_numbers=not is_rehearsal)
+        for subject, own in sorted(members.items(), key=lambda one: _place_in_order(one[0]))
     ]
 
 
@@ -165,7 +175,9 @@ class ChosenRows:
     is_any_near: bool
 
 
-def chosen_rows(by_criterion: Mapping[str, Sequence[Record]], names: PlaceNames, *, noise: Mapping[str, float] | None) -> ChosenRows:
+def chosen_rows(
+    by_criterion: Mapping[str, Sequence[Record]], names: PlaceNames, *, noise: Mapping[str, float] | None
+) -> ChosenRows:
     """The criteria of the handover, then what is bad, then what is near its limit.
 
     Args:

@@ -279,7 +279,10 @@ class _Writer:
             lines += [*self._criteria(measured), *self._found_first(measured)]
         elif entry.part is not None and len(measured) > MOST_ROWS and not self._shown.is_whole:
             lines += wrapped(sentence_of(measured, self._siblings), width=width, indent="    ")
-            lines += [*self._values_of([first_of(measured)]), f"    the other {len(measured) - 1} values are in {self._shown.report}; -v shows them"]
+            lines += [
+                *self._values_of([first_of(measured)]),
+                f"    the other {len(measured) - 1} values are in {self._shown.report}; -v shows them",
+            ]
         else:
             lines += self._values_of(measured)
         if not entry.is_absent:

@@ -124,23 +124,27 @@ def criteria_table(
     return [*lines, *printed(summary, width=layout.width, color=layout.color)]
 
 
-def _at_a_glance(
-    seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequence[str], layout: Layout
-) -> list[str]:
+def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequence[str], layout: Layout) -> list[str]:
     """The lines of subjects, the chosen rows, what is bad besides, what "near" means, and what nothing judges."""
     columns = max(len(line.subject) for line in seen), max(len(line.state) for line in seen)
     texts = [_subject_text(line, columns, layout) for line in seen]
     rows = ["", *_draw(chosen.rows, layout)] if chosen.rows else []
     below: list[Text] = []
     if chosen.more:
-        words = f"and {counted(len(chosen.more), 'more bad criterion', 'more bad criteria')}: {listed(chosen.more, most=MOST_MORE)}"
+        words = (
+            f"and {counted(len(chosen.more), 'more bad criterion', 'more bad criteria')}: {listed(chosen.more, most=MOST_MORE)}"
+        )
         below += [Text(line, style=STYLES[FAILED]) for line in wrapped(f"{words}; -v shows all", width=layout.width, indent="")]
     if chosen.is_any_near:
         below += [Text(line) for line in wrapped(ABOUT_NEAR, width=layout.width, indent="")]
     if measured:
         words = "; ".join(measured)
         below += [Text(line) for line in wrapped(f"measured, not judged: {words}", width=layout.width, indent="")]
-    return [*printed(texts, width=layout.width, color=layout.color), *rows, *printed(below, width=layout.width, color=layout.color)]
+    return [
+        *printed(texts, width=layout.width, color=layout.color),
+        *rows,
+        *printed(below, width=layout.width, color=layout.color),
+    ]
 
 
 def _subject_text(line: SubjectLine, columns: tuple[int, int], layout: Layout) -> Text:

@@ -276,7 +276,11 @@ def test_an_absent_node_is_one_row(*, hosts: tuple[str, ...], name: str, is_whol
         assert sum("missing" in line for line in shown) == 2, "the row, and the criterion that misses others too"
         assert sum(line.endswith("4 ok") for line in shown) == 3
     else:
-        assert cells(shown[0]) == ["compute", "12 ok", "one 783.9 TFLOPS (> 700), two 783.9 TFLOPS (> 700), three 783.9 TFLOPS (> 700)"]
+        assert cells(shown[0]) == [
+            "compute",
+            "12 ok",
+            "one 783.9 TFLOPS (> 700), two 783.9 TFLOPS (> 700), three 783.9 TFLOPS (> 700)",
+        ]
 
 
 def test_a_missing_gpu_of_a_node_that_answers_is_no_absent_node() -> None:
