@@ -221,7 +221,7 @@ def measured_texts(by_criterion: Mapping[str, Sequence[Record]]) -> list[str]:
     """``busbw GB/s: all_gather 332.8, broadcast 330``: all values that no number judges, a family in one text."""
     families: dict[tuple[str, str], list[str]] = defaultdict(list)
     for criterion, records in by_criterion.items():
-        found = [reading for reading in readings_of([record for record in records if is_only_measured(record)])]
+        found = readings_of([record for record in records if is_only_measured(record)])
         if found:
             limit = found[0].limit
             ends = dict.fromkeys(value_cells(limit, value)[1] for value in _ends([one.value for one in found]))

@@ -1,4 +1,4 @@
-"""Many failed values of one part as one sentence: what it does worse, by how much, at which clock, and in what it shows. Pure."""
+"""Many failed values of one part as one sentence: what it does worse, by how much, at which clock, where it shows. Pure."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
-from pytest_gpucluster.reporting.at_a_glance import HANDOVER, ABOUT_NEAR, chosen_rows, measured_texts, subject_lines
+from pytest_gpucluster.reporting.at_a_glance import ABOUT_NEAR, HANDOVER, chosen_rows, measured_texts, subject_lines
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import listed, printed, wrapped
 from pytest_gpucluster.reporting.table_rows import (
