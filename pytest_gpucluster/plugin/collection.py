@@ -139,7 +139,6 @@ class Collection:
             threshold=threshold,
             limit=limit,
             place=place,
-            note=self._terminal.remark,
             selection=lambda at: self._tests.arguments([(key, at.id if at is not None else None)], at),
             expected=places_covered_by(place, setup.inventory),
         )

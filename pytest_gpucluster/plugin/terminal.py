@@ -14,11 +14,10 @@ from pytest_gpucluster.plugin.live import Live
 from pytest_gpucluster.plugin.screen import Screen
 from pytest_gpucluster.plugin.stash_keys import COMMAND
 from pytest_gpucluster.plugin.verdict_item import NODEID
-from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
+from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describe_bad_parts
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.lines import printed
 from pytest_gpucluster.reporting.table import Layout, criteria_table
-from pytest_gpucluster.text import hung
 from pytest_gpucluster.thresholds.file import REMOVED
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.session import Session
 
-SHOWN_REMARKS = 10
 REPORTS = ("report.html", "results.json", "metrics.prom", "journal.jsonl")
 FROM_EARLIER_RUNS = ("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise")
 """Options that choose tests, or end a run, by what failed."""
@@ -51,16 +49,11 @@ class Terminal:
         self.hidden = HiddenReports(config, session)
         self._subjects: Mapping[str, str] = {}
         self.live = Live(self.screen, session.state)
-        self._remarks: list[str] = []
         self.said = Said()
 
     def group_by(self, subjects: Mapping[str, str]) -> None:
         """Take the subject of each criterion, by which the table is grouped."""
         self._subjects = subjects
-
-    def remark(self, text: str) -> None:
-        """Keep a line for the end: an advisory limit was missed, which is no failure."""
-        self._remarks.append(text)
 
     def summary(self, *, disk_errors: Sequence[str]) -> None:
         """Print the table, the bad parts, and remarks."""
@@ -72,11 +65,7 @@ class Terminal:
         places = session.state.places()
         self.screen.print(criteria_table(records, places, subjects=self._subjects, layout=self._layout))
         self.screen.print(self._printed(describe_bad_parts(records, self._shown(places))))
-        for remark in self._remarks[:SHOWN_REMARKS]:
-            for line in hung(f"advisory: {remark}").split("\n"):
-                self.screen.write(line)
-        if len(self._remarks) > SHOWN_REMARKS:
-            self.screen.write(f"and {len(self._remarks) - SHOWN_REMARKS} more advisory misses, in results.json")
+        self.screen.print(advisory_lines(records, places, width=self.screen.width))
         for line in causes.describe_remarks(records):
             self.screen.write(line)
         changed = session.setup.changed_entries
