@@ -277,7 +277,7 @@ class _Writer:
             width = self._shown.width
             head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * (len(entry.name) + 4))
             lines += [Text(text, f"bold {colour}") for text in head]
-            lines += [Text(text) for text in self._body(entry, whole=whole)]
+            lines += [Text(text) for text in self._body(entry, whole=whole, is_short=not command)]
             if entry.keys:
                 again = ending.again(self._again(entry), command, width=width, indent="      ")
                 lines += [Text(text) for text in again]
@@ -293,19 +293,17 @@ class _Writer:
                 return arguments
         return []
 
-    def _body(self, entry: BadGroup, *, whole: bool) -> list[str]:
+    def _body(self, entry: BadGroup, *, whole: bool, is_short: bool) -> list[str]:
         width = self._shown.width
         lines = wrapped(entry.headline, width=width, indent="    ") if entry.headline is not None else []
         measured = [record for record in entry.records if _is_measured(record)]
         is_shared = entry.headline is not None and bool(measured)
         if is_shared:
             lines += [*self._criteria(measured), *self._found_first(measured)]
-        elif entry.part is not None and len(measured) > MOST_ROWS and not self._shown.is_whole:
+        elif self._is_one_cause(entry, measured):
             lines += wrapped(sentence_of(measured, self._siblings), width=width, indent="    ")
-            lines += [
-                *self._values_of([first_of(measured)]),
-                f"    the other {len(measured) - 1} values are in {self._shown.report}; -v shows them",
-            ]
+            more = f"    the other {len(measured) - 1} values are in {self._shown.report}; -v shows them"
+            lines += [] if is_short else [*self._values_of([first_of(measured)]), cut(more, width)]
         else:
             lines += self._values_of(measured)
         if not entry.is_absent:
@@ -321,6 +319,9 @@ class _Writer:
         what, colon, _ = advice.partition(": ")
         is_known, self._advices = advice in self._advices, {*self._advices, advice}
         return wrapped(f"{what}{colon}as above" if is_known else advice, width=self._shown.width, indent="    ")
+
+    def _is_one_cause(self, entry: BadGroup, measured: Sequence[Record]) -> bool:
+        return entry.part is not None and len(measured) > MOST_ROWS and not self._shown.is_whole
 
     def _values_of(self, measured: Sequence[Record]) -> list[str]:
         column = min(NAME_COLUMN, 1 + max((len(record.criterion) for record in measured), default=0))
@@ -400,7 +401,9 @@ class _Writer:
         table.add_column()
         for entry in shown:
             host = "  ".join(cut(word, WIDEST_NAME) for word in entry.where[: 1 if entry.is_absent else 2])
-            items = self._items(entry)
+            measured = [record for record in entry.records if _is_measured(record)]
+            is_one = self._is_one_cause(entry, measured)
+            items = [sentence_of(measured, self._siblings)] if is_one else self._items(entry)
             count = f"{len(items)} bad: " if len(items) > 1 else ""
             text = Text(one_line(count + ", ".join(items)), no_wrap=True, overflow="ellipsis")
             table.add_row(f"  {cut(entry.name, WIDEST_NAME)}", host, text)
