@@ -128,7 +128,7 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
 
 
 def advisory_lines(records: Iterable[Record], places: Mapping[str, Place], *, width: int) -> list[str]:
-    """A line for each advisory limit that was missed, at most 10: where, the value, and what was found, without its raw data."""
+    """A line for each advisory limit that was missed, at most 10: where, the value, what was found; no raw data."""
     missed = [record for record in records if record.advisory]
     lines: list[str] = []
     for record in missed[:MOST_ADVISORY]:

@@ -91,20 +91,20 @@ def a_run(nodes: int, slow: Iterable[str] = (), absent: Iterable[int] = ()) -> t
     for key, entry in entries().items():
         if entry.skip is not None or key.startswith(("nic", "busbw_soak", "dcgm")) or entry.level == "soak":
             continue
-        for record in at_places(key, [*places.values()]):
-            assert record.limit is not None
-            gone = record.place is not None and places[record.place].hostname is None
-            spoils = record.place in slow and (record.unit in ("TFLOPS", "TOPS") or key.startswith("straggler[bf16"))
-            if gone:
-                record = replace(
-                    record, outcome="missing", value=None, limit=None, reason=f"not run: {record.place} is missing"
-                )
-            elif spoils:
-                assert record.value is not None
-                value = record.value * 0.7 if record.limit.is_floor else 31.78
-                record = failed(key, record.place, value, limit=record.limit, evidence=MHZ)
-            records.append(record)
+        records += [_planted(record, places, slow) for record in at_places(key, [*places.values()])]
     return places, records
+
+
+def _planted(record: Record, places: Mapping[str, Place], slow: set[str]) -> Record:
+    assert record.limit is not None
+    assert record.value is not None
+    if record.place is not None and places[record.place].hostname is None:
+        why = f"not run: {record.place} is missing"
+        return replace(record, outcome="missing", value=None, limit=None, reason=why)
+    if record.place in slow and (record.unit in ("TFLOPS", "TOPS") or record.criterion.startswith("straggler[bf16")):
+        value = record.value * 0.7 if record.limit.is_floor else 31.78
+        return failed(record.criterion, record.place, value, limit=record.limit, evidence=MHZ)
+    return record
 
 
 FIVE = ("node23-gpu3", "node41-gpu6", "node90-gpu0", "node5-gpu1", "node77-gpu2")
