@@ -1,6 +1,7 @@
 """Draw the pictures of screens: the end of a kept run, the ends of demos, and a watch, as a terminal shows them today.
 
-    python docs/images/draw.py [acceptance-4xH200] [demo-1x8-healthy] [demo-1x8] [demo-128x8] [watch] [watch-live] [watch-h200] [info-h100]
+    python docs/images/draw.py [acceptance-4xH200] [demo-1x8-healthy] [demo-1x8] [demo-128x8] [watch] [watch-live]
+        [watch-h200] [info-h100]
 
 Run it after the kept run, the table or the fleet has changed. The picture of the kept run has the values of its results.json;
 rows that do not apply and some others are left out, and it says how many. A demo is run, at a pseudo-terminal of 100 columns.

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
     Shows: TypeAlias = Literal["all", "node", "log"]
 
-BLOCKS = "▁▂▃▄▅▆▇█"
+BLOCKS = "▁▂▃▄▅▆▇"
+"""Without the whole block: lines below each other would run together."""
 SPARK, WIDE_SPARK = 8, 24
 """Readings of a sparkline."""
 EDGE = 4

@@ -63,7 +63,7 @@ def test_keys_show_one_part(shows: Any, inside: tuple[str, ...], outside: tuple[
 
 @pytest.mark.parametrize(
     ("values", "most", "blocks"),
-    [([0, 50, 100], 100, "▁▅█"), ([None, 700.0], 700.0, "·█"), ([], 100, ""), ([0.0], None, "▁"), ([900.0], 700.0, "█")],
+    [([0, 50, 100], 100, "▁▄▇"), ([None, 700.0], 700.0, "·▇"), ([], 100, ""), ([0.0], None, "▁"), ([900.0], 700.0, "▇")],
 )
 def test_sparkline(values: list[float | None], most: float | None, blocks: str) -> None:
     """From nothing to the most; what is not known is no zero, and what is beyond the most is full."""
