@@ -18,8 +18,8 @@ from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import CONTINUED, cut, listed, printed, quoted, tied, wrapped
 from pytest_gpucluster.reporting.one_cause import MOST_ROWS, Siblings, first_of, sentence_of
-from pytest_gpucluster.reporting.table_rows import NOTHING, allows_nothing, unit_cell, value_cells
-from pytest_gpucluster.text import framed, one_line
+from pytest_gpucluster.reporting.table_rows import allows_nothing, value_cells
+from pytest_gpucluster.text import first_line, framed, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -127,26 +127,17 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
     return [*head, *writer.brief(entries), *tail]
 
 
-def advisory_lines(records: Iterable[Record], places: Mapping[str, Place], *, width: int) -> list[str]:
+def advisory_lines(records: Iterable[Record], *, width: int) -> list[str]:
     """A line for each advisory limit that was missed, at most 10: where, the value, what was found; no raw data."""
     missed = [record for record in records if record.advisory]
     lines: list[str] = []
     for record in missed[:MOST_ADVISORY]:
-        place = places.get(record.place or "")
-        where = "the cluster" if place is None else place.named
-        text = f"advisory: {record.criterion} at {where}: {_value_of(record)}"
+        text = f"advisory: {first_line(record.reason or record.outcome).replace(' count', '')}"
         found = {name: value for name, value in record.evidence.items() if not isinstance(value, dict)}
         text += f"; {cut(show_evidence(found), 2 * width)}" if found else ""
         lines += wrapped(text, width=width, indent="")
     more = len(missed) - MOST_ADVISORY
     return [*lines, *([f"and {more} more advisory misses, in results.json"] if more > 0 else [])]
-
-
-def _value_of(record: Record) -> str:
-    if record.limit is None or record.value is None:
-        return record.message
-    bound, value = value_cells(record.limit, record.value)
-    return f"{value}{'' if unit_cell(record.limit) == NOTHING else f' {record.limit.unit}'}, limit {bound}"
 
 
 def _rows(text: str, width: int) -> int:

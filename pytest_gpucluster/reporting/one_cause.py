@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.judging.verdict import Record
 
-MOST_ROWS = 4
+MOST_ROWS = 6
 """So many failed values of a part have a row each. More are one sentence, and rows with ``-v``."""
 SLOWER = {
     "computes": ("TFLOPS", "TOPS"),

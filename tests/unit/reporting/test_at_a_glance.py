@@ -219,8 +219,7 @@ def test_an_advisory_miss_is_one_finding() -> None:
     """Its value and what was found, without the raw variables of the host."""
     evidence = {"found": ["NCCL_NVLS_ENABLE=0: switches NVLink SHARP off; unset it"], "variables": {"CUDA_HOME": "/usr"}}
     miss = failed("environment_hints", "node0", 1, limit=Limit(kind="max", value=0, unit="count"), evidence=evidence)
-    lines = advisory_lines([replace(miss, outcome="passed", advisory=True)], fleet(1, 2), width=120)
+    lines = advisory_lines([replace(miss, outcome="passed", advisory=True)], width=120)
     assert " ".join(" ".join(lines).split()) == (
-        "advisory: environment_hints at gpu-node-0 (node0): 1, limit <= 0; found NCCL_NVLS_ENABLE=0: switches NVLink SHARP "
-        "off; unset it"
+        "advisory: environment_hints at node0: 1, above 0; found NCCL_NVLS_ENABLE=0: switches NVLink SHARP off; unset it"
     )
