@@ -232,9 +232,9 @@ def _info(chosen: argparse.Namespace) -> int:
 
 
 def _watch(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import watch
+    from pytest_gpucluster.commands.watching import command
 
-    return watch.main(chosen)
+    return command.main(chosen)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PAS
 from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import CONTINUED, cut, listed, printed, quoted, tied, wrapped
-from pytest_gpucluster.reporting.one_cause import MOST_ROWS, Siblings, first_of, sentence_of
+from pytest_gpucluster.reporting.one_cause import MOST_ROWS, GoodPeers, first_of, sentence_of
 from pytest_gpucluster.reporting.table_rows import allows_nothing, value_cells
 from pytest_gpucluster.text import first_line, framed, one_line
 
@@ -253,7 +253,7 @@ class _Writer:
         self._shown = shown
         self._texts: set[str] = set()
         self._advices: set[str] = set()
-        self._siblings = Siblings(record for record in rows if record.outcome == PASSED)
+        self._siblings = GoodPeers(record for record in rows if record.outcome == PASSED)
         self._reasons: dict[str, set[str]] = defaultdict(set)
         for record in rows:
             if record.outcome == PASSED:

@@ -33,7 +33,7 @@ CLOCK, SAME_CLOCK_RATIO = "SM MHz", 0.97
 MOST_NAMES = 3
 
 
-class Siblings:
+class GoodPeers:
     """What passed at other places: values and clocks by criterion."""
 
     def __init__(self, passed: Iterable[Record]) -> None:
@@ -70,7 +70,7 @@ def _clock_of(record: Record) -> float | None:
     return float(clock) if isinstance(clock, (int, float)) and clock > 0 else None
 
 
-def sentence_of(failed: Sequence[Record], siblings: Siblings) -> str:
+def sentence_of(failed: Sequence[Record], siblings: GoodPeers) -> str:
     """``computes 30 % slower than its siblings at full clock: 9 rates, 4 stragglers, training``.
 
     Args:

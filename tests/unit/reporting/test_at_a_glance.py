@@ -14,7 +14,7 @@ from pytest_gpucluster.page.document import read_document
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
 from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describe_bad_parts
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
-from pytest_gpucluster.reporting.one_cause import Siblings, sentence_of
+from pytest_gpucluster.reporting.one_cause import GoodPeers, sentence_of
 from pytest_gpucluster.reporting.table import Layout, criteria_table
 from pytest_gpucluster.thresholds.limit import Limit
 from pytest_gpucluster.thresholds.load import load
@@ -187,8 +187,8 @@ def test_a_clock_that_is_lower_is_named() -> None:
     limit = Limit(kind="above", value=700, unit="TFLOPS")
     good = [Record(criterion="bf16_tflops", place="a", outcome="passed", value=800, limit=limit, evidence=MHZ)]
     bad = failed("bf16_tflops", "node0-gpu3", 600, limit=limit, evidence={"SM MHz": 1290.0})
-    assert sentence_of([bad], Siblings(good)) == "computes 25 % slower than its siblings at 1290 of 1755 MHz: 1 rate"
-    assert sentence_of([bad], Siblings([])) == "1 value outside their limits: 1 rate"
+    assert sentence_of([bad], GoodPeers(good)) == "computes 25 % slower than its siblings at 1290 of 1755 MHz: 1 rate"
+    assert sentence_of([bad], GoodPeers([])) == "1 value outside their limits: 1 rate"
 
 
 def test_no_number_is_longer_than_it_means() -> None:
