@@ -121,7 +121,7 @@ def _boxes(view: View, width: int, shows: Shows) -> list[tuple[str, RenderableTy
 
 def _box(title: str, lines: Sequence[RenderableType], *, style: str = "blue") -> Panel:
     """The lines in a frame, without the indent that they have on the plain screen, and none broken."""
-    inside = [_cut(line) if isinstance(line, Text) else line for line in lines]
+    inside: list[RenderableType] = [_cut(line) if isinstance(line, Text) else line for line in lines]
     return Panel(Group(*inside), title=Text(safe(title), style="bold"), title_align="left", border_style=style)
 
 
@@ -140,7 +140,7 @@ def _run_box(run: RunPicture, inner: int) -> Panel:
     facts = [str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
     head = Text(safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
     bad = any(run.counts.get(kind) for kind in BAD)
-    lines = [head, *state_lines(run, inner), _bar(run, inner, is_bad=bad), counts_line(run)]
+    lines: list[RenderableType] = [head, *state_lines(run, inner), _bar(run, inner, is_bad=bad), counts_line(run)]
     lines += [Text(f"{counted(run.unread, 'line')} of the journal cannot be read", style="yellow")] if run.unread else []
     return _box(title, [*lines, *progress_of_nodes(run, inner)], style="red" if run.counts.get(FAILED) else "green")
 
