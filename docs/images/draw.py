@@ -1,6 +1,7 @@
 """Draw the pictures of screens: the end of a kept run, the ends of demos, and a watch, as a terminal shows them today.
 
-    python docs/images/draw.py [acceptance-4xH200] [demo-1x8] [demo-128x8] [watch] [watch-h200] [info-h100]
+    python docs/images/draw.py [acceptance-4xH200] [demo-1x8-healthy] [demo-1x8] [demo-128x8] [watch] [watch-live]
+        [watch-h200] [info-h100]
 
 Run it after the kept run, the table or the fleet has changed. The picture of the kept run has the values of its results.json;
 rows that do not apply and some others are left out, and it says how many. A demo is run, at a pseudo-terminal of 100 columns.
@@ -17,6 +18,7 @@ import re
 import shlex
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_gpucluster.commands.watch_screen import screen_lines
+from pytest_gpucluster.commands.watching.boxes import live_lines
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
@@ -38,11 +41,12 @@ RUN = ROOT / "docs" / "results" / "2026-11-22-h200x4-3ac51ee" / "four" / "result
 IMAGES = ROOT / "docs" / "images"
 TARGET = IMAGES / "acceptance-4xH200.svg"
 DEMOS = {
+    "demo-1x8-healthy": "gpucluster demo",
     "demo-1x8": "gpucluster demo --bad node0-gpu5:throttled",
     "demo-128x8": "gpucluster demo --fleet 128x8 --bad node17:absent --bad node23-gpu3:slow --bad node41-gpu6:hbm",
 }
 DEMO_WIDTH = WATCH_WIDTH = 100
-WATCH = "watch"
+WATCH, WATCH_LIVE = "watch", "watch-live"
 RESULTS = ROOT / "docs" / "results"
 KEPT = {
     "watch-h200": ("$ gpucluster watch --once", RESULTS / "2026-11-23-h200x1-2508f65" / "watch.txt"),
@@ -140,6 +144,21 @@ def watch_picture() -> str:
     return exported(console, title="made values: no GPU was measured", name=WATCH)
 
 
+def live_picture() -> str:
+    """The boxes of a live watch: the same node and run, with what use and power were before."""
+    from tests.support.watched import reading, settled, write_run  # noqa: PLC0415 -- as watch_picture()
+
+    console = Console(
+        record=True, width=WATCH_WIDTH, file=io.StringIO(), force_terminal=True, legacy_windows=False, highlight=False
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        shown = settled(write_run(Path(folder) / "run", nodes=2, done=0.9), holder=4711)
+    past = tuple(reading(seconds=100 + 2 * number) for number in range(12))
+    for line in live_lines(replace(shown, history=past), width=WATCH_WIDTH, height=50):
+        console.print(line)
+    return exported(console, title="made values: no GPU was measured", name=WATCH_LIVE)
+
+
 def kept_picture(name: str) -> str:
     """What a command printed on a real machine."""
     command, file = KEPT[name]
@@ -183,11 +202,11 @@ def _family(record: Record) -> str:
 def main() -> int:
     """Write the pictures that are named, or all."""
     sys.path.insert(0, str(ROOT))
-    for name in sys.argv[1:] or [TARGET.stem, *DEMOS, WATCH, *KEPT]:
+    for name in sys.argv[1:] or [TARGET.stem, *DEMOS, WATCH, WATCH_LIVE, *KEPT]:
         if name in KEPT:
             text = kept_picture(name)
-        elif name == WATCH:
-            text = watch_picture()
+        elif name in (WATCH, WATCH_LIVE):
+            text = watch_picture() if name == WATCH else live_picture()
         else:
             text = picture(json.loads(RUN.read_text(encoding="utf-8"))) if name == TARGET.stem else demo_picture(name)
         (IMAGES / f"{name}.svg").write_text(text, encoding="utf-8")

@@ -47,7 +47,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if chosen.command == "run":
         chosen.words += [word for word in extra if not word.startswith("-")]
         extra = [word for word in extra if word.startswith("-")]
-    if chosen.command not in ("launch", "demo", "resume"):
+    if chosen.command not in ("launch", "demo", "resume", "plan"):
         extra += chosen.beyond
     if extra:
         parser.print_usage(sys.stderr)
@@ -72,7 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     resume.description = "Exit code 4, and a sentence, where that run cannot go on; otherwise that of the run."
     resume.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
     resume.set_defaults(act=_resume)
-    _add_run(commands.add_parser("run", help="one measurement on this machine, outside pytest", allow_abbrev=False))
+    _add_run(commands.add_parser("run", help="one measurement, or one criterion, on this machine", allow_abbrev=False))
+    plan = commands.add_parser("plan", help="what would run here, with limits and seconds; nothing is measured")
+    plan.usage = "gpucluster plan [--fleet NxM [--profile NAME]] [-- PYTEST ARGUMENTS]"
+    plan.add_argument("--fleet", metavar="NODESxGPUS", help="for a cluster of this shape that is not here")
+    plan.add_argument("--profile", default="h200-sxm", metavar="NAME", help="its GPU (default: h200-sxm)")
+    plan.set_defaults(act=_plan)
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
     _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
@@ -126,8 +131,9 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
-    words = "or path/to/file.py:FUNCTION, or a criterion, which is judged too: bf16_tflops, busbw[all_reduce]"
-    run.add_argument("function", metavar="MODULE:FUNCTION", help=words)
+    run.description = "A criterion is measured by its recipe and judged; its results lie in gpucluster-run."
+    words = "or path/to/file.py:FUNCTION, or the name of a criterion"
+    run.add_argument("function", metavar="MODULE:FUNCTION|CRITERION", help=words)
     run.add_argument("words", nargs="*", metavar="KEY=VALUE", help="its arguments; values as in YAML: sizes=[4096,8192]")
     run.add_argument("--place", nargs="+", action="extend", default=[], metavar="ID", help="node0-gpu3 ...; default: all")
     run.add_argument(
@@ -195,9 +201,17 @@ def _resume(chosen: argparse.Namespace) -> int:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import run
+    from pytest_gpucluster.commands import criteria, run
 
+    if criteria.may_be_criterion(chosen.function):
+        return criteria.run(chosen)
     return run.main(chosen)
+
+
+def _plan(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import criteria
+
+    return criteria.plan(chosen)
 
 
 def _launch(chosen: argparse.Namespace) -> int:
@@ -231,9 +245,9 @@ def _docs(chosen: argparse.Namespace) -> int:
 
 
 def _watch(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import watch
+    from pytest_gpucluster.commands.watching import command
 
-    return watch.main(chosen)
+    return command.main(chosen)
 
 
 if __name__ == "__main__":

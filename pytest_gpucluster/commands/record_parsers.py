@@ -28,7 +28,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def add_record_commands(add: Callable[..., CommandParser]) -> None:
     """Add the six commands; ``add`` makes a parser of a name and a help text."""
-    _add_show(add("show", help="what a results directory holds, for people or as CSV"))
+    _add_show(add("show", help="what a criterion asks and why; or what a results directory holds, also as CSV"))
     _add_compare(add("compare", help="what has changed between two runs"))
     _add_history(add("history", help="the kept runs in a folder, and the trend of a criterion"))
     _add_merge(add("merge", help="the runs of many nodes as one results directory with one verdict"))
@@ -37,7 +37,13 @@ def add_record_commands(add: Callable[..., CommandParser]) -> None:
 
 
 def _add_show(show: CommandParser) -> None:
-    show.add_argument("folder", type=Path, metavar="RESULTS", help="a results directory, or its results.json")
+    show.usage = "gpucluster show CRITERION [--limits FILE] | RESULTS [CRITERION|PLACE] [--csv]"
+    show.description = "A name of a criterion is one, unless results lie in a folder of that name."
+    words = "a criterion (busbw: all busbw[...]); or a results directory, or its results.json"
+    show.add_argument("folder", type=Path, metavar="CRITERION|RESULTS", help=words)
+    show.add_argument(
+        "--limits", type=Path, metavar="FILE", help="of a criterion: a thresholds file; default: the packaged one"
+    )
     words = "a criterion (busbw: all busbw[...]), or a place by id, hostname, UUID or serial; default: the whole run"
     show.add_argument("subject", nargs="?", metavar="CRITERION|PLACE", help=words)
     show.add_argument("--csv", action="store_true", help="CSV: a line an outcome, then a line for every other number")
@@ -85,8 +91,12 @@ def _add_verify(verify: CommandParser) -> None:
 
 
 def _show(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import show
+    from pytest_gpucluster.commands import criteria, show
 
+    name = str(chosen.folder)
+    is_alone = chosen.subject is None and not chosen.csv and not (chosen.folder / "results.json").exists()
+    if is_alone and (chosen.limits is not None or criteria.is_criterion(name) or not chosen.folder.exists()):
+        return criteria.show(name, limits=chosen.limits)
     return show.main(chosen)
 
 

@@ -1,6 +1,6 @@
 """``gpucluster run``: one measurement on this machine's GPUs, outside pytest, through the real controller and agents.
 
-A criterion, which has a recipe and a limit, is judged by pytest: ``packaged/run_criterion.py``.
+A criterion, which has a recipe and a limit, is judged by pytest: ``criteria.py``.
 
 Values go to stdout, messages to stderr. What the function prints goes to stdout too, or to stderr with ``--json``.
 """
@@ -27,7 +27,6 @@ from rich.progress import Progress
 from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.commands import arguments
-from pytest_gpucluster.commands.packaged import run_criterion
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import parse_expect
 from pytest_gpucluster.config.strict_json import strict_json
@@ -85,8 +84,6 @@ def main(chosen: argparse.Namespace) -> int:
     """
     _require_plain_start()
     require_torch()
-    if run_criterion.is_criterion(chosen.function):
-        return run_criterion.main(chosen)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     machine = _machine(chosen)
     order = _order(chosen, machine.inventory)

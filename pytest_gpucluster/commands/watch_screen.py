@@ -1,4 +1,4 @@
-"""The screen of ``gpucluster watch``. Pure: readings in, lines out, none wider than the screen."""
+"""The plain screen of ``gpucluster watch``, and the cells of any. Pure: readings in, lines out, none wider than the screen."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class View:
     """All that one screen shows.
 
     ``before`` and ``now`` are the last two readings of this node, ``silent_s`` the time since the last one, which is due every
-    ``interval_s``; ``run`` is None where no run is watched.
+    ``interval_s``; ``run`` is None where no run is watched. ``history`` has the readings so far, the oldest first.
     """
 
     hostname: str
@@ -66,6 +66,7 @@ class View:
     silent_s: float
     interval_s: float
     run: RunPicture | None
+    history: tuple[NodeReading, ...] = ()
 
 
 def screen_lines(view: View, *, width: int, height: int | None = None) -> list[Text]:
@@ -73,7 +74,7 @@ def screen_lines(view: View, *, width: int, height: int | None = None) -> list[T
     lines = [] if view.run is None else [*_run_lines(view.run, width), Text("")]
     lines += _node_lines(view, width)
     if view.run is not None and view.run.problem is None:
-        lines += [*_log_lines(view.run), *_variable_lines(view.run)]
+        lines += [*log_lines(view.run), *variable_lines(view.run)]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
@@ -89,10 +90,10 @@ def plain_text(lines: Iterable[Text]) -> str:
 
 
 def _head(text: str) -> Text:
-    return Text(_safe(text), style="bold")
+    return Text(safe(text), style="bold")
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Foreign text in one line, with a blank for each tab: columns stay in line."""
     return one_line(text).replace("\t", " ")
 
@@ -106,18 +107,19 @@ def _node_lines(view: View, width: int) -> list[Text]:
     if now is None:
         waited = f", for {view.silent_s:.0f} s now" if view.silent_s > SILENT_S else ""
         return [_head(head), Text(f"{INDENT}waiting for the first reading{waited}")]
-    lines = [_head(f"{head}  {_what_is_there(now)}")]
+    lines = [_head(f"{head}  {what_is_there(now)}")]
     if view.silent_s > view.interval_s + SILENT_S:
         late = f"{INDENT}the driver has not answered for {view.silent_s:.0f} s: the values below are that old"
         lines.append(Text(late, style="bold red"))
     elapsed_s = 0.0 if view.before is None else now.at_s - view.before.at_s
-    return [*lines, *_gpu_lines(view.before, now, elapsed_s, width), *_port_lines(view.before, now, elapsed_s, width)]
+    return [*lines, *_gpu_lines(view.before, now, elapsed_s, width), *port_lines(view.before, now, elapsed_s, width)]
 
 
-def _what_is_there(now: NodeReading) -> str:
+def what_is_there(now: NodeReading) -> str:
+    """The kinds of GPU of this node."""
     if isinstance(now.gpus, NotAvailable):
         return "no GPU to be seen"
-    names = [_words(gpu.name) for gpu in _known_gpus(now).values()]
+    names = [words_of(gpu.name) for gpu in known_gpus(now).values()]
     kinds = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
     lost = len(now.gpus) - len(names)
     return ", ".join([*kinds, *([f"{lost} cannot be read"] if lost else [])]) or "no GPU"
@@ -125,23 +127,23 @@ def _what_is_there(now: NodeReading) -> str:
 
 def _gpu_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, width: int) -> list[Text]:
     if isinstance(now.gpus, NotAvailable):
-        return [Text(_safe(f"{INDENT}GPUs: {now.gpus.why}"))]
+        return [Text(safe(f"{INDENT}GPUs: {now.gpus.why}"))]
     if not now.gpus:
         return [Text(f"{INDENT}NVML shows no GPU")]
-    columns, old = _columns(width), _known_gpus(before)
+    columns, old = _columns(width), known_gpus(before)
     titles = " ".join(f"{name:>{size}}" for name, size in columns)
     units = "   (clocks in MHz, links in GB/s sent/received)" if width >= WIDE else ""
     lines = [Text(f"{titles} events{units}", style="dim")]
     for index, gpu in enumerate(now.gpus):
         if isinstance(gpu, NotAvailable):
-            lines.append(Text(_safe(f"{index:>3} cannot be read: {gpu.why}"), style="red"))
+            lines.append(Text(safe(f"{index:>3} cannot be read: {gpu.why}"), style="red"))
         else:
             counted_before = old[index].counted_bytes if index in old else {}
             lines.append(_gpu_line(index, gpu, counted_before, elapsed_s, columns))
     return lines
 
 
-def _known_gpus(reading: NodeReading | None) -> dict[int, LiveGpu]:
+def known_gpus(reading: NodeReading | None) -> dict[int, LiveGpu]:
     """The GPUs that could be read, by their number."""
     known, _ = split(dict(enumerate([] if reading is None else or_none(reading.gpus) or [])))
     return known
@@ -158,48 +160,51 @@ def _gpu_line(
     rates = {name: rate_gb_s(before.get(name), count, elapsed_s) for name, count in gpu.counted_bytes.items()}
     cells = (
         str(index),
-        _words(apply("{}%".format, gpu.busy_percent)),
-        f"{_number(gpu.memory_used_gib, 1)}/{_number(gpu.memory_gib)}",
-        f"{_number(gpu.temperature_c)}/{_number(gpu.memory_temperature_c)}",
-        f"{_number(gpu.power_w)}/{_number(gpu.power_limit_w)}",
-        _number(gpu.sm_clock_mhz),
-        _number(gpu.memory_clock_mhz),
-        f"{_rate(rates.get('nvlink_tx'))}/{_rate(rates.get('nvlink_rx'))}",
-        f"{_rate(rates.get('pcie_tx'))}/{_rate(rates.get('pcie_rx'))}",
+        words_of(apply("{}%".format, gpu.busy_percent)),
+        f"{number_cell(gpu.memory_used_gib, 1)}/{number_cell(gpu.memory_gib)}",
+        f"{number_cell(gpu.temperature_c)}/{number_cell(gpu.memory_temperature_c)}",
+        f"{number_cell(gpu.power_w)}/{number_cell(gpu.power_limit_w)}",
+        number_cell(gpu.sm_clock_mhz),
+        number_cell(gpu.memory_clock_mhz),
+        f"{rate_cell(rates.get('nvlink_tx'))}/{rate_cell(rates.get('nvlink_rx'))}",
+        f"{rate_cell(rates.get('pcie_tx'))}/{rate_cell(rates.get('pcie_rx'))}",
     )
     line = Text(" ".join(f"{cell:>{size}}" for cell, (_, size) in zip(cells, columns, strict=True)))
     is_wide = columns[1][1] > GPU_COLUMNS[1][1]
-    return line.append(" ").append(_reasons(gpu.event_reasons, is_wide=is_wide))
+    return line.append(" ").append(reasons_of(gpu.event_reasons, is_wide=is_wide))
 
 
-def _reasons(names: list[str] | NotAvailable, *, is_wide: bool) -> Text:
+def reasons_of(names: list[str] | NotAvailable, *, is_wide: bool) -> Text:
     """Event reasons, faults first and red: what is cut off is never a fault after what is normal."""
     if isinstance(names, NotAvailable):
         return Text(NOTHING)
     ordered = sorted(names, key=lambda name: name not in FAULT_REASONS)
     shown = ordered if is_wide else [SHORT_REASONS.get(name, name) for name in ordered]
-    return Text(_safe(", ".join(shown)), style="bold red" if FAULT_REASONS & {*names} else "")
+    return Text(safe(", ".join(shown)), style="bold red" if FAULT_REASONS & {*names} else "")
 
 
-def _number(value: float | NotAvailable, digits: int = 0) -> str:
+def number_cell(value: float | NotAvailable, digits: int = 0) -> str:
+    """A number, or a dash where it is not available."""
     known = or_none(value)
     if known is None:
         return NOTHING
     return f"{known:.{0 if known >= 100 else digits}f}"
 
 
-def _rate(gb_s: float | None) -> str:
+def rate_cell(gb_s: float | None) -> str:
     """Three columns: ``0.0``, ``9.9``, ``450``."""
     if gb_s is None:
         return NOTHING
     return f"{gb_s:.1f}" if gb_s < 9.95 else f"{gb_s:.0f}"
 
 
-def _words(value: str | NotAvailable) -> str:
-    return NOTHING if isinstance(value, NotAvailable) else _safe(value)
+def words_of(value: str | NotAvailable) -> str:
+    """A text, or a dash where it is not available."""
+    return NOTHING if isinstance(value, NotAvailable) else safe(value)
 
 
-def _port_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, width: int) -> list[Text]:
+def port_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, width: int) -> list[Text]:
+    """The ports of all adapters: a heading, then cells beside each other."""
     if isinstance(now.ports, NotAvailable) or not now.ports:
         return [Text(f"{INDENT}no InfiniBand, RoCE or EFA adapter is to be seen", style="dim")]
     old = {port.name: port for port in ([] if before is None else or_none(before.ports) or [])}
@@ -212,9 +217,9 @@ def _port_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, 
 def _port_cell(port: LivePort, before: LivePort | None, elapsed_s: float) -> Text:
     old = {} if before is None else before.counted_bytes
     rates = [rate_gb_s(old.get(way), port.counted_bytes[way], elapsed_s) for way in ("tx", "rx")]
-    tx, rx = (_rate(None if rate is None else rate * GBIT_IN_GB) for rate in rates)
-    state = _words(port.state)[:6]
-    text = f"{_safe(port.name)[:11]:<12}{state:<7}{_number(port.rate_gbit_s):>6}{tx:>6}{rx:>6}  "
+    tx, rx = (rate_cell(None if rate is None else rate * GBIT_IN_GB) for rate in rates)
+    state = words_of(port.state)[:6]
+    text = f"{safe(port.name)[:11]:<12}{state:<7}{number_cell(port.rate_gbit_s):>6}{tx:>6}{rx:>6}  "
     return Text(text, style="" if port.state == "ACTIVE" else "yellow")
 
 
@@ -232,19 +237,20 @@ def _rows(cells: Sequence[Text], across: int) -> list[Text]:
 def _run_lines(run: RunPicture, width: int) -> list[Text]:
     head = _head(f"run  {run.source}")
     if run.problem is not None:
-        return [head, Text(_safe(f"{INDENT}{run.problem}"), style="yellow")]
+        return [head, Text(safe(f"{INDENT}{run.problem}"), style="yellow")]
     simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
     facts = [f"{name} {run.facts[name]}" for name in ("level", "profile") if run.facts.get(name)]
     words = ", ".join(filter(None, [simulated, *facts, run.shape]))
-    lines = [head, Text(_safe(f"{INDENT}{words}")), *_state_lines(run, width), _progress_line(run), _counts_line(run)]
+    lines = [head, Text(safe(f"{INDENT}{words}")), *state_lines(run, width), progress_line(run), counts_line(run)]
     if run.is_partial:
         lines.append(Text(f"{INDENT}the journal is being read: this is not the newest yet", style="yellow"))
     if run.unread:
         lines.append(Text(f"{INDENT}{counted(run.unread, 'line')} of the journal cannot be read", style="yellow"))
-    return [*lines, *_progress_of_nodes(run, width), *_part_lines(run, width)]
+    return [*lines, *progress_of_nodes(run, width), *part_lines(run, width)]
 
 
-def _state_lines(run: RunPicture, width: int) -> list[Text]:
+def state_lines(run: RunPicture, width: int) -> list[Text]:
+    """Whether the run goes on, ended, or was left."""
     ago = f"last entry {clock(run.silent_s)} ago"
     if run.verdict_line is not None:
         style = "bold red" if run.counts.get(FAILED) else "bold"
@@ -255,7 +261,8 @@ def _state_lines(run: RunPicture, width: int) -> list[Text]:
     return _folded(text, width, indent=INDENT, style="yellow")
 
 
-def _progress_line(run: RunPicture) -> Text:
+def progress_line(run: RunPicture) -> Text:
+    """How far the run is, in one line."""
     done = sum(run.counts.values())
     share = done / run.expected if run.expected else 0.0
     full = int(share * BAR_WIDTH)
@@ -263,16 +270,17 @@ def _progress_line(run: RunPicture) -> Text:
     text += f" after {clock(run.elapsed_s)}"
     text += f", soak round {run.soak_round}" if run.soak_round is not None else ""
     is_open = run.verdict_line is None and run.next_criterion is not None
-    return Text(_safe(f"{text}, next {run.next_criterion}" if is_open else text))
+    return Text(safe(f"{text}, next {run.next_criterion}" if is_open else text))
 
 
-def _counts_line(run: RunPicture) -> Text:
+def counts_line(run: RunPicture) -> Text:
+    """How many outcomes of each kind there are."""
     words = [f"{run.counts[kind]} {WORDS[kind]}" for kind in (*OUTCOMES, WAIVED) if run.counts.get(kind)]
     text = ", ".join(words) or "nothing is measured yet"
     return Text(f"{INDENT}{text}", style="red" if run.counts.get(FAILED) else "")
 
 
-def _progress_of_nodes(run: RunPicture, width: int) -> list[Text]:
+def progress_of_nodes(run: RunPicture, width: int) -> list[Text]:
     """A line for each of a few nodes, a cell for each of many: those with bad outcomes first."""
     if len(run.nodes) <= MOST_NODES:
         return [_node_line(node, is_bound=run.is_bound, width=width) for node in run.nodes]
@@ -282,7 +290,7 @@ def _progress_of_nodes(run: RunPicture, width: int) -> list[Text]:
     left = ordered[MOST_CELLS:]
     if left:
         bad = sum(_is_notable(node, is_bound=run.is_bound) for node in left)
-        lines.append(Text(f"and {counted(len(left), 'more node')}, {bad or 'none'} of them bad or absent"))
+        lines.append(Text(f"and {counted(len(left), 'more node')}, {bad} of them bad or absent"))
     return [Text(INDENT).append_text(line) for line in lines]
 
 
@@ -306,8 +314,8 @@ def _node_line(node: NodeProgress, *, is_bound: bool, width: int) -> Text:
     state = "absent" if is_bound and not node.answers else f"{_share(node):>5}{f', {node.bad} bad' if node.bad else ''}"
     spans = "  ".join(f"{_span(span)} {'MHz' if unit == 'SM MHz' else unit}" for unit, span in node.telemetry.items())
     style = "red" if _is_notable(node, is_bound=is_bound) else ""
-    line = Text().append(_safe(f"{INDENT}{name}  {state}"), style=style)
-    return line.append("  ").append(_reasons([*node.reasons], is_wide=width >= WIDE)).append(f"  {spans}")
+    line = Text().append(safe(f"{INDENT}{name}  {state}"), style=style)
+    return line.append("  ").append(reasons_of([*node.reasons], is_wide=width >= WIDE)).append(f"  {spans}")
 
 
 def _span(span: tuple[float, float]) -> str:
@@ -315,7 +323,8 @@ def _span(span: tuple[float, float]) -> str:
     return low if low == high else f"{low}-{high}"
 
 
-def _part_lines(run: RunPicture, width: int) -> list[Text]:
+def part_lines(run: RunPicture, width: int) -> list[Text]:
+    """What is bad so far, a part or cause each."""
     culprits = run.culprits
     if not culprits:
         return []
@@ -340,24 +349,26 @@ def _part(culprit: Culprit, places: Mapping[str, Place]) -> str:
 
 def _folded(text: str, width: int, *, indent: str, style: str) -> list[Text]:
     """A text that is worth a few lines, but no more."""
-    lines = [Text(line, style=style) for line in wrapped(_safe(text), width=width, indent=indent)]
+    lines = [Text(line, style=style) for line in wrapped(safe(text), width=width, indent=indent)]
     if len(lines) > MOST_FOLDED:
         lines[MOST_FOLDED - 1].append(" ...")
     return lines[:MOST_FOLDED]
 
 
-def _log_lines(run: RunPicture) -> list[Text]:
+def log_lines(run: RunPicture) -> list[Text]:
+    """The last lines of the newest logs."""
     if not run.logs:
         return []
-    lines = [Text(_safe(f"{INDENT}{name} | {line}")) for name, line in run.logs[:MOST_LOG_LINES]]
+    lines = [Text(safe(f"{INDENT}{name} | {line}")) for name, line in run.logs[:MOST_LOG_LINES]]
     return [Text(""), _head("log, newest file first"), *lines]
 
 
-def _variable_lines(run: RunPicture) -> list[Text]:
+def variable_lines(run: RunPicture) -> list[Text]:
+    """The NCCL variables and the nodes that have them."""
     title = [Text(""), _head("NCCL variables of the run")]
     if run.variables is None:
         return [*title, Text(f"{INDENT}not read yet", style="dim")]
-    lines = [Text(_safe(f"{INDENT}{name}  {_who(nodes, run)}")) for name, nodes in run.variables.items()]
+    lines = [Text(safe(f"{INDENT}{name}  {_who(nodes, run)}")) for name, nodes in run.variables.items()]
     more = [Text(f"{INDENT}and {len(lines) - MOST_VARIABLES} more")] if len(lines) > MOST_VARIABLES else []
     return [*title, *(lines[:MOST_VARIABLES] or [Text(f"{INDENT}none is set", style="dim")]), *more]
 

@@ -23,6 +23,8 @@ OWN_GIB = 1.0
 IDLE_PERCENT = 10
 """Utilization that a monitor may cause."""
 SHOWN_PROCESSES = 3
+SHOWN_GIB = 0.05
+"""Less than this would be shown as 0.0 GiB, which no process with a CUDA context holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,10 @@ class GpuProcess:
     def text(self) -> str:
         """``23.4 GiB held by pid 4711 (python3)``."""
         holder = f"pid {self.pid} ({self.name or 'its program cannot be seen from here'})"
-        return f"memory held by {holder}" if self.memory_gib is None else f"{self.memory_gib:.1f} GiB held by {holder}"
+        if self.memory_gib is None:
+            return f"memory held by {holder}"
+        held = f"{self.memory_gib:.1f}" if self.memory_gib >= SHOWN_GIB else f"less than {2 * SHOWN_GIB:.1f}"
+        return f"{held} GiB held by {holder}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +144,10 @@ def _own_tensors_gib() -> float:
 
 
 def describe_process(pid: int, held_bytes: int | None) -> GpuProcess:
-    """A process that NVML lists, with its name; inside a session of NVML."""
+    """A process that NVML lists, with its name; inside a session of NVML. Where NVML says 0 bytes, it does not know them."""
     from pytest_gpucluster.inventory import gpu_index  # noqa: PLC0415 -- loads pynvml, which the controller does without
 
-    return GpuProcess(
-        pid=pid, name=gpu_index.read_process_name(pid), memory_gib=None if held_bytes is None else held_bytes / GIB
-    )
+    return GpuProcess(pid=pid, name=gpu_index.read_process_name(pid), memory_gib=held_bytes / GIB if held_bytes else None)
 
 
 def _read_once(index: int) -> Occupancy:

@@ -52,7 +52,6 @@ class Criterion:
     """Compares measured values with the entry's limit, and remembers the worst one.
 
     Attributes:
-        note: called with each miss of an advisory limit.
         selection: makes pytest's arguments that select this test at its place, which is bound by then.
         judged: the record of the worst value so far; None before a value was judged.
         expected: the GPUs and nodes that values by place must cover; empty if they are not known.
@@ -63,7 +62,6 @@ class Criterion:
     threshold: Threshold
     limit: Limit
     place: Place | None
-    note: Callable[[str], None] = lambda _remark: None
     selection: Callable[[Place | None], Sequence[str]] = lambda _place: ()
     judged: Record | None = None
     expected: tuple[Place, ...] = ()
@@ -289,7 +287,6 @@ class Criterion:
         self._keep(replace(failed, cause=", ".join(names)) if among else failed)
         if not self._is_advisory:
             raise CriterionFailedError(message)
-        self.note(message)
 
     def _leave_open(self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any]) -> None:
         """Too close to call by the worst reading: neither passed nor failed, and never a coin-flip.
@@ -309,7 +306,6 @@ class Criterion:
         self._keep(self._missed(NOISY, reading, facts, message, is_final=is_final))
         if not self._is_advisory:
             raise MeasurementError(message, kind="noisy")
-        self.note(message)
 
     @property
     def _is_advisory(self) -> bool:

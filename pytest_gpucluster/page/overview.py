@@ -28,6 +28,7 @@ from pytest_gpucluster.judging.verdict import (
 from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, plain
 from pytest_gpucluster.page.drawing import Value, strip_of
 from pytest_gpucluster.page.parts_view import name_of
+from pytest_gpucluster.reporting.at_a_glance import HANDOVER
 from pytest_gpucluster.reporting.ending import duration
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.table_rows import NOTHING, PlaceNames
@@ -41,18 +42,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.page.document import RunDocument
     from pytest_gpucluster.page.drawing import Strip
 
-HANDOVER = {
-    "bf16_tflops": "Matrix products (BF16)",
-    "hbm_bandwidth": "GPU memory bandwidth",
-    "busbw[all_reduce]": "All-reduce inside a node",
-    "inter_node_busbw[all_reduce]": "All-reduce between nodes",
-    "busbw_scaling": "Bandwidth kept from one node to all",
-    "training_scaling_node": "Training: one GPU to one node",
-    "training_scaling_cluster": "Training: one node to all",
-    "finetune_loss": "Loss of the fine-tune",
-    "finetune_throughput": "Speed of the fine-tune",
-}
-"""The criteria that the handover's documents name with a number, in their order."""
 TONES = {ACCEPTED: GOOD, REJECTED: BAD}
 WITHOUT = {
     ERROR: "were not measured",

@@ -14,7 +14,7 @@ from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.criterion import Criterion
-from pytest_gpucluster.judging.forecast import SUBJECTS, Suite
+from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
@@ -149,7 +149,6 @@ class Collection:
             threshold=threshold,
             limit=limit,
             place=place,
-            note=self._terminal.remark,
             selection=lambda at: self._tests.arguments([(key, at.id if at is not None else None)], at),
             expected=places_covered_by(place, setup.inventory),
         )
@@ -170,6 +169,13 @@ class Collection:
     def criteria(self) -> list[str]:
         """The criteria that a selected test judges and no rule excludes."""
         return list(dict.fromkeys(item.stash[PAIR].criterion for item in self.items if RULE not in item.stash))
+
+    def forecast(self) -> Forecast:
+        """What the selected tests are, and about how long they take."""
+        tests = self._all_tests.tests()
+        return self._session.forecast(
+            Suite(subjects=subjects_of(tests), fixtures=fixtures_of(tests, self._session.setup.criteria))
+        )
 
     def compares(self) -> bool:
         """Whether a selected test compares places with each other: the mark ``compares``."""
@@ -192,8 +198,7 @@ class Collection:
                 self._terminal.live.say(f"gpucluster: {kept}; older than those, removed: {', '.join(removed)}")
             if self.earlier.line is not None:
                 self._terminal.live.say(f"gpucluster: {self.earlier.line}")
-            suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
-            self._terminal.live.announce(self._session.forecast(suite))
+            self._terminal.live.announce(self.forecast())
             for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.items if NO_LIMIT in item.stash):
                 self._terminal.live.say(f"gpucluster: will be an ERROR: {text}")
 

@@ -33,6 +33,8 @@ LOG_S, LOG_LINES = 10.0, 100
 MAX_REMARKS = 10
 """How many lines about what has no effect stand before the first test; results.json has all."""
 SHOWN_FAILURES = 20
+SHOWN_OF_A_PLACE = 3
+"""Lines about the failures of one place: more of them have one cause nearly always, and are counted."""
 LONGEST_REASON = 200
 """Characters of a line about a failure."""
 
@@ -190,6 +192,7 @@ class LiveFailures:
         """Count from 0."""
         self._seen: set[Key] = set()
         self._causes: set[str] = set()
+        self._of_place: Counter[str | None] = Counter()
         self._shown = 0
 
     @property
@@ -198,7 +201,7 @@ class LiveFailures:
         return len(self._seen)
 
     def line_of(self, record: Record, places: Mapping[str, Place]) -> str | None:
-        """The line of a bad outcome; None if it is good, was shown, has a cause that was shown, or comes too late."""
+        """The line of a bad outcome; None if it is good, was shown, has a cause that was shown, or is one of too many."""
         key = (record.criterion, record.place)
         if counted_as(record) not in (FAILED, ERROR, NOISY) or key in self._seen:
             return None
@@ -208,6 +211,10 @@ class LiveFailures:
             if cause in self._causes:
                 return None
             self._causes.add(cause)
+        if record.place is not None and record.outcome == FAILED:
+            self._of_place[record.place] += 1
+            if self._of_place[record.place] > SHOWN_OF_A_PLACE:
+                return None
         self._shown += 1
         if self._shown > SHOWN_FAILURES:
             return (

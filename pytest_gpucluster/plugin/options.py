@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 
 SUITE = "tests_acceptance"
+NOT_FOUND = re.compile(rf"not found: (?:\./)?{SUITE}(?P<file>[/\w.]*)(?P<test>::\S+)?\Z")
+"""How pytest says that it found no such file or folder of the suite."""
 MARKS = {
     "distributed(per='cluster')": "the test's body runs on every rank, in a worker, with torch.distributed set up",
     "health": "GPU health, read through NVML",
@@ -114,9 +117,19 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     except pytest.UsageError as error:
-        if not any(str(text).endswith(f"not found: {SUITE}") for text in error.args):
+        named = [name for text in error.args if (name := packaged_name(str(text))) is not None]
+        if not named:
             raise
-        raise pytest.UsageError(*error.args, f"the packaged suite is given by: pytest --pyargs {SUITE}") from None
+        raise pytest.UsageError(*error.args, f"the packaged suite is given by: pytest --pyargs {' '.join(named)}") from None
+
+
+def packaged_name(text: str) -> str | None:
+    """What ``--pyargs`` takes for a file of the packaged suite that pytest did not find; None for any other ``text``."""
+    found = NOT_FOUND.search(text)
+    if found is None:
+        return None
+    file = found["file"].removesuffix(".py").strip("/").replace("/", ".")
+    return f"{SUITE}{f'.{file}' if file else ''}{found['test'] or ''}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

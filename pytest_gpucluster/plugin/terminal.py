@@ -14,7 +14,7 @@ from pytest_gpucluster.plugin.live import Live
 from pytest_gpucluster.plugin.screen import Screen
 from pytest_gpucluster.plugin.stash_keys import COMMAND
 from pytest_gpucluster.plugin.verdict_item import NODEID
-from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
+from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describe_bad_parts
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.lines import printed
 from pytest_gpucluster.reporting.table import Layout, criteria_table
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.session import Session
 
-SHOWN_REMARKS = 10
 REPORTS = ("report.html", "results.json", "metrics.prom", "journal.jsonl")
 FROM_EARLIER_RUNS = ("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise")
 """Options that choose tests, or end a run, by what failed."""
@@ -51,16 +50,11 @@ class Terminal:
         self.hidden = HiddenReports(config, session)
         self._subjects: Mapping[str, str] = {}
         self.live = Live(self.screen, session.state)
-        self._remarks: list[str] = []
         self.said = Said()
 
     def group_by(self, subjects: Mapping[str, str]) -> None:
         """Take the subject of each criterion, by which the table is grouped."""
         self._subjects = subjects
-
-    def remark(self, text: str) -> None:
-        """Keep a line for the end: an advisory limit was missed, which is no failure."""
-        self._remarks.append(text)
 
     def summary(self, *, disk_errors: Sequence[str]) -> None:
         """Print the table, the bad parts, and remarks."""
@@ -72,11 +66,7 @@ class Terminal:
         places = session.state.places()
         self.screen.print(criteria_table(records, places, subjects=self._subjects, layout=self._layout))
         self.screen.print(self._printed(describe_bad_parts(records, self._shown(places))))
-        for remark in self._remarks[:SHOWN_REMARKS]:
-            for line in hung(f"advisory: {remark}").split("\n"):
-                self.screen.write(line)
-        if len(self._remarks) > SHOWN_REMARKS:
-            self.screen.write(f"and {len(self._remarks) - SHOWN_REMARKS} more advisory misses, in results.json")
+        self.screen.print(advisory_lines(records, width=self.screen.width))
         for line in causes.describe_remarks(records):
             self.screen.write(line)
         changed = session.setup.changed_entries
@@ -99,6 +89,7 @@ class Terminal:
             color=screen.has_color,
             is_rehearsal=self._session.setup.rehearsal,
             is_whole=screen.verbosity > 0,
+            noise={key: entry.noise for key, entry in self._session.setup.criteria.items() if entry.noise is not None},
         )
 
     def conclude(self, verdict: Verdict) -> None:
@@ -127,6 +118,7 @@ class Terminal:
             device=setup.inventory.device,
             width=self.screen.width,
             whole=shows_own(config),
+            is_whole=self.screen.verbosity > 0,
             command=tuple(without_selection(given)) if setup.launch is None else (),
             report=str(setup.settings.results_dir / "results.json"),
             drain_reason=f"gpucluster-{time.strftime('%Y%m%d')}" if is_real else None,

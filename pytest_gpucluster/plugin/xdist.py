@@ -126,8 +126,6 @@ class XdistController:
     def _take(self, record: Record) -> None:
         """Take the outcome that a worker came to."""
         self._run.session.recorder.record_outcome(record)
-        if record.advisory:
-            self._run.terminal.remark(record.reason or "")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:

@@ -12,12 +12,14 @@ from rich.text import Text
 from pytest_gpucluster.judging.culprits import HARDWARE, find_culprits
 from pytest_gpucluster.judging.failure_text import format_number, show_evidence
 from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.judging.selection import ONLY, identity_of
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
 from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.lines import cut, printed, tied, wrapped
+from pytest_gpucluster.reporting.lines import CONTINUED, cut, printed, quoted, tied, wrapped
+from pytest_gpucluster.reporting.one_cause import MOST_ROWS, GoodPeers, first_of, sentence_of
 from pytest_gpucluster.reporting.table_rows import allows_nothing, value_cells
-from pytest_gpucluster.text import framed, one_line, shortlist
+from pytest_gpucluster.text import first_line, framed, one_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,18 +30,27 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.places import Place
 
-MOST_LINES = 60
+MOST_LINES = 48
 MOST_DETAILED = 6
 """More parts have one line each."""
 MOST_PARTS = 20
+MOST_ADVISORY = 10
 SHOWN_CAUSES = 3
 """Criteria of a shared cause whose findings are shown, at one place each."""
 MOST_CRITERIA = 16
 """Of one part, with a line each."""
 WIDEST_NAME = 32
+INDENT_OF_COMMAND = len("        ") + len(CONTINUED)
 NAME_COLUMN = 25
 """A longer name of a criterion moves its own line only."""
 UNMEASURED = (ERROR, MISSING)
+CAUSES: Mapping[str, str] = {
+    "software": "software is to blame",
+    "settings": "a setting is to blame",
+    "host": "the host is to blame",
+    "unknown": "the cause is not known",
+}
+"""What is to blame where no part is, which is counted apart from bad parts."""
 BOARD = {"part_number": "part", "module": "module", "chassis_serial": "chassis", "slot": "slot", "tray": "tray"}
 """What of a GPU's board whoever replaces it has to know, each with its word."""
 REASONS = {
@@ -61,6 +72,7 @@ class Shown:
         device: ``cuda``, or ``cpu`` in a rehearsal.
         width: columns of the screen.
         whole: show the whole text of an error; its first line otherwise.
+        is_whole: each value that misses its limit has a row, also where one sentence says it.
         command: the words of the command of this run; empty where it is not known.
         report: where the reports lie.
         drain_reason: what Slurm shows as the reason; None where no real GPU was measured.
@@ -71,6 +83,7 @@ class Shown:
     device: str
     width: int
     whole: bool = True
+    is_whole: bool = False
     command: tuple[str, ...] = ()
     report: str = "results.json"
     drain_reason: str | None = None
@@ -96,7 +109,7 @@ class BadGroup:
 
 
 def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
-    """All lines of the block, at most 60 rows of the screen; none if nothing is bad. What does not fit is counted."""
+    """All lines of the block, at most 48 rows of the screen; none if nothing is bad. What does not fit is counted."""
     rows = list(records)
     culprits = find_culprits(rows, shown.places)
     entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows)]
@@ -112,6 +125,19 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
             if sum(_rows(line.plain, shown.width) for line in body) <= room:
                 return [*head, *body, *tail]
     return [*head, *writer.brief(entries), *tail]
+
+
+def advisory_lines(records: Iterable[Record], *, width: int) -> list[str]:
+    """A line for each advisory limit that was missed, at most 10: where, the value, what was found; no raw data."""
+    missed = [record for record in records if record.advisory]
+    lines: list[str] = []
+    for record in missed[:MOST_ADVISORY]:
+        text = f"advisory: {first_line(record.reason or record.outcome).replace(' count', '')}"
+        found = {name: value for name, value in record.evidence.items() if not isinstance(value, dict)}
+        text += f"; {cut(show_evidence(found), 2 * width)}" if found else ""
+        lines += wrapped(text, width=width, indent="")
+    more = len(missed) - MOST_ADVISORY
+    return [*lines, *([f"and {more} more advisory misses, in results.json"] if more > 0 else [])]
 
 
 def _rows(text: str, width: int) -> int:
@@ -137,9 +163,9 @@ def _counts(culprits: Sequence[Culprit], shown: Shown) -> str:
     found = [f"{kinds['gpu']} of {counted(gpus, noun)}"] if kinds["gpu"] else []
     found += [f"{kinds['node']} of {counted(len(places) - gpus, 'node')}"] if kinds["node"] else []
     found += [f"{counted(kinds['absent'], 'node')} absent"] if kinds["absent"] else []
-    found += [f"{counted(number, 'place')} (cause: {kind})" for kind, number in causes.items()]
     found += [f"{counted(kinds['shared'], 'cause')} that several places share"] if kinds["shared"] else []
-    return ", ".join(found) or "none is named"
+    others = [f"{CAUSES[kind]} at {counted(number, 'place')}" for kind, number in causes.items()]
+    return "; ".join(filter(None, [", ".join(found) or ("0" if others else "none is named"), *others]))
 
 
 def _tail(rows: Sequence[Record], culprits: Sequence[Culprit], shown: Shown) -> list[Text]:
@@ -226,42 +252,67 @@ class _Writer:
     def __init__(self, rows: Sequence[Record], shown: Shown) -> None:
         self._shown = shown
         self._texts: set[str] = set()
-        self._values: dict[str, list[float]] = defaultdict(list)
+        self._advices: set[str] = set()
+        self._siblings = GoodPeers(record for record in rows if record.outcome == PASSED)
         self._reasons: dict[str, set[str]] = defaultdict(set)
         for record in rows:
             if record.outcome == PASSED:
                 self._reasons[record.criterion].update(_event_reasons(record) or ())
-                if record.value is not None:
-                    self._values[record.criterion].append(record.value)
 
     def detailed(self, entries: Iterable[BadGroup], *, whole: bool, command: Sequence[str]) -> list[Text]:
         """Several lines for each entry. Without the words of a ``command``, what to do next says "the same command"."""
-        self._texts = set()
+        self._texts, self._advices = set(), set()
         lines: list[Text] = []
         for entry in entries:
             colour = "yellow" if entry.is_waived else "red"
             width = self._shown.width
             head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * (len(entry.name) + 4))
             lines += [Text(text, f"bold {colour}") for text in head]
-            lines += [Text(text) for text in self._body(entry, whole=whole)]
+            lines += [Text(text) for text in self._body(entry, whole=whole, is_short=not command)]
             if entry.keys:
-                arguments = self._shown.tests.arguments(entry.keys, entry.part)
-                again = ending.again(arguments, command, width=width, indent="      ")
+                again = ending.again(self._again(entry), command, width=width, indent="      ")
                 lines += [Text(text) for text in again]
         return lines
 
-    def _body(self, entry: BadGroup, *, whole: bool) -> list[str]:
+    def _again(self, entry: BadGroup) -> list[str]:
+        """What selects the tests of an entry in words that fit a line; where none does, all of the part, or the whole run."""
+        tests, part, room = self._shown.tests, entry.part, self._shown.width - INDENT_OF_COMMAND
+        at_part = [] if part is None else [key for key in entry.keys if key[1] == part.id]
+        name = None if part is None else identity_of(part)
+        for arguments in (tests.arguments(entry.keys, part), tests.arguments(at_part, part), [ONLY, name] if name else []):
+            if arguments and max(map(len, map(quoted, arguments))) <= room:
+                return arguments
+        return []
+
+    def _body(self, entry: BadGroup, *, whole: bool, is_short: bool) -> list[str]:
         width = self._shown.width
         lines = wrapped(entry.headline, width=width, indent="    ") if entry.headline is not None else []
         measured = [record for record in entry.records if _is_measured(record)]
         is_shared = entry.headline is not None and bool(measured)
-        lines += [*self._criteria(measured), *self._found_first(measured)] if is_shared else self._values_of(measured)
+        if is_shared:
+            lines += [*self._criteria(measured), *self._found_first(measured)]
+        elif self._is_one_cause(entry, measured):
+            lines += wrapped(sentence_of(measured, self._siblings), width=width, indent="    ")
+            more = f"    the other {len(measured) - 1} values are in {self._shown.report}; -v shows them"
+            lines += [] if is_short else [*self._values_of([first_of(measured)]), cut(more, width)]
+        else:
+            lines += self._values_of(measured)
         if not entry.is_absent:
             lines += self._texts_of([one for one in entry.records if not _is_measured(one)], whole=whole)
         seen = self._event_cause(measured)
         lines += wrapped(seen, width=width, indent="    ") if seen is not None else []
-        lines += wrapped(entry.advice, width=width, indent="    ") if entry.advice is not None else []
-        return lines
+        return [*lines, *self._advice(entry.advice)]
+
+    def _advice(self, advice: str | None) -> list[str]:
+        """What to do, in full for the first of several parts that ask for the same."""
+        if advice is None:
+            return []
+        what, colon, _ = advice.partition(": ")
+        is_known, self._advices = advice in self._advices, {*self._advices, advice}
+        return wrapped(f"{what}{colon}as above" if is_known else advice, width=self._shown.width, indent="    ")
+
+    def _is_one_cause(self, entry: BadGroup, measured: Sequence[Record]) -> bool:
+        return entry.part is not None and len(measured) > MOST_ROWS and not self._shown.is_whole
 
     def _values_of(self, measured: Sequence[Record]) -> list[str]:
         column = min(NAME_COLUMN, 1 + max((len(record.criterion) for record in measured), default=0))
@@ -312,7 +363,7 @@ class _Writer:
             return record.message
         unit = "" if limit.unit == "count" else f" {limit.unit}"
         waived = " (waived)" if counted_as(record) == WAIVED else ""
-        others = self._values[record.criterion] if record.place is not None else []
+        others = self._siblings.values.get(record.criterion, []) if record.place is not None else []
         bound, value, *ends = value_cells(limit, record.value, *((min(others), max(others)) if others else ()))
         text = f"{value}{unit}, limit {bound}{waived}"
         if ends:
@@ -341,7 +392,9 @@ class _Writer:
         table.add_column()
         for entry in shown:
             host = "  ".join(cut(word, WIDEST_NAME) for word in entry.where[: 1 if entry.is_absent else 2])
-            items = self._items(entry)
+            measured = [record for record in entry.records if _is_measured(record)]
+            is_one = self._is_one_cause(entry, measured)
+            items = [sentence_of(measured, self._siblings)] if is_one else self._items(entry)
             count = f"{len(items)} bad: " if len(items) > 1 else ""
             text = Text(one_line(count + ", ".join(items)), no_wrap=True, overflow="ellipsis")
             table.add_row(f"  {cut(entry.name, WIDEST_NAME)}", host, text)

@@ -1,8 +1,8 @@
-"""The closing table: each criterion with its worst value, where that is, the median, the limit and the headroom."""
+"""The closing report: a line a subject and the rows that somebody must read; with ``-v`` a row for each criterion."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
+from pytest_gpucluster.reporting.at_a_glance import ABOUT_NEAR, HANDOVER, chosen_rows, measured_texts, subject_lines
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import printed, wrapped
 from pytest_gpucluster.reporting.table_rows import (
@@ -24,12 +25,13 @@ from pytest_gpucluster.reporting.table_rows import (
     without_absent_nodes,
     without_result,
 )
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import one_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.reporting.at_a_glance import ChosenRows, SubjectLine
 
 STYLES = {
     PASSED: "green",
@@ -50,6 +52,8 @@ SHORTEST_NAME = 18
 TO_THE_RIGHT = ("worst", "p1", "median", "headroom")
 OTHERS, ALL_OK = "others", "all ok"
 INDENT = "  "
+MOST_MORE = 12
+"""Names of bad criteria without a row."""
 UNLIMITED = 10**9
 
 
@@ -61,12 +65,14 @@ class Layout:
         width: columns of the screen.
         is_rehearsal: values say nothing about the hardware, so no headroom is shown.
         is_whole: every criterion has its own row, also one that does not apply or was not selected.
+        noise: the noise that an entry states, 0 to 1, by criterion; it says which values are near their limit.
     """
 
     width: int
     color: bool = False
     is_rehearsal: bool = False
     is_whole: bool = False
+    noise: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +91,14 @@ class Heading:
 def criteria_table(
     records: Iterable[Record], places: Mapping[str, Place], *, subjects: Mapping[str, str], layout: Layout
 ) -> list[str]:
-    """The lines of the table, grouped by subject in the order of the records.
+    """The lines about all values: one for each subject, then the rows of what must be read.
+
+    Without a known subject every criterion has a row, and so with ``is_whole``, where the rows stand by subject.
 
     Args:
         records: every outcome of the run.
         places: every expected GPU and node by id.
-        subjects: the subject of each criterion, as far as known; without any the rows are not grouped.
+        subjects: the subject of each criterion, as far as known.
         layout: how it is drawn.
     """
     by_criterion: dict[str, list[Record]] = {}
@@ -98,16 +106,50 @@ def criteria_table(
         by_criterion.setdefault(record.criterion, []).append(record)
     names = PlaceNames(places)
     absent = without_absent_nodes(by_criterion, places)
-    left_out: dict[str, str] = {}
+    left_out = {} if layout.is_whole else without_result(by_criterion)
+    kept = {key: found for key, found in by_criterion.items() if key not in left_out}
+    unjudged = [*absent, *(criterion for criterion, outcome in left_out.items() if outcome != SKIPPED)]
     if layout.is_whole:
         rows = [(criterion, row_of(criterion, found, names)) for criterion, found in by_criterion.items()]
+        lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []
+    elif any(criterion in subjects for criterion in kept):
+        of_each = {criterion: subjects.get(criterion, OTHERS) for criterion in by_criterion}
+        seen = subject_lines(kept, of_each, unjudged=unjudged, is_rehearsal=layout.is_rehearsal)
+        every = {key: found for key, found in by_criterion.items() if key in kept or key in HANDOVER}
+        chosen = chosen_rows(every, names, noise=None if layout.is_rehearsal else layout.noise)
+        lines = _at_a_glance(seen, chosen, [] if layout.is_rehearsal else measured_texts(kept), layout)
     else:
-        left_out = without_result(by_criterion)
-        rows = folded_rows({key: found for key, found in by_criterion.items() if key not in left_out}, names)
-    unjudged = [*absent, *(criterion for criterion, outcome in left_out.items() if outcome != SKIPPED)]
-    lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []
+        lines = _draw([row for _, row in folded_rows(kept, names)], layout) if kept else []
     summary = [*_absent(absent, places, layout), *_summary([by_criterion[key] for key in left_out], layout)]
     return [*lines, *printed(summary, width=layout.width, color=layout.color)]
+
+
+def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequence[str], layout: Layout) -> list[str]:
+    """The lines of subjects, the chosen rows, what is bad besides, what "near" means, and what nothing judges."""
+    columns = max(len(line.subject) for line in seen), max(len(line.state) for line in seen)
+    texts = [_subject_text(line, columns, layout) for line in seen]
+    rows = ["", *_draw(chosen.rows, layout)] if chosen.rows else []
+    below: list[Text] = []
+    if chosen.more:
+        words = (
+            f"and {counted(len(chosen.more), 'more bad criterion', 'more bad criteria')}: {shortlist(chosen.more, most=MOST_MORE)}"
+        )
+        below += [Text(line, style=STYLES[FAILED]) for line in wrapped(f"{words}; -v shows all", width=layout.width, indent="")]
+    if chosen.is_any_near:
+        below += [Text(line) for line in wrapped(ABOUT_NEAR, width=layout.width, indent="")]
+    if measured:
+        words = "; ".join(measured)
+        below += [Text(line) for line in wrapped(f"measured, not judged: {words}", width=layout.width, indent="")]
+    return [
+        *printed(texts, width=layout.width, color=layout.color),
+        *rows,
+        *printed(below, width=layout.width, color=layout.color),
+    ]
+
+
+def _subject_text(line: SubjectLine, columns: tuple[int, int], layout: Layout) -> Text:
+    name, state, numbers = line.text(width=layout.width, columns=columns)
+    return Text.assemble((_shown(name), "bold"), (_shown(state), STYLES.get(line.style, "")), _shown(numbers))
 
 
 def _absent(absent: Mapping[str, Sequence[Record]], places: Mapping[str, Place], layout: Layout) -> list[Text]:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 NOTHING = "-"
 COUNTS = ("GPUs", "nodes", "errors", "rows", "reasons", "links", "count")
 """Units of what is counted. A distance in percent says nothing about such a number."""
+TINY_PERCENT, TINY_RATIO = 0.005, 1e-3
+"""A percentage below both, the second as a part of its limit, is shown as 0."""
 TWICE_PERCENT, WHOLE_PERCENT = 100.0, 9.95
 MILLION = 1e6
 SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, WAIVED, NOT_SELECTED, SKIPPED, PENDING, PASSED)
@@ -160,7 +162,7 @@ def with_values(row: TableRow, records: Sequence[Record], names: PlaceNames) -> 
     readings = every if severest_of([counted_as(record) for record in records]) == MISSING else readings_of(bad)
     worst = max(readings, key=lambda reading: reading.badness) if readings else None
     median, p1 = _distribution(every)
-    row = replace(row, unit=limit.unit or NOTHING, limit=value_cells(limit)[0], median=median, p1=p1)
+    row = replace(row, unit=unit_cell(limit), limit=value_cells(limit)[0], median=median, p1=p1)
     if worst is None:
         return replace(row, where=_where(bad, records, names)) if is_bad(records) else row
     bound, shown = value_cells(worst.limit, worst.value)
@@ -170,7 +172,7 @@ def with_values(row: TableRow, records: Sequence[Record], names: PlaceNames) -> 
         where = NOTHING  # of the places that are not missing, none is the worst
     return replace(
         row,
-        unit=worst.limit.unit or NOTHING,
+        unit=unit_cell(worst.limit),
         worst=shown,
         where=EVERYWHERE if is_alike and len(readings) == len(records) else where,
         limit=bound,
@@ -221,8 +223,14 @@ def _distribution(readings: Sequence[Reading]) -> tuple[str, str]:
 
 def value_cells(limit: Limit, *values: float) -> tuple[str, ...]:
     """The limit without its unit, then each value: ``("> 700", "777.2")``."""
-    bound, *shown = format_beside(limit, *values)
+    tiny = abs(limit.value) * TINY_RATIO if limit.unit == "%" else 0.0
+    bound, *shown = format_beside(limit, *(0.0 if abs(value) < min(tiny, TINY_PERCENT) else value for value in values))
     return (f"{SIGNS[limit.kind]} {bound}", *shown)
+
+
+def unit_cell(limit: Limit) -> str:
+    """The unit of a value; nothing where it is a number of findings."""
+    return NOTHING if limit.unit in ("", "count") else limit.unit
 
 
 def allows_nothing(limit: Limit) -> bool:

@@ -120,7 +120,7 @@ def test_passes_what_is_good(honest: FinishedRun) -> None:
     for name in ("good", "xfail_mark_on_good", "advisory"):
         assert honest.row(name)["outcome"] == "passed"
         assert honest.case(f"test_{name}").outcome == "passed"
-    assert "advisory: advisory at the cluster: 0 count, below 1 count" in honest.stdout
+    assert "advisory: advisory at the cluster: 0, below 1" in honest.stdout
     assert "advisory: " in honest.row("advisory")["reason"]
 
 

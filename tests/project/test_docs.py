@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.reporting.at_a_glance import HANDOVER
 from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
 
@@ -298,12 +299,12 @@ def test_summaries_of_kept_runs_are_theirs(tmp_path: Path) -> None:
 
 
 def test_picture_of_the_readme_shows_the_kept_run() -> None:
-    """It is drawn anew when the table changes. It has each row that it picks and the verdict, and loads nothing."""
+    """It is drawn anew when the table changes. It has each subject, the handover's rows and the verdict, and loads nothing."""
     draw = script("images/draw.py")
     svg = draw.picture(json.loads(draw.RUN.read_text(encoding="utf-8")))
     shown = svg.replace("&#160;", " ")
-    rows = [name for names in draw.SHOWN.values() for name in names]
-    assert [name for name in [*rows, "verdict ACCEPTED: 153 passed, 7 do not apply"] if name not in shown] == []
+    rows = [name for names in draw.SHOWN.values() for name in names if name in HANDOVER]
+    assert [name for name in [*rows, *draw.SHOWN, "verdict ACCEPTED: 153 passed, 7 do not apply"] if name not in shown] == []
     assert draw.TARGET.read_text(encoding="utf-8") == svg
     assert "url(http" not in svg
 

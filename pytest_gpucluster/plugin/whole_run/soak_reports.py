@@ -237,7 +237,7 @@ def _where(worst: Mapping[str, Any]) -> str:
 def _provisional(kept: RoundResult, criterion: Criterion) -> Record:
     """The record as it would be if the soak ended now."""
     place = None if kept.place == CLUSTER else kept.place
-    trial = replace(criterion, place=place, judged=None, first_error=None, note=_ignore)
+    trial = replace(criterion, place=place, judged=None, first_error=None)
     error: MeasurementError | None = None
     with contextlib.suppress(CriterionFailedError):
         try:
@@ -255,7 +255,3 @@ def _provisional(kept: RoundResult, criterion: Criterion) -> Record:
 def _id_of(place: Place) -> str | None:
     """The place of a record: None for a value that all nodes share."""
     return None if place == CLUSTER else place.id
-
-
-def _ignore(_remark: str) -> None:
-    """The test itself shows the remark, once, at its end."""

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.commands import arguments, main, run
-from pytest_gpucluster.commands.packaged import run_criterion
 from pytest_gpucluster.errors import ConfigurationError
 from tests.support import REPOSITORY
 from tests.support.launching import Launch, Starter, starter_in
-from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,54 +238,12 @@ def test_arguments_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> Non
     assert "unrecognized arguments: --nowhere" in capsys.readouterr().err
 
 
-CRITERIA = [
-    ("bf16_tflops", "tests_acceptance.test_compute::test_bf16_tflops"),
-    ("busbw[all_reduce]", "tests_acceptance.test_links::test_busbw -k all_reduce"),
-    ("busbw", "tests_acceptance.test_links::test_busbw"),
-    ("straggler[bf16_tflops]", "tests_acceptance.test_stragglers::test_straggler -k bf16_tflops"),
-    ("nic_ports --expect gpus_per_node=4", "tests_acceptance.test_nics::test_nic_ports --gpucluster-expect gpus_per_node=4"),
-    ("hbm_bandwidth --device cpu", "tests_acceptance.test_memory::test_hbm_bandwidth --gpucluster-profile rehearsal"),
-]
-
-
-@pytest.mark.parametrize(("typed", "command"), CRITERIA)
-def test_a_criterion_is_judged_by_its_own_test(
-    typed: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command becomes pytest, shows how, and takes a folder of its own for the reports."""
-    words: list[str] = []
-
-    def become(_program: str, command: list[str]) -> None:
-        words.extend(command)
-        raise SystemExit
-
-    monkeypatch.setattr(os, "execv", become)
-    with pytest.raises(SystemExit):
-        main.main(["run", *typed.split()])
-    assert words[:3] == [sys.executable, "-m", "pytest"]
-    assert words[3:-1] == ["--pyargs", *command.split()]
-    folder = Path(words[-1].removeprefix("--gpucluster-results="))
-    assert list(folder.iterdir()) == []
-    folder.rmdir()
-    assert f"gpucluster run: pytest --pyargs {command}" in capsys.readouterr().err.replace("'", "")
-
-
-def test_every_packaged_criterion_has_its_test() -> None:
-    """None is left for which the command finds no module."""
-    for key, entry in packaged().content.criteria.items():
-        chosen = SimpleNamespace(function=key, words=[], device="auto", expect=None, **run_criterion.OF_FUNCTIONS)
-        if entry.level != "soak":
-            assert f"::test_{key.partition('[')[0]}" in run_criterion.pytest_arguments(chosen)[1]  # type: ignore[arg-type]
-
-
 def test_a_criterion_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A name that is nearly right, one that is none, a soak's, and options of a function."""
     assert "is no criterion, and names no function" in refused(capsys, "bf16_tflop")
     assert "Did you mean 'bf16_tflops'?" in refused(capsys, "bf16_tflop")
     assert "say MODULE:FUNCTION or path/to/file.py:FUNCTION" in refused(capsys, "zzzzzzzz")
     assert "say pytest --pyargs tests_acceptance --gpucluster-level soak:10m -k bf16_soak" in refused(capsys, "bf16_soak")
-    assert "size=5, --json: a criterion is measured by its own recipe" in refused(capsys, "bf16_tflops", "size=5", "--json")
-    assert "--place, --per" in refused(capsys, "bf16_tflops", "--place", "node0-cpu0", "--per", "node")
 
 
 def test_under_torchrun(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

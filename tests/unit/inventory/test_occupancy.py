@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.inventory import occupancy
 from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
 from pytest_gpucluster.protocol import plain_data
 from tests.support.nvml_simulator import Readers, build, readers
@@ -140,3 +141,19 @@ def test_many_processes_are_counted() -> None:
     assert dataclasses.asdict(again) == dataclasses.asdict(found)
     assert again.holders == 5
     assert again.text.endswith("1.0 GiB held by pid 3 (python3), 2 more processes")
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "text"),
+    [(None, "memory held by pid 861"), (0.001, "less than 0.1 GiB held by pid 861"), (23.44, "23.4 GiB held by pid 861")],
+)
+def test_no_process_holds_nothing(memory_gib: float | None, text: str) -> None:
+    """Where NVML does not give the bytes, no number is shown; a small one is not shown as zero."""
+    assert GpuProcess(pid=861, name="python3", memory_gib=memory_gib).text == f"{text} (python3)"
+
+
+@pytest.mark.parametrize(("held", "memory_gib"), [(None, None), (0, None), (2**30, 1.0)])
+def test_zero_bytes_are_not_known(held: int | None, memory_gib: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVML says them in a virtual machine: a process with a CUDA context holds some."""
+    monkeypatch.setattr("pytest_gpucluster.inventory.gpu_index.read_process_name", lambda _pid: "python3")
+    assert occupancy.describe_process(861, held).memory_gib == memory_gib

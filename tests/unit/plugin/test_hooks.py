@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.plugin import options
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ PLUGIN = REPOSITORY / "pytest_gpucluster" / "plugin"
 APART = {
     "xdist.py": "processes of pytest-xdist, which other projects and most runs do not have",
     "fleet.py": "a plugin of its own, loaded by `gpucluster demo` alone",
+    "plan_only.py": "a plugin of its own, loaded by `gpucluster plan` alone",
 }
 TWICE = {
     "pytest_collection": "options.py has a hint for every command line; collection.py belongs to a run",
@@ -64,3 +66,22 @@ def test_a_second_file_is_found(tmp_path: Path) -> None:
 def test_what_is_apart_exists(file: str) -> None:
     """An exception that is not needed goes."""
     assert any(file in files for files in files_by_hook(PLUGIN).values())
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("file or directory not found: tests_acceptance", "tests_acceptance"),
+        ("file or directory not found: ./tests_acceptance/", "tests_acceptance"),
+        ("file or directory not found: tests_acceptance/test_compute.py", "tests_acceptance.test_compute"),
+        (
+            "file or directory not found: tests_acceptance/test_compute.py::test_bf16_tflops",
+            "tests_acceptance.test_compute::test_bf16_tflops",
+        ),
+        ("file or directory not found: my_tests_acceptance", None),
+        ("file or directory not found: elsewhere/test_a.py", None),
+    ],
+)
+def test_the_suite_outside_a_checkout_is_named(text: str, name: str | None) -> None:
+    """As ``--pyargs`` takes it: the first mistake that everybody makes."""
+    assert options.packaged_name(text) == name

@@ -122,17 +122,17 @@ def test_never_more_than_60_lines(number: int, width: int) -> None:
 
 
 def test_one_line_of_many_findings() -> None:
-    """How many there are stands first; then as many as fit."""
+    """They are one sentence, as much of it as fits."""
     places, bad = slow(MOST_DETAILED + 1)
     rows = outcomes(places, bad)
     tflops = [row for row in rows if row.criterion == "bf16_tflops"]
     rows += [replace(row, criterion=f"other_{one}") for row in tflops for one in range(30)]
     shown = [lines_of(places, records=rows, width=width) for width in (80, 900)]
     narrow, wide = (next(line for line in lines if line.startswith("  gpu-node-0  serial 1654923000000")) for lines in shown)
-    assert narrow.startswith("  gpu-node-0  serial 1654923000000  node0-gpu0  31 bad: bf16_tflops -29 %, ")
+    assert narrow.startswith("  gpu-node-0  serial 1654923000000  node0-gpu0  computes 36 % slower than its s")
     assert len(narrow) <= 80
     assert narrow.endswith("\N{HORIZONTAL ELLIPSIS}")
-    assert wide.endswith(", other_29 -29 %")
+    assert wide.endswith("computes 36 % slower than its siblings: 31 rates")
 
 
 @pytest.mark.parametrize("words", [0, 60])
@@ -207,7 +207,7 @@ def test_one_text_of_one_cause(number: int) -> None:
     lost = Record(criterion="", place=None, outcome="error", reason=TEXT, culprits=("node0-gpu3",), blames="host")
     rows = [replace(lost, criterion=f"check[{one}]", cause="SIGKILL") for one in range(number)]
     lines = lines_of(fleet(1, 8), records=rows)
-    assert lines[1] == "BAD PARTS  1 place (cause: host)"
+    assert lines[1] == "BAD PARTS  0; the host is to blame at 1 place"
     assert sum("Python stacks" in line for line in lines) == 1
     assert any(line.startswith(f"    {number} criteri") for line in lines)
     assert any(line.startswith("    host, medium confidence: look at what the evidence names") for line in lines)

@@ -78,8 +78,10 @@ def test_what_has_no_limit_is_measured_and_not_ok(limit_of_one: Limit, outcomes:
     ]
     (line,) = (one for one in table(*records) if one.startswith("scratch_read"))
     assert cells(line)[-1] == text
-    grouped = table(*records, subjects={"scratch_read": "platform"}, layout=replace(WIDE, color=True))
+    subjects = {"scratch_read": "platform"}
+    grouped = table(*records, subjects=subjects, layout=replace(WIDE, color=True, is_whole=True))
     assert any("all ok" in one for one in grouped) == (text == "3 ok")
+    assert any("all 3 ok" in one for one in table(*records, subjects=subjects)) == (text == "3 ok")
     (row,) = (one for one in grouped if "scratch_read" in one)
     assert ("\x1b[32m" in row) == (text == "3 ok")
 
@@ -268,10 +270,17 @@ def test_an_absent_node_is_one_row(*, hosts: tuple[str, ...], name: str, is_whol
     rows += [absent(Record(criterion="all", place=f"node{node}", outcome="passed")) for node in range(3)]
     subjects = dict.fromkeys(("one", "two", "three"), "compute")
     shown = criteria_table(rows, places, subjects=subjects, layout=replace(WIDE, is_whole=is_whole))
-    assert sum("missing" in line for line in shown) == 2, "the row, and the criterion that misses others too"
     assert shown[-1] == f"absent: {name}: 7 outcomes of 4 criteria missing"
-    assert sum(line.endswith("4 ok") for line in shown) == 3
     assert not any("all ok" in line for line in shown)
+    if is_whole:
+        assert sum("missing" in line for line in shown) == 2, "the row, and the criterion that misses others too"
+        assert sum(line.endswith("4 ok") for line in shown) == 3
+    else:
+        assert cells(shown[0]) == [
+            "compute",
+            "12 ok",
+            "one 783.9 TFLOPS (> 700), two 783.9 TFLOPS (> 700), three 783.9 TFLOPS (> 700)",
+        ]
 
 
 def test_a_missing_gpu_of_a_node_that_answers_is_no_absent_node() -> None:
@@ -356,16 +365,22 @@ def test_one_percent_is_as_bad_or_worse(one: Limit, worst: float) -> None:
 
 
 def test_a_good_subject_says_so() -> None:
-    """On its own line: not where something is bad, an advisory limit was missed, or something was not selected."""
+    """On its own line: not where something is bad, an advisory limit was missed, or something was not selected.
+
+    With ``-v`` too, above the rows.
+    """
     good, bad = over("ecc", [0, 0], ERRORS), over("rows", [0, 3], ERRORS)
     missed = [replace(one, criterion="hot", outcome="passed", advisory=True) for one in bad]
     unselected = [replace(one, criterion="mig", outcome="not_selected", value=None) for one in good]
     skipped = [replace(one, criterion="nic", outcome="skipped", value=None) for one in good]
     subjects = dict.fromkeys(("ecc", "rows", "hot", "mig", "nic"), "health")
-    assert cells(table(*good, subjects=subjects)[1]) == ["health", "all ok"]
-    assert cells(table(*good, *skipped, subjects=subjects)[1]) == ["health", "all ok"]
-    for more in (bad, missed, unselected):
-        assert cells(table(*good, *more, subjects=subjects)[1]) == ["health"]
+    for more in ([], skipped):
+        assert table(*good, *more, subjects=subjects)[0] == "health  all 2 ok"
+    whole = replace(WIDE, is_whole=True)
+    assert cells(table(*good, subjects=subjects, layout=whole)[1]) == ["health", "all ok"]
+    for more, state in ((bad, "1 of 4 failed"), (missed, "all 4 ok, 2 advisory misses"), (unselected, "2 ok")):
+        assert table(*good, *more, subjects=subjects)[0] == f"health  {state}"
+        assert cells(table(*good, *more, subjects=subjects, layout=whole)[1]) == ["health"]
 
 
 def test_a_bound_of_zero_has_no_headroom() -> None:
@@ -420,9 +435,11 @@ def test_a_rehearsal_shows_no_headroom() -> None:
 
 
 def test_rows_stand_by_subject() -> None:
-    """Subjects and criteria in the order of the run; without subjects there are no headings."""
+    """With -v, subjects and criteria in the order of the run; without subjects there are no headings."""
     rows = [over(name, [800.0], limit())[0] for name in ("ecc", "tflops", "mig", "mine")]
-    grouped = table(*rows, subjects={"ecc": "health", "mig": "health", "tflops": "compute"})
+    grouped = table(
+        *rows, subjects={"ecc": "health", "mig": "health", "tflops": "compute"}, layout=replace(WIDE, is_whole=True)
+    )
     assert [re.split(" {3,}|  TFLOPS", line)[0] for line in grouped[1:]] == [
         "health", "  ecc", "  mig", "compute", "  tflops", "others", "  mine",
     ]  # fmt: skip
@@ -581,7 +598,7 @@ def test_screens(name: str, records: list[Record], inventory: Inventory, width: 
 @given(st.integers(30, 160))
 def test_a_name_is_never_broken(width: int) -> None:
     """Nor is any cell; no line is wider than the screen. A narrow screen has fewer columns: first without the median."""
-    lines = table(*a_run(bad=BAD), subjects=SUBJECTS, layout=Layout(width=width))
+    lines = table(*a_run(bad=BAD), subjects=SUBJECTS, layout=Layout(width=width, is_whole=True))
     heading, shown = lines[0].split(), "\n".join(lines)
     assert all(len(line) <= max(width, 34) for line in lines)
     assert all(f"  {name}" in shown for name in SUBJECTS if "[" not in name)
@@ -591,10 +608,15 @@ def test_a_name_is_never_broken(width: int) -> None:
 
 def test_colour_is_never_the_only_sign() -> None:
     """The coloured text says the same words as the plain one. The bad value and its place are red, a good one is not."""
-    plain = table(*a_run(bad=BAD), subjects=SUBJECTS)
-    coloured = table(*a_run(bad=BAD), subjects=SUBJECTS, layout=replace(WIDE, color=True))
+    for is_whole in (False, True):
+        _same_words(replace(WIDE, is_whole=is_whole))
+
+
+def _same_words(layout: Layout) -> None:
+    plain = table(*a_run(bad=BAD), subjects=SUBJECTS, layout=layout)
+    coloured = table(*a_run(bad=BAD), subjects=SUBJECTS, layout=replace(layout, color=True))
     assert [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in coloured] == plain
-    bad = next(line for line in coloured if "498" in line)
+    bad = next(line for line in coloured if "498" in line and "gpu3" in line)
     assert all(re.search(rf"\x1b\[31m *{text}", bad) for text in ("498", "gpu3", "1 of 8 failed"))
     assert not any("\x1b[31m" in line for line in coloured if " ok" in line)
 
@@ -606,9 +628,7 @@ def test_what_is_missing_everywhere_for_one_reason_is_one_line() -> None:
     ]
     rows, subjects = over("rate", [800.0, 810.0], limit()), {"rate": "a", "c0": "a", "c1": "b", "c2": "b"}
     lines = table(*rows, *gone, subjects=subjects)
-    assert lines[-1] == "missing (3): not run: node1 is missing: no"
-    assert cells(lines[1]) == ["a"]
-    assert len(lines) == 4
+    assert lines == ["a  2 ok   rate 800 to 810 TFLOPS (> 700)", "missing (3): not run: node1 is missing: no"]
     assert table(*rows, *gone, layout=replace(WIDE, color=True))[-1].startswith("\x1b[31mmissing (3)")
     assert cells(table(*rows, gone[0])[-1])[0] == "c0"
     other = replace(gone[1], reason="not run: terminated by SIGTERM")

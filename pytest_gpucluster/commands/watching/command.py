@@ -19,13 +19,17 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from pytest_gpucluster.commands.watch_screen import View, plain_text, screen_lines
+from pytest_gpucluster.commands.watching.boxes import WIDE_SPARK, live_lines
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.watched_node import NodeReader
 from pytest_gpucluster.reporting.watched_run import JOURNAL, WatchedRun
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from pytest_gpucluster.commands.watching.boxes import Shows
+    from pytest_gpucluster.inventory.watched_node import NodeReading
 
 USUAL_RESULTS = Path("gpucluster-results")
 PLAIN_WIDTH = 100
@@ -35,6 +39,8 @@ READ_S = 10.0
 STEP_BYTES = 2**21
 """Of a long journal this much is read before keys are looked at again."""
 QUIT = b"qQ\x03\x04"
+SHOWN_BY: Mapping[int, Shows] = {ord("n"): "node", ord("l"): "log"}
+"""Keys that show one part alone, and everything when they are pressed again."""
 
 
 class _EndedError(Exception):
@@ -66,9 +72,10 @@ def main(chosen: argparse.Namespace) -> int:
 
 def _watch(watch: _Watch, chosen: argparse.Namespace) -> None:
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    has_boxes = is_terminal and not chosen.plain and not os.environ.get("NO_COLOR")
     if chosen.once:
         watch.reader.wait_for_two(chosen.interval_s + READ_S)
-        watch.print_once(has_color=is_terminal and not chosen.plain)
+        watch.print_once(has_boxes=has_boxes)
     elif chosen.plain or not is_terminal:
         watch.print_blocks()
     else:
@@ -85,10 +92,13 @@ class _Watch:
         if source is None and (USUAL_RESULTS / JOURNAL).exists():
             source = USUAL_RESULTS
         self._run = None if source is None else WatchedRun(source)
+        self._history: tuple[NodeReading, ...] = ()
 
     def view(self, *, most_bytes: int | None = None) -> View:
         """The picture of this moment, after so many bytes more of the journal."""
         before, now = self.reader.last
+        if now is not None and (not self._history or self._history[-1] is not now):
+            self._history = (*self._history, now)[-WIDE_SPARK:]
         return View(
             hostname=socket.gethostname(),
             at=time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -97,15 +107,16 @@ class _Watch:
             silent_s=self.reader.silent_s,
             interval_s=self._interval_s,
             run=None if self._run is None else self._run.picture(most_bytes=most_bytes),
+            history=self._history,
         )
 
-    def print_once(self, *, has_color: bool) -> None:
+    def print_once(self, *, has_boxes: bool) -> None:
         """One picture, whatever the height of the screen."""
-        lines = screen_lines(self.view(), width=_plain_width())
-        if has_color:
-            Console(legacy_windows=False, highlight=False).print(Group(*lines))
+        width = _plain_width()
+        if has_boxes:
+            Console(legacy_windows=False, highlight=False).print(Group(*live_lines(self.view(), width=width, height=None)))
         else:
-            sys.stdout.write(plain_text(lines))
+            sys.stdout.write(plain_text(screen_lines(self.view(), width=width)))
         sys.stdout.flush()
 
     def print_blocks(self) -> None:
@@ -119,13 +130,17 @@ class _Watch:
     def live(self) -> None:
         """The whole terminal, drawn again every interval, until a key ends it."""
         console = Console(legacy_windows=False, highlight=False)
+        shows: Shows = "all"
         with _keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
             while True:
                 width, height = console.size
                 view = self.view(most_bytes=STEP_BYTES)
-                live.update(Group(*screen_lines(view, width=width, height=height)), refresh=True)
-                if _is_ended(keys, 0.0 if view.run is not None and view.run.is_partial else self._interval_s):
+                live.update(Group(*live_lines(view, width=width, height=height, shows=shows)), refresh=True)
+                typed = _typed(keys, 0.0 if view.run is not None and view.run.is_partial else self._interval_s)
+                if typed is None or any(byte in QUIT for byte in typed):
                     return
+                for key in typed.lower():
+                    shows = "all" if shows == SHOWN_BY.get(key) else SHOWN_BY.get(key, shows)
 
 
 def _plain_width() -> int:
@@ -135,16 +150,13 @@ def _plain_width() -> int:
     return PLAIN_WIDTH
 
 
-def _is_ended(keys: int | None, wait_s: float) -> bool:
-    """Wait so long for the key that ends; other keys draw again."""
+def _typed(keys: int | None, wait_s: float) -> bytes | None:
+    """The keys that are pressed within this time, none of them if no terminal has any; None where the terminal has gone."""
     if keys is None:
         time.sleep(wait_s)
-        return False
+        return b""
     ready, _, _ = select.select([keys], [], [], wait_s)
-    if not ready:
-        return False
-    typed = os.read(keys, 64)
-    return not typed or any(byte in QUIT for byte in typed)
+    return (os.read(keys, 64) or None) if ready else b""
 
 
 @contextlib.contextmanager

@@ -1,0 +1,211 @@
+"""``gpucluster show CRITERION``, ``run CRITERION`` and ``plan``: a criterion as it is written, measured, and what would run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from pytest_gpucluster.commands.arguments import EXAMPLE, FORM, read_arguments
+from pytest_gpucluster.commands.info_tables import pairs
+from pytest_gpucluster.config.schema_errors import did_you_mean
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.fleet.hardware import require_model
+from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.records.reading import read_results, rows_of
+from pytest_gpucluster.text import one_line
+from pytest_gpucluster.thresholds.limit import SIGNS, Limit
+from pytest_gpucluster.thresholds.load import load
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpucluster.thresholds.file import ThresholdsFile
+    from pytest_gpucluster.thresholds.resolve import Threshold
+
+SUITE = ("--pyargs", "tests_acceptance")
+RESULTS_DIR = "gpucluster-run"
+"""Where the results of one criterion lie: never among those of whole runs."""
+NAMED_PER = {"gpu": "GPU", "node": "node", "cluster": "run"}
+
+
+def keys_of(name: str, known: Sequence[str]) -> list[str]:
+    """The criterion, or all criteria of a family: ``busbw`` for each ``busbw[...]``; none where nothing is called so."""
+    return [key for key in known if key == name] or [key for key in known if key.partition("[")[0] == name]
+
+
+def is_criterion(name: str) -> bool:
+    """Whether a packaged criterion, or a family of them, is called so."""
+    return bool(keys_of(name, [*load(None).content.criteria]))
+
+
+def may_be_criterion(name: str) -> bool:
+    """Whether what is to be run can be a criterion, perhaps misspelt. A function has a colon, a file a path."""
+    return bool(name) and not {":", "/"} & {*name.partition("[")[0]} and not name.endswith(".py")
+
+
+def show(name: str, *, limits: Path | None = None) -> int:
+    """Print what a criterion asks, why, by which recipe, and its limit in each profile.
+
+    Raises:
+        ConfigurationError: no criterion is called so, or the file of limits is wrong.
+    """
+    file = load(limits)
+    keys = _known(name, file, otherwise=f"there is no criterion {name!r}, and no results directory.")
+    console = Console(highlight=False, markup=False, emoji=False)
+    for number, key in enumerate(keys):
+        if number:
+            console.print()
+        _show_one(console, key, file)
+    return 0
+
+
+def _known(name: str, file: ThresholdsFile, *, otherwise: str) -> list[str]:
+    known = [*file.content.criteria]
+    keys = keys_of(name, known)
+    if not keys:
+        raise ConfigurationError(f"{otherwise}{did_you_mean(name, known)}")
+    return keys
+
+
+def _show_one(console: Console, key: str, file: ThresholdsFile) -> None:
+    entry = file.criteria(None)[key]
+    recipe = ", ".join(f"{one} {_written(value)}" for one, value in entry.recipe.items())
+    takes = f", about {entry.takes_s:g} s" if entry.takes_s else ""
+    known = {
+        "limit": _limit(entry),
+        "judged": f"once per {NAMED_PER.get(entry.per, entry.per)}, from level {entry.level} on{takes}",
+        "noise": f"{100 * entry.noise:g} % between repeats" if entry.noise else "",
+        "recipe": recipe,
+        "measured": f"with {entry.measured_with}" if entry.measured_with else "",
+        "why": entry.why,
+        "source": entry.source,
+        "ids": ", ".join(entry.ids),
+        "written": f"{Path(entry.file).name}:{entry.line}",
+        "run it": f"gpucluster run {_quoted(key)}",
+    }
+    console.print(Text(f"{key}: {one_line(entry.criterion)}", style="bold"))
+    console.print(pairs([(caption, one_line(str(text))) for caption, text in known.items() if text]))
+    alike: dict[str, list[str]] = {}
+    for name, profile in file.profiles.items():
+        one = file.criteria(profile)[key]
+        alike.setdefault(f"does not apply: {one.skip}" if one.skip else _limit(one), []).append(name)
+    console.print(Text("\nlimit by profile", style="bold"))
+    named = {", ".join(names) if len(alike) > 1 else "all": limit for limit, names in alike.items()}
+    console.print(pairs([(names, one_line(limit)) for names, limit in named.items()]))
+
+
+def _limit(entry: Threshold) -> str:
+    """``> 700 TFLOPS``, by number of GPUs where that decides; what asks for any value judges nothing."""
+    written = f"{entry.written_limit.replace(entry.kind, SIGNS[entry.kind], 1)} {entry.unit}"
+    is_none = all(Limit(kind=entry.kind, value=one, unit=entry.unit).is_none for one in entry.numbers.values())
+    return f"{written}: measured, not judged" if is_none and not entry.by_shape else written
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (list, dict, bool)) else str(value)
+
+
+def _quoted(key: str) -> str:
+    return f"'{key}'" if "[" in key else key
+
+
+# --- One criterion, measured and judged ---
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure and judge one criterion, or a family, by its recipe; the exit code is that of the run.
+
+    Arguments ``key=value`` take the place of those of the recipe, in a file of limits that is removed afterwards.
+
+    Raises:
+        ConfigurationError: no such criterion, a key that its recipe does not have, or an option that its recipe decides.
+    """
+    file = load(None)
+    no_function = f"{chosen.function!r} is no criterion, and names no function; {FORM}, for example {EXAMPLE}."
+    keys = _known(chosen.function, file, otherwise=no_function)
+    if all(file.content.criteria[key].level == "soak" for key in keys):
+        say = f"pytest {' '.join(SUITE)} --gpucluster-level soak:10m -k {chosen.function.partition('[')[0]}"
+        raise ConfigurationError(f"{chosen.function} is judged over a soak alone; say {say}")
+    if chosen.per != "gpu" or chosen.deadline_s is not None:
+        raise ConfigurationError(f"--per and --deadline-s are for a function; the recipe of {chosen.function} decides them")
+    places = [word for word in chosen.place if "=" not in word]
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *SUITE, "-k", _expression(keys, places, file)]
+    words += [f"--gpucluster-results={RESULTS_DIR}"]
+    words += ["--gpucluster-profile=rehearsal"] if chosen.device == "cpu" else []
+    words += [f"--gpucluster-expect={chosen.expect}"] if chosen.expect else []
+    words += ["--gpucluster-inline"] if chosen.inline else []
+    changed = read_arguments([*chosen.words, *(word for word in chosen.place if "=" in word)])
+    with tempfile.TemporaryDirectory(prefix="gpucluster-run-") as folder:
+        if changed:
+            words.append(f"--gpucluster-thresholds={_with_recipe(Path(folder), keys, changed, file)}")
+        sys.stdout.flush()
+        code = subprocess.call(words, stdout=sys.stderr if chosen.json else None)  # noqa: S603 -- this very interpreter
+    if chosen.json and code in (0, 1):
+        values = [
+            row for row in rows_of(read_results(Path(RESULTS_DIR))) if row["criterion"] in keys and row["value"] is not None
+        ]
+        print_values(values, is_family=len(keys) > 1)
+    return code
+
+
+def print_values(rows: Sequence[Mapping[str, Any]], *, is_family: bool) -> None:
+    """The values as one JSON object by place id, of a family by criterion first; the whole cluster is ``cluster``."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        place = row["place"]["id"] if row["place"] is not None else "cluster"
+        of_one = found.setdefault(row["criterion"], {}) if is_family else found
+        of_one[place] = {name: row[name] for name in ("value", "unit", "outcome")}
+    sys.stdout.write(json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
+def _expression(keys: Sequence[str], places: Sequence[str], file: ThresholdsFile) -> str:
+    """What ``-k`` needs to select the tests of these criteria, and of no criterion whose name begins alike."""
+    head, _, inner = keys[0].partition("[")
+    every = dict.fromkeys(key.partition("[")[0] for key in file.content.criteria)
+    terms = [f"test_{head}", *(f"not test_{other}" for other in every if other != head and other.startswith(head))]
+    terms += [inner] if inner and len(keys) == 1 else []
+    terms += [f"({' or '.join(places)})"] if places else []
+    return " and ".join(terms)
+
+
+def _with_recipe(folder: Path, keys: Sequence[str], changed: Mapping[str, Any], file: ThresholdsFile) -> Path:
+    """A file of limits in which these recipes have other values."""
+    entries = file.criteria(None)
+    for key in keys:
+        unknown = [name for name in changed if name not in entries[key].recipe]
+        if unknown:
+            known = ", ".join(entries[key].recipe) or "nothing"
+            raise ConfigurationError(f"the recipe of {key} has no {', '.join(unknown)}; it has {known}")
+    path = folder / "thresholds.yaml"
+    content = {"extends": "packaged", "criteria": {key: {"recipe": dict(changed)} for key in keys}}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+# --- What would run here ---
+
+
+def plan(chosen: argparse.Namespace) -> int:
+    """Become a pytest that collects, prints what would run here or on a fleet of that shape, and measures nothing.
+
+    Raises:
+        ConfigurationError: a shape or a profile that is not understood.
+    """
+    words = [sys.executable, "-m", "pytest", "-p", "pytest_gpucluster.plugin.plan_only", "-p", "no:cacheprovider"]
+    if chosen.fleet is not None:
+        parse_simulation(chosen.fleet, seed=0, faults=[])
+        require_model(chosen.profile)
+        words += ["-p", "pytest_gpucluster.plugin.fleet", f"--fleet={chosen.fleet}", f"--gpucluster-profile={chosen.profile}"]
+    words += ["--collect-only", "-qq", *SUITE, *chosen.beyond]
+    sys.stdout.flush()
+    os.execv(words[0], words)  # noqa: S606 -- this very interpreter

@@ -1,0 +1,1 @@
+"""What ``gpucluster watch`` draws on a terminal."""

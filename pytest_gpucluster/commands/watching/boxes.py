@@ -1,0 +1,230 @@
+"""The live screen of ``gpucluster watch``: boxes with bars, sparklines and colours, as many as fit. Pure."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pytest_gpucluster.commands.watch_screen import (
+    INDENT,
+    SILENT_S,
+    WIDE,
+    counts_line,
+    known_gpus,
+    log_lines,
+    number_cell,
+    part_lines,
+    port_lines,
+    progress_of_nodes,
+    rate_cell,
+    reasons_of,
+    safe,
+    state_lines,
+    variable_lines,
+    what_is_there,
+    words_of,
+)
+from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
+from pytest_gpucluster.inventory.watched_node import rate_gb_s
+from pytest_gpucluster.judging.forecast import clock, counted
+from pytest_gpucluster.judging.verdict import FAILED
+from pytest_gpucluster.reporting.watched_run import BAD
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TypeAlias
+
+    from rich.console import RenderableType
+
+    from pytest_gpucluster.commands.watch_screen import View
+    from pytest_gpucluster.inventory.watched_node import LiveGpu, NodeReading
+    from pytest_gpucluster.reporting.watched_run import RunPicture
+
+    Shows: TypeAlias = Literal["all", "node", "log"]
+
+BLOCKS = "▁▂▃▄▅▆▇"
+"""Without the whole block: lines below each other would run together."""
+SPARK, WIDE_SPARK = 8, 24
+"""Readings of a sparkline."""
+EDGE = 4
+"""Columns that a box takes on both sides."""
+HOT_PERCENT, FULL_PERCENT = 95, 100
+COLUMNS = (("GPU", "right"), ("use", "right"), ("", "left"), ("W/limit", "right"), ("", "left"), ("GiB", "right"))
+MORE_COLUMNS = (("C/mem", "right"), ("MHz", "right"), ("NVLink", "right"))
+KEYS = {"all": "q quit   n node   l log", "node": "q quit   n all   l log", "log": "q quit   n node   l all"}
+
+
+def live_lines(view: View, *, width: int, height: int | None, shows: Shows = "all") -> list[Text]:
+    """The lines of the screen. Boxes stand whole, the most important first; the last line has the keys, and what did not fit.
+
+    Args:
+        view: what is known at this moment.
+        width: columns of the terminal.
+        height: its lines; None where it may be as high as it has to be, and no key is read.
+        shows: everything, this node alone, or the log alone.
+    """
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=True, color_system="standard", legacy_windows=False, highlight=False
+    )
+    boxes = [(name, _rendered(console, box)) for name, box in _boxes(view, width, shows)]
+    if height is None:
+        return [line for _, lines in boxes for line in lines]
+    shown: list[Text] = []
+    hidden: list[str] = []
+    for name, lines in boxes:
+        if not hidden and len(shown) + len(lines) < height:
+            shown += lines
+        elif not shown:
+            shown += lines[: height - 1]
+            hidden.append(name)
+        else:
+            hidden.append(name)
+    more = f"   below: {', '.join(hidden)} (a taller terminal shows all)" if hidden else ""
+    foot = Text(f" {KEYS[shows]}{more}", style="dim")
+    foot.truncate(width, overflow="ellipsis")
+    return [*shown, foot]
+
+
+def _rendered(console: Console, box: RenderableType) -> list[Text]:
+    with console.capture() as captured:
+        console.print(box)
+    return [Text.from_ansi(line) for line in captured.get().split("\n")[:-1]]
+
+
+def _boxes(view: View, width: int, shows: Shows) -> list[tuple[str, RenderableType]]:
+    """The boxes by name, the most important first."""
+    inner = width - EDGE
+    run = view.run
+    boxes: list[tuple[str, RenderableType]] = []
+    is_known = run is not None and run.problem is None
+    if run is not None and shows == "all":
+        boxes.append(("run", _run_box(run, inner)))
+    if shows != "log":
+        boxes.append(("node", _node_box(view, inner, width)))
+    if run is not None and is_known and shows == "all" and (bad := part_lines(run, inner)):
+        boxes.append(("bad parts", _box("bad so far", bad[1:], style="red")))
+    if shows != "log" and view.now is not None:
+        elapsed_s = 0.0 if view.before is None else view.now.at_s - view.before.at_s
+        boxes.append(("ports", _box("ports, Gbit/s", port_lines(view.before, view.now, elapsed_s, inner))))
+    if run is not None and is_known and (shows != "node") and (lines := log_lines(run)):
+        boxes.append(("log", _box("log, newest file first", lines[2:])))
+    if run is not None and is_known and shows != "log":
+        boxes.append(("variables", _box("NCCL variables of the run", variable_lines(run)[2:])))
+    return boxes or [("log", _box("log", [Text("no run is watched, or none of its logs has a line yet", style="dim")]))]
+
+
+def _box(title: str, lines: Sequence[RenderableType], *, style: str = "blue") -> Panel:
+    """The lines in a frame, without the indent that they have on the plain screen, and none broken."""
+    inside: list[RenderableType] = [_cut(line) if isinstance(line, Text) else line for line in lines]
+    return Panel(Group(*inside), title=Text(safe(title), style="bold"), title_align="left", border_style=style)
+
+
+def _cut(line: Text) -> Text:
+    kept = line[len(INDENT) :] if line.plain.startswith(INDENT) and len(line) > len(INDENT) else line
+    kept.rstrip()
+    kept.no_wrap, kept.overflow = True, "ellipsis"
+    return kept
+
+
+def _run_box(run: RunPicture, inner: int) -> Panel:
+    title = f"run {run.source}"
+    if run.problem is not None:
+        return _box(title, [Text(safe(run.problem), style="yellow")], style="yellow")
+    simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
+    facts = [str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
+    head = Text(safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
+    bad = any(run.counts.get(kind) for kind in BAD)
+    lines: list[RenderableType] = [head, *state_lines(run, inner), _bar(run, inner, is_bad=bad), counts_line(run)]
+    lines += [Text(f"{counted(run.unread, 'line')} of the journal cannot be read", style="yellow")] if run.unread else []
+    return _box(title, [*lines, *progress_of_nodes(run, inner)], style="red" if run.counts.get(FAILED) else "green")
+
+
+def _bar(run: RunPicture, inner: int, *, is_bad: bool) -> Table:
+    """The share of checks that have an outcome as a bar, then in words."""
+    done, expected = sum(run.counts.values()), max(run.expected, 1)
+    is_open = run.verdict_line is None and run.next_criterion is not None
+    words = f"{100 * done // expected} %  {done} of {run.expected} checks after {clock(run.elapsed_s)}"
+    words += f", soak round {run.soak_round}" if run.soak_round is not None else ""
+    words += f", next {run.next_criterion}" if is_open else ""
+    row = Table.grid(padding=(0, 1, 0, 0))
+    row.add_column(width=max(10, inner // 4))
+    row.add_column(no_wrap=True, overflow="ellipsis")
+    style = "red" if is_bad else "green"
+    row.add_row(ProgressBar(total=expected, completed=done, complete_style=style, finished_style=style), Text(safe(words)))
+    return row
+
+
+def _node_box(view: View, inner: int, width: int) -> Panel:
+    """The GPUs of this node, a line each, with how use and power went."""
+    now = view.now
+    head = f"{view.hostname}   {view.at}"
+    if now is None:
+        waited = f", for {view.silent_s:.0f} s now" if view.silent_s > SILENT_S else ""
+        return _box(head, [Text(f"waiting for the first reading{waited}")])
+    is_late = view.silent_s > view.interval_s + SILENT_S
+    late = [Text(f"the driver has not answered for {view.silent_s:.0f} s: the values are that old", style="bold red")]
+    title = f"{head}   {what_is_there(now)}"
+    if isinstance(now.gpus, NotAvailable) or not now.gpus:
+        why = f"GPUs: {now.gpus.why}" if isinstance(now.gpus, NotAvailable) else "NVML shows no GPU"
+        return _box(title, [*(late if is_late else []), Text(safe(why))])
+    return _box(title, [*(late if is_late else []), _gpu_table(view, now, inner, width)], style="red" if is_late else "blue")
+
+
+def _gpu_table(view: View, now: NodeReading, inner: int, width: int) -> Table:
+    is_wide = width >= WIDE
+    size = WIDE_SPARK if is_wide else SPARK
+    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim", width=inner)
+    wide = (("PCIe", "right"),) if is_wide else ()
+    for name, side in (*COLUMNS, *MORE_COLUMNS, *wide):
+        made.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
+    made.add_column("events", no_wrap=True, overflow="ellipsis", ratio=1)
+    old = known_gpus(view.before)
+    elapsed_s = 0.0 if view.before is None else now.at_s - view.before.at_s
+    past = [known_gpus(reading) for reading in (view.history or (now,))][-size:]
+    assert not isinstance(now.gpus, NotAvailable)
+    for index, gpu in enumerate(now.gpus):
+        if isinstance(gpu, NotAvailable):
+            made.add_row(str(index), *[""] * (len(made.columns) - 2), Text(safe(gpu.why), style="red"))
+            continue
+        links = _links(_rates(gpu, old[index].counted_bytes if index in old else {}, elapsed_s), is_wide=is_wide)
+        seen = [one[index] for one in past if index in one]
+        made.add_row(str(index), *_cells(gpu, seen), *links, reasons_of(gpu.event_reasons, is_wide=is_wide))
+    return made
+
+
+def _rates(gpu: LiveGpu, before: Mapping[str, int | NotAvailable], elapsed_s: float) -> dict[str, float | None]:
+    return {name: rate_gb_s(before.get(name), count, elapsed_s) for name, count in gpu.counted_bytes.items()}
+
+
+def _links(rates: Mapping[str, float | None], *, is_wide: bool) -> list[str]:
+    names = ("nvlink", "pcie") if is_wide else ("nvlink",)
+    return [f"{rate_cell(rates.get(f'{name}_tx'))}/{rate_cell(rates.get(f'{name}_rx'))}" for name in names]
+
+
+def _cells(gpu: LiveGpu, seen: Sequence[LiveGpu]) -> list[Text | str]:
+    """Use and power, each with its sparkline, memory, temperatures and clock."""
+    limit = or_none(gpu.power_limit_w)
+    power = or_none(gpu.power_w)
+    is_capped = power is not None and limit is not None and 100 * power >= HOT_PERCENT * limit
+    return [
+        words_of(apply("{}%".format, gpu.busy_percent)),
+        Text(sparkline([or_none(one.busy_percent) for one in seen], most=FULL_PERCENT), style="green"),
+        f"{number_cell(gpu.power_w)}/{number_cell(gpu.power_limit_w)}",
+        Text(sparkline([or_none(one.power_w) for one in seen], most=limit), style="yellow" if is_capped else "cyan"),
+        f"{number_cell(gpu.memory_used_gib)}/{number_cell(gpu.memory_gib)}",
+        f"{number_cell(gpu.temperature_c)}/{number_cell(gpu.memory_temperature_c)}",
+        number_cell(gpu.sm_clock_mhz),
+    ]
+
+
+def sparkline(values: Sequence[float | None], *, most: float | None) -> str:
+    """A block for each value, from nothing to ``most`` (by default the largest one); a dot where a value is not known."""
+    top = most or max((value for value in values if value is not None), default=0.0) or 1.0
+    last = len(BLOCKS) - 1
+    return "".join("·" if one is None else BLOCKS[min(last, max(0, round(last * one / top)))] for one in values)

@@ -1,0 +1,104 @@
+"""A pytest plugin that is never loaded by itself: it prints what would run here, with limits and seconds, and runs nothing.
+
+``gpucluster plan`` loads it, with ``--collect-only``. It reads no hardware but the names of the GPUs, and writes no file.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pytest_gpucluster.inventory.identity import version_of
+from pytest_gpucluster.judging.forecast import clock, counted
+from pytest_gpucluster.plugin import header
+from pytest_gpucluster.plugin.activation import RUN
+from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
+from pytest_gpucluster.text import one_line, with_commas
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpucluster.judging.forecast import Forecast
+
+PLAIN_WIDTH = 100
+COLUMNS = ("criterion", "checks", "limit", "seconds")
+UNKNOWN = "?"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave out pytest's list of tests."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter._printcollecteditems = lambda _items: None  # noqa: SLF001 -- there is no public hook
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Print what was selected: what the run is, each criterion with its limit here and its seconds, and what does not apply."""
+    items = session.items
+    run = session.config.stash.get(RUN, None)
+    if run is None:
+        return
+    setup = run.session.setup
+    width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    planned = run.collection.forecast()
+    for line in header.run_lines(setup, version=version_of("pytest-gpucluster"), width=width):
+        console.print(Text(line, style="bold"))
+    for line in header.plan_lines(planned, width=width):
+        console.print(line, soft_wrap=True)
+    console.print()
+    console.print(_table(planned, _limits_of(items)))
+    for line in [*_left_out(items, width=width), f"about {clock(planned.total_s)}; nothing was measured"]:
+        console.print(line, soft_wrap=True)
+
+
+def _table(planned: Forecast, limits: Mapping[str, str]) -> Table:
+    subject = None
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in COLUMNS:
+        made.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name in ("checks", "seconds") else "left")
+    for step in planned.steps:
+        if step.subject != subject:
+            subject = step.subject
+            made.add_row(Text(subject, style="bold"))
+        lasts_s = planned.lasts_s(step)
+        seconds = UNKNOWN if lasts_s is None else f"{lasts_s:.3g}"
+        made.add_row(Text(f"  {step.criterion}"), str(step.tests), Text(limits.get(step.criterion, "")), seconds)
+    return made
+
+
+def _limits_of(items: Sequence[pytest.Item]) -> dict[str, str]:
+    """The limit of each criterion, as it applies here; why there is none."""
+    found: dict[str, str] = {}
+    for item in items:
+        pair = item.stash.get(PAIR, None)
+        if pair is None or pair.criterion in found:
+            continue
+        if (known := item.stash.get(CRITERION, None)) is not None:
+            found[pair.criterion] = (
+                "measured, not judged" if known.limit.is_none else one_line(known.limit.text.removesuffix(" count"))
+            )
+        elif (why := item.stash.get(NO_LIMIT, None)) is not None:
+            found[pair.criterion] = one_line(why)
+    return found
+
+
+def _left_out(items: Sequence[pytest.Item], *, width: int) -> list[str]:
+    """What does not apply here, by rule."""
+    rules: dict[str, set[str]] = {}
+    for item in items:
+        if (rule := item.stash.get(RULE, None)) is not None:
+            rules.setdefault(one_line(rule.cause), set()).add(item.stash[PAIR].criterion)
+    number = len({name for names in rules.values() for name in names})
+    causes = [f"{cause} ({len(names)})" for cause, names in rules.items()]
+    if not causes:
+        return []
+    head = f"not applicable: {counted(number, 'criterion', 'criteria')}:"
+    return header.wrap([head, *with_commas(causes)], width=width)

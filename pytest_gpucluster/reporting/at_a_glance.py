@@ -1,0 +1,234 @@
+"""What the end of a run shows of its values by default: a line a subject, and the rows that somebody must read. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.judging.failure_text import format_beside
+from pytest_gpucluster.judging.forecast import SUBJECTS
+from pytest_gpucluster.judging.verdict import (
+    NOISY,
+    NOT_SELECTED,
+    PASSED,
+    SKIPPED,
+    Record,
+    count_misses,
+    counted_as,
+    is_only_measured,
+)
+from pytest_gpucluster.reporting.table_rows import (
+    COUNTS,
+    MEASURED,
+    OK,
+    PlaceNames,
+    TableRow,
+    is_bad,
+    outcome_text,
+    readings_of,
+    row_of,
+    severest_of,
+    value_cells,
+)
+from pytest_gpucluster.thresholds.limit import SIGNS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from pytest_gpucluster.thresholds.limit import Limit
+
+HANDOVER = {
+    "bf16_tflops": "Matrix products (BF16)",
+    "hbm_bandwidth": "GPU memory bandwidth",
+    "busbw[all_reduce]": "All-reduce inside a node",
+    "inter_node_busbw[all_reduce]": "All-reduce between nodes",
+    "busbw_scaling": "Bandwidth kept from one node to all",
+    "training_scaling_node": "Training: one GPU to one node",
+    "training_scaling_cluster": "Training: one node to all",
+    "finetune_loss": "Loss of the fine-tune",
+    "finetune_throughput": "Speed of the fine-tune",
+}
+"""The criteria that the handover's documents name with a number, in their order. Each has a row, whatever its outcome."""
+CAPTIONS = {
+    "gpu_count": "GPUs of a node",
+    "nvlink_links": "NVLinks",
+    "gpu_memory": "memory",
+    "bf16_tflops": "BF16",
+    "bf16_sustained": "BF16 sustained",
+    "fp8_tflops": "FP8",
+    "hbm_bandwidth": "HBM",
+    "busbw[all_reduce]": "all-reduce",
+    "inter_node_busbw[all_reduce]": "all-reduce between nodes",
+    "host_to_device": "to GPU",
+    "device_to_host": "from GPU",
+    "nodes_reachable": "reachable",
+    "training_throughput_gpu": "one GPU",
+    "training_scaling_node": "scaling",
+    "training_scaling_cluster": "scaling to all nodes",
+    "finetune_loss": "loss",
+    "launch_latency": "launch",
+}
+"""The numbers that people look for, in their order, each with its words. A line of a subject has as many of its own as fit."""
+NEAR_PERCENT = 5.0
+"""A value this close to its limit has a row, where the entry states no noise."""
+NEAR = ", near"
+ABOUT_NEAR = f"near: closer to its limit than the noise of its entry, or than {NEAR_PERCENT:.0f} % where that states none"
+MOST_ROWS = 8
+"""Of bad criteria beside those of the handover; more are named in a line. And the most rows of criteria near their limit."""
+Grouped = dict[str, "list[Record]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectLine:
+    """One subject: its name, what became of its checks, and the numbers that people look for, the first one first.
+
+    ``style``: the outcome that gives the state its colour.
+    """
+
+    subject: str
+    state: str
+    style: str
+    numbers: tuple[str, ...]
+
+    def text(self, *, width: int, columns: tuple[int, int]) -> tuple[str, str, str]:
+        """Name, state and as many numbers as fit ``width``; ``columns`` are those of name and state."""
+        line = f"{self.subject:<{columns[0]}}  ", f"{self.state:<{columns[1]}}"
+        used, shown = len("".join(line)) + 3, ""
+        for number in self.numbers:
+            more = f"{shown}, {number}" if shown else number
+            if used + len(more) > width:
+                break
+            shown = more
+        return (*line, f"   {shown}" if shown else "")
+
+
+def subject_lines(
+    by_criterion: Mapping[str, Sequence[Record]], subjects: Mapping[str, str], *, unjudged: Collection[str], is_rehearsal: bool
+) -> list[SubjectLine]:
+    """A line for each subject in which something was judged or measured, in the order of the plan.
+
+    Args:
+        by_criterion: the outcomes of each criterion that has any.
+        subjects: the subject of each criterion.
+        unjudged: criteria of which something is missing or was not selected: their subject is not "all" good.
+        is_rehearsal: no number of it says anything, so none is shown.
+    """
+    members: dict[str, dict[str, Sequence[Record]]] = defaultdict(dict)
+    for criterion, records in by_criterion.items():
+        members[subjects[criterion]][criterion] = records
+    open_ones = {subjects[criterion] for criterion in unjudged}
+    return [
+        _line(subject, own, is_whole=subject not in open_ones, has_numbers=not is_rehearsal)
+        for subject, own in sorted(members.items(), key=lambda one: _place_in_order(one[0]))
+    ]
+
+
+def _place_in_order(subject: str) -> int:
+    return SUBJECTS.index(subject) if subject in SUBJECTS else len(SUBJECTS)
+
+
+def _line(subject: str, own: Mapping[str, Sequence[Record]], *, is_whole: bool, has_numbers: bool) -> SubjectLine:
+    every = [record for records in own.values() for record in records if counted_as(record) != SKIPPED]
+    judged = [counted_as(record) for record in every if not is_only_measured(record)]
+    measured, misses = len(every) - len(judged), sum(record.advisory for record in every)
+    is_good = {*judged} <= {PASSED}
+    words = [f"{'all ' if is_whole else ''}{len(judged)} {OK}" if is_good else outcome_text(judged)] if judged else []
+    words += [f"{measured} {MEASURED}"] if measured else []
+    words += [count_misses(misses)] if misses else []
+    known = [name for name in CAPTIONS if name in own] or list(own)
+    numbers = tuple(filter(None, (_number(name, own[name]) for name in known))) if has_numbers else ()
+    return SubjectLine(
+        subject=subject,
+        state=", ".join(words),
+        style=NOISY if is_good and misses else severest_of(judged) if judged else MEASURED,
+        numbers=numbers,
+    )
+
+
+def _number(criterion: str, records: Sequence[Record]) -> str:
+    """``HBM 4.37 to 4.39 TB/s (> 4.1)``; nothing where no limit judges it, or where it is a bound of zero."""
+    readings = readings_of(records)
+    limits = {reading.limit for reading in readings}
+    if len(limits) != 1 or any(map(is_only_measured, records)):
+        return ""
+    (limit,) = limits
+    if limit.value == 0:
+        return ""
+    bound, *ends = format_beside(limit, *_ends([reading.value for reading in readings]))
+    unit = f" {limit.unit}" if limit.unit not in COUNTS else ""
+    return f"{CAPTIONS.get(criterion, criterion)} {' to '.join(dict.fromkeys(ends))}{unit} ({SIGNS[limit.kind]} {bound})"
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    known = [value for value in values if math.isfinite(value)] or [*values]
+    return min(known), max(known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRows:
+    """The rows that are shown by default, and the names of bad criteria whose rows are left out."""
+
+    rows: tuple[TableRow, ...]
+    more: tuple[str, ...]
+    is_any_near: bool
+
+
+def chosen_rows(
+    by_criterion: Mapping[str, Sequence[Record]], names: PlaceNames, *, noise: Mapping[str, float] | None
+) -> ChosenRows:
+    """The criteria of the handover, then what is bad, then what is near its limit.
+
+    Args:
+        by_criterion: the outcomes of each criterion.
+        names: names places in short.
+        noise: the noise that entries state, 0 to 1; None where no value says how near it is.
+    """
+    first = {name: by_criterion[name] for name in HANDOVER if name in by_criterion and not _is_left_out(by_criterion[name])}
+    others = {name: records for name, records in by_criterion.items() if name not in first}
+    bad = [name for name, records in others.items() if is_bad(records) or any(record.advisory for record in records)]
+    judged = by_criterion if noise is not None else {}
+    distances = {name: _distance(records, (noise or {}).get(name)) for name, records in judged.items()}
+    near = {name for name, distance in distances.items() if distance <= 1}
+    close = sorted(near.difference(first, bad), key=lambda name: distances[name])[:MOST_ROWS]
+    more = bad if len(bad) > MOST_ROWS else []
+    shown = [*first, *(name for name in bad if name not in more), *(name for name in others if name in close)]
+    rows = {name: row_of(name, by_criterion[name], names) for name in shown}
+    marked = [replace(row, outcome=f"{row.outcome}{NEAR}") if name in near else row for name, row in rows.items()]
+    return ChosenRows(rows=tuple(marked), more=tuple(more), is_any_near=any(name in near for name in shown))
+
+
+def _is_left_out(records: Sequence[Record]) -> bool:
+    return all(record.outcome == NOT_SELECTED for record in records)
+
+
+def _distance(records: Sequence[Record], noise: float | None) -> float:
+    """How far the worst good value is from its limit, in units of what is near; above 1: it is not near, or nothing says."""
+    if is_bad(records) or any(map(is_only_measured, records)):
+        return math.inf
+    percents = [one.limit.margin_percent(one.value) for one in readings_of(records) if not _is_exact(one.limit)]
+    known = [percent for percent in percents if percent is not None and percent >= 0]
+    return min(known, default=math.inf) / (NEAR_PERCENT if noise is None else 100 * noise)
+
+
+def _is_exact(limit: Limit) -> bool:
+    """Whether what is judged does not vary from run to run: a count, or the least of what must be there."""
+    return limit.unit in COUNTS or limit.kind == "min"
+
+
+def measured_texts(by_criterion: Mapping[str, Sequence[Record]]) -> list[str]:
+    """``busbw GB/s: all_gather 332.8, broadcast 330``: all values that no number judges, a family in one text."""
+    families: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for criterion, records in by_criterion.items():
+        found = readings_of([record for record in records if is_only_measured(record)])
+        if found:
+            limit = found[0].limit
+            ends = dict.fromkeys(value_cells(limit, value)[1] for value in _ends([one.value for one in found]))
+            family, bracket, inner = criterion.partition("[")
+            name = f"{inner.removesuffix(']')} " if bracket else ""
+            families[family, limit.unit].append(f"{name}{' to '.join(ends)}")
+    return [
+        f"{family} {unit}: {', '.join(texts)}" if len(texts) > 1 else f"{family} {texts[0]} {unit}"
+        for (family, unit), texts in families.items()
+    ]

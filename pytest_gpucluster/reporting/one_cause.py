@@ -1,0 +1,113 @@
+"""Many failed values of one part as one sentence: what it does worse, by how much, at which clock, where it shows. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.reporting.at_a_glance import HANDOVER
+from pytest_gpucluster.reporting.table_rows import COUNTS, family_of
+from pytest_gpucluster.text import shortlist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pytest_gpucluster.judging.verdict import Record
+
+MOST_ROWS = 6
+"""So many failed values of a part have a row each. More are one sentence, and rows with ``-v``."""
+SLOWER = {
+    "computes": ("TFLOPS", "TOPS"),
+    "reads and writes its memory": ("TB/s",),
+    "moves data": ("GB/s", "Gbit/s"),
+    "trains": ("tokens/s/GPU",),
+}
+"""What a part does slower, by the units of the values that show it; the first one that applies is said."""
+COMPARED = ("straggler", "slow_host", "slow_pair", "slow_rail")
+"""Families that compare a part with others."""
+TRAINING = ("training", "finetune", "memory_scaling")
+CLOCK, SAME_CLOCK_RATIO = "SM MHz", 0.97
+"""A clock of at least this part of that of its siblings is full."""
+MOST_NAMES = 3
+
+
+class GoodPeers:
+    """What passed at other places: values and clocks by criterion."""
+
+    def __init__(self, passed: Iterable[Record]) -> None:
+        """``passed``: the records of good values."""
+        self.values: dict[str, list[float]] = {}
+        self._clocks: dict[str, list[float]] = {}
+        for record in passed:
+            if record.value is not None:
+                self.values.setdefault(record.criterion, []).append(record.value)
+            if (clock := _clock_of(record)) is not None:
+                self._clocks.setdefault(record.criterion, []).append(clock)
+
+    def lag_percent(self, record: Record) -> float | None:
+        """How much less than the median of the others a value is, in percent of that; None without others."""
+        others = self.values.get(record.criterion)
+        middle = statistics.median(others) if others else 0.0
+        return 100 * (1 - record.value / middle) if record.value is not None and middle > 0 else None
+
+    def clock(self, records: Iterable[Record]) -> str:
+        """`` at full clock``, or both clocks; empty where one is not known."""
+        known = [(clock, self._clocks[one.criterion]) for one in records if (clock := _clock_of(one)) and self._has(one)]
+        if not known:
+            return ""
+        own, others = min(known, key=lambda pair: pair[0] / statistics.median(pair[1]))
+        usual = statistics.median(others)
+        return " at full clock" if own >= SAME_CLOCK_RATIO * usual else f" at {own:.0f} of {usual:.0f} MHz"
+
+    def _has(self, record: Record) -> bool:
+        return bool(self._clocks.get(record.criterion))
+
+
+def _clock_of(record: Record) -> float | None:
+    clock = record.evidence.get(CLOCK)
+    return float(clock) if isinstance(clock, (int, float)) and clock > 0 else None
+
+
+def sentence_of(failed: Sequence[Record], siblings: GoodPeers) -> str:
+    """``computes 30 % slower than its siblings at full clock: 9 rates, 4 stragglers, training``.
+
+    Args:
+        failed: the values of one part that miss their limit, at least one.
+        siblings: what passed elsewhere.
+    """
+    rates = [one for one in failed if _is_rate(one) and siblings.lag_percent(one) is not None]
+    for verb, units in SLOWER.items():
+        of_kind = [one for one in rates if one.unit in units]
+        lags = [lag for one in of_kind if (lag := siblings.lag_percent(one)) is not None and lag > 0]
+        if lags:
+            how = f"{verb} {statistics.median(lags):.0f} % slower than its siblings{siblings.clock(of_kind)}"
+            return f"{how}: {', '.join(_symptoms(failed))}"
+    return f"{counted(len(failed), 'value')} outside their limits: {', '.join(_symptoms(failed))}"
+
+
+def first_of(failed: Sequence[Record]) -> Record:
+    """The one that stands for all: of the handover's criteria the first, else the first."""
+    order = [*HANDOVER]
+    return min(failed, key=lambda record: order.index(record.criterion) if record.criterion in HANDOVER else len(order))
+
+
+def _is_rate(record: Record) -> bool:
+    return record.limit is not None and record.limit.is_floor and record.unit not in COUNTS and record.unit != "%"
+
+
+def _symptoms(failed: Sequence[Record]) -> list[str]:
+    """In what it shows: how many rates and comparisons, training, and the names of all else."""
+    kinds = Counter(map(_kind_of, failed))
+    names = list(dict.fromkeys(record.criterion for record in failed if _kind_of(record) is None))
+    found = [counted(kinds[kind], kind) for kind in ("rate", "straggler") if kinds[kind]]
+    return [*found, *(["training"] if kinds["training"] else []), *([shortlist(names, most=MOST_NAMES)] if names else [])]
+
+
+def _kind_of(record: Record) -> str | None:
+    if record.criterion.startswith(TRAINING):
+        return "training"
+    if family_of(record.criterion) in COMPARED:
+        return "straggler"
+    return "rate" if _is_rate(record) else None
