@@ -18,7 +18,7 @@ from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describ
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.lines import printed
 from pytest_gpucluster.reporting.table import Layout, criteria_table
-from pytest_gpucluster.text import hung, shortlist
+from pytest_gpucluster.text import shortlist
 from pytest_gpucluster.thresholds.file import REMOVED
 
 if TYPE_CHECKING:

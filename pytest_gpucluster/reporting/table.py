@@ -131,9 +131,8 @@ def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequ
     rows = ["", *_draw(chosen.rows, layout)] if chosen.rows else []
     below: list[Text] = []
     if chosen.more:
-        words = (
-            f"and {counted(len(chosen.more), 'more bad criterion', 'more bad criteria')}: {shortlist(chosen.more, most=MOST_MORE)}"
-        )
+        count = counted(len(chosen.more), "more bad criterion", "more bad criteria")
+        words = f"and {count}: {shortlist(chosen.more, most=MOST_MORE)}"
         below += [Text(line, style=STYLES[FAILED]) for line in wrapped(f"{words}; -v shows all", width=layout.width, indent="")]
     if chosen.is_any_near:
         below += [Text(line) for line in wrapped(ABOUT_NEAR, width=layout.width, indent="")]
