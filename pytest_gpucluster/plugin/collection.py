@@ -22,6 +22,7 @@ from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 from pytest_gpucluster.plugin.verdict_item import add_verdict
 from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, digests_of
+from pytest_gpucluster.plugin.whole_run.selected_tests import SelectedTests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ class Collection:
         self._places_of_parts = places_of_parts
         self._is_partial = False
         self.earlier = EarlierParts(session)
-        self.items: tuple[pytest.Item, ...] = ()
+        self.tests = SelectedTests()
         """The tests that will run."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -150,7 +151,7 @@ class Collection:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fix the expected set, before any test runs; the verdict becomes the last item, after what was chosen."""
-        self.items = tuple(item for item in session.items if PAIR in item.stash)  # those that were refused have none
+        self.tests = SelectedTests(item for item in session.items if PAIR in item.stash)  # those that were refused have none
         if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.UsageError)):
             return  # pytest calls this on its way out too; after Ctrl-C, the end of the run reports what is missing
         self.expect(expected_of(session.items), subjects=subjects_of(self._all_tests.tests()))
@@ -159,11 +160,11 @@ class Collection:
 
     def criteria(self) -> list[str]:
         """The criteria that a selected test judges and no rule excludes."""
-        return list(dict.fromkeys(item.stash[PAIR].criterion for item in self.items if RULE not in item.stash))
+        return list(dict.fromkeys(item.stash[PAIR].criterion for item in self.tests.that_apply))
 
     def compares(self) -> bool:
         """Whether a selected test compares places with each other: the mark ``compares``."""
-        return any(item.get_closest_marker("compares") is not None for item in self.items)
+        return any(item.get_closest_marker("compares") is not None for item in self.tests.items)
 
     def expect(self, keys: Mapping[str, tuple[str, str | None]], *, subjects: Mapping[str, str]) -> None:
         """Begin, and fix the expected set: criterion and place id of each test, by nodeid; subjects by criterion."""
@@ -176,12 +177,12 @@ class Collection:
         self._session.state.own_tests_only = not (self._all_tests.are_packaged() or self._is_partial)
         self._session.fix_plan()
         if self._session.recorder.is_open:
-            self._session.recorder.write("test_files", files=digests_of(self.items))
+            self._session.recorder.write("test_files", files=digests_of(self.tests.items))
             if self.earlier.line is not None:
                 self._terminal.live.say(f"gpucluster: {self.earlier.line}")
             suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
             self._terminal.live.announce(self._session.forecast(suite))
-            for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.items if NO_LIMIT in item.stash):
+            for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.tests.items if NO_LIMIT in item.stash):
                 self._terminal.live.say(f"gpucluster: will be an ERROR: {text}")
 
     def _leave_out_plain_tests(self) -> None:

@@ -84,7 +84,7 @@ class Phases:
     def soak(self) -> Soak:
         """The soak that the selected tests take part in, begun by the first call; see :func:`soak_reports.start`."""
         if self._soak is None:
-            items = self._collection.items
+            items = self._collection.tests.items
             judging = {item.stash[PAIR].key: item.stash[CRITERION] for item in items if CRITERION in item.stash}
             self._soak = soak_reports.start(self._session, self._terminal, judging, self._readings)
         return self._soak
@@ -92,11 +92,9 @@ class Phases:
     def wanted_places(self) -> frozenset[Place] | None:
         """The places of the running test, or of all tests that use the fixture being set up; None: every place."""
         if self._fixtures:
-            items = self._collection.items
-            wanting = [item for item in items if self._fixtures[-1].argname in getattr(item, "fixturenames", ())]
+            places = self._collection.tests.places_that_use(self._fixtures[-1].argname)
         else:
-            wanting = [self._current] if self._current is not None else []
-        places = {item.stash[PAIR].place for item in wanting}
+            places = frozenset() if self._current is None else frozenset([self._current.stash[PAIR].place])
         return None if None in places or not places else frozenset(place for place in places if place is not None)
 
     def note_results(self, made: Results) -> None:
@@ -131,7 +129,7 @@ class Phases:
     def _is_last(self, item: pytest.Item, name: str) -> bool:
         """Whether no test of this place comes after this one that uses the same fixture."""
         if not self._last_users:
-            for one in self._collection.items:
+            for one in self._collection.tests.items:
                 if RULE not in one.stash:
                     self._last_users |= {
                         (_fixture_of(one, used), one.stash[PAIR].place): one for used in getattr(one, "fixturenames", ())
