@@ -272,7 +272,7 @@ class Session:
             self.recorder.write("started", run=self.state.run["id"], command=command, **link, **self.state.started())
         logs = self.setup.settings.results_dir.absolute() / "logs"
         self.recorder.calls_are_elsewhere = not makes_calls
-        observer = replace(observer or Observer(), on_work=self.recorder.write_meanwhile if makes_calls else None)
+        observer = replace(observer or Observer(), on_work=self.recorder.catch_up if makes_calls else None)
         if self._early is None:
             self._start(logs, junit=junit, observer=observer)
         else:

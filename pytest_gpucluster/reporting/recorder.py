@@ -123,7 +123,7 @@ class Recorder:
             if self.parts.earlier:
                 self.write("resumed", at_s=self.parts.begin(), parts=[asdict(part) for part in self.parts.earlier])
             self.write("planned", **planned_facts(self._plan, self._status().terms))
-            self._writer.write_first()
+            self._writer.note()
 
     def record_outcome(self, record: Record) -> Record:
         """Take one outcome and write it at once; the outcome as it is kept, with its part of the run."""
@@ -133,7 +133,7 @@ class Recorder:
             self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))
             self._writer.note()
             if self.calls_are_elsewhere:
-                self._writer.write_meanwhile(math.inf)
+                self._writer.catch_up()
         return record
 
     def close_pending(self, *, outcome: str, why: str) -> list[Record]:
@@ -171,9 +171,9 @@ class Recorder:
         self.write("selftest", selftest=facts)
         self._writer.note()
 
-    def write_meanwhile(self, worked_s: float) -> None:
-        """Write the reports if a record changed and it is time. Called while ranks work; ``worked_s``: for how long."""
-        self._writer.write_meanwhile(worked_s)
+    def catch_up(self, worked_s: float = math.inf) -> None:
+        """Write the reports if a record changed and it is time. Called while ranks work; ``worked_s``: for how long they have."""
+        self._writer.catch_up(worked_s)
 
     def report(self, verdict: Verdict) -> RunReport:
         """What the reports of the ended run say. Its end is the first time that this is asked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -64,17 +65,17 @@ class ReportWriter:
         self._write = write
         self._next_s = self._cost_s = 0.0
         self._is_new = False
+        self._is_first = True
 
     def note(self) -> None:
-        """Remember that a record changed."""
+        """Remember that a record changed. The first time, when the ranks start, write at once: no older file stands for this run."""
         self._is_new = True
+        if self._is_first:
+            self._is_first = False
+            self._write_new()
+            self._next_s = 0.0
 
-    def write_first(self) -> None:
-        """Write at once what is expected: no report of an earlier run may stand for this one. The ranks are starting."""
-        self._write_new()
-        self._next_s = 0.0
-
-    def write_meanwhile(self, worked_s: float) -> None:
+    def catch_up(self, worked_s: float = math.inf) -> None:
         """Write if a record changed and it is time. Called while ranks work; ``worked_s``: for how long they have."""
         if self._is_new and worked_s >= self._cost_s - CHEAP_S and time.monotonic() >= self._next_s:
             self._write_new()

@@ -72,7 +72,7 @@ def run_with(text: str, folder: Path) -> None:
     recorder.record_plan()
     recorder.write("bound", places=[place_facts(place)], nodes=[], unheard={0: text})
     recorder.record_outcome(record)
-    recorder.write_meanwhile(60.0)
+    recorder.catch_up()
     assert recorder.finish(decide(plan, terms)) is None
     recorder.close()
     rebuild(folder / "run", junit=folder / "rebuilt.xml")

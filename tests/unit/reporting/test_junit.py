@@ -193,7 +193,7 @@ def run_in(tmp_path: Path, junit: JunitForm) -> Run:
     recorder.record_selftest(SELFTEST)
     for record in (*STARTED, *NEVER_RUN):
         recorder.record_outcome(record)
-    recorder.write_meanwhile(60.0)
+    recorder.catch_up()
     live = ET.parse(tmp_path / "live.xml").getroot()[0]  # noqa: S314 -- our own file
     verdict = decide(plan, terms)
     final = written_by_pytest(tmp_path / "final.xml", recorder.report(verdict))
