@@ -18,7 +18,7 @@ from pytest_gpucluster.controller.call import Call, CallClock, Observer
 from pytest_gpucluster.controller.replies import PendingReplies, lost_reply
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
-from pytest_gpucluster.protocol.channel import ChannelLostError, progress_key
+from pytest_gpucluster.protocol.channel import ChannelLostError, keys_of_call, progress_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.messages import AbortCall, KillWorkers, ProgressInCall, RankGroup, StartCall
 from pytest_gpucluster.protocol.rank import spans
@@ -105,6 +105,7 @@ class CallMaker:
         self._groups = ProcessGroups()
         self._ids = (f"{nonce}-{number}" for number in itertools.count())
         self._once: dict[str, dict[int, Reply]] = {}
+        self._keys_of_last: list[str] = []
 
     def observe(self, observer: Observer, *, logs: Path) -> None:
         """Report to ``observer``, and append what ranks print to ``rank<n>.log`` in the folder ``logs``."""
@@ -192,6 +193,7 @@ class CallMaker:
     def _gather(self, pending: PendingReplies) -> dict[int, Reply]:
         """Wait until each rank has answered, or will not; release ranks that wait for one that failed."""
         channel, began_s = self._context.link.channel, time.monotonic()
+        keys = keys_of_call(pending.call_id, pending.waiting, pending.groups)
         while pending.waiting:
             self._context.early_end.check()
             self._work_meanwhile(pending, began_s)
@@ -212,6 +214,8 @@ class CallMaker:
                 )
                 self._context.link.send(command)
         self.clock.add_work(began_s=began_s, ended_s=pending.complete_s or time.monotonic())
+        self._context.link.forget(self._keys_of_last)  # an agent may still look for the replies of others to this call
+        self._keys_of_last = keys
         return pending.replies
 
     def _work_meanwhile(self, pending: PendingReplies, began_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from functools import cached_property
@@ -16,11 +17,12 @@ from pytest_gpucluster.judging.forecast import SUBJECTS, Suite
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
+from pytest_gpucluster.plugin.all_tests import PACKAGED, AllTests
 from pytest_gpucluster.plugin.activation import is_own_fixture
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
-from pytest_gpucluster.plugin.verdict_item import add_verdict
+from pytest_gpucluster.plugin.verdict_item import VerdictItem, add_verdict
 from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, digests_of
 from pytest_gpucluster.plugin.whole_run.selected_tests import SelectedTests
 
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.all_tests import AllTests
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
+
+LOGGING = ("log_level", "log_cli", "log_cli_level", "log_file", "log_file_level")
+"""Options and ini values of pytest with which somebody looks at log records."""
 
 
 class Collection:
@@ -157,6 +161,9 @@ class Collection:
         self.expect(expected_of(session.items), subjects=subjects_of(self._all_tests.tests()))
         if self._session.recorder.is_open:
             add_verdict(session)
+        leave_out_logging(session.config, session.items)
+        gc.collect()
+        gc.freeze()  # nothing of what was collected ends before the run
 
     def criteria(self) -> list[str]:
         """The criteria that a selected test judges and no rule excludes."""
@@ -288,6 +295,23 @@ def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairi
         criteria = list(dict.fromkeys(pairs[item].criterion for item in of_one_test))
         ordered += sorted(of_one_test, key=lambda item: criteria.index(pairs[item].criterion))
     return ordered
+
+
+def leave_out_logging(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Unregister what catches log records around each phase of each test, a tenth of the run's own time.
+
+    The packaged suite logs nothing. With other tests, ``caplog``, or any option or ini value of logging, it stays.
+    """
+    asked = (getattr(config.option, name, None) or config.getini(name) for name in LOGGING)
+    uses = ("caplog" in getattr(item, "fixturenames", ()) or not is_packaged(item) for item in items)
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is not None and not any(asked) and not any(uses):
+        config.pluginmanager.unregister(plugin)
+
+
+def is_packaged(item: pytest.Item) -> bool:
+    """Whether a test is of the packaged suite, or the verdict."""
+    return isinstance(item, VerdictItem) or PACKAGED in item.path.parts
 
 
 def refuse_reruns(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -95,7 +95,7 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
     assert (low.outcome, low.text.startswith("low at the cluster: 0 count")) == ("failure", True), low.text
     left = run.row("absent_program", "node0-cpu0")
     assert (left["outcome"], left["reason"]) == ("skipped", "needs no-such-program, which is not installed here")
-    assert run.case("test_absent_program[node1-cpu0]").outcome == "skipped"
+    assert run.case("test_absent_program[node0-cpu0]").outcome == "skipped"
     assert "absent  2 unknown hosts  2 nodes, 6 expected outcomes missing" in run.stdout
     assert json.loads((tmp_path / "made.json").read_text(encoding="utf-8")) == ["KeyError", "Failed"]  # the verdict's
 
