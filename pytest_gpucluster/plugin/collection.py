@@ -17,8 +17,8 @@ from pytest_gpucluster.judging.forecast import SUBJECTS, Suite
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
-from pytest_gpucluster.plugin.all_tests import PACKAGED, AllTests
 from pytest_gpucluster.plugin.activation import is_own_fixture
+from pytest_gpucluster.plugin.all_tests import PACKAGED, AllTests
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE

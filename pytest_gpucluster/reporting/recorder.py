@@ -172,7 +172,7 @@ class Recorder:
         self._writer.note()
 
     def catch_up(self, worked_s: float = math.inf) -> None:
-        """Write the reports if a record changed and it is time. Called while ranks work; ``worked_s``: for how long they have."""
+        """Write the reports if a record changed and it is time. Called while ranks work, for so many seconds."""
         self._writer.catch_up(worked_s)
 
     def report(self, verdict: Verdict) -> RunReport:

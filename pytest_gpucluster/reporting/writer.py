@@ -68,7 +68,7 @@ class ReportWriter:
         self._is_first = True
 
     def note(self) -> None:
-        """Remember that a record changed. The first time, when the ranks start, write at once: no older file stands for this run."""
+        """Remember that a record changed. Write the first one at once: the ranks start; no older file may stand here."""
         self._is_new = True
         if self._is_first:
             self._is_first = False

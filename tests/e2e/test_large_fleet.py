@@ -64,7 +64,8 @@ def test_every_part_has_each_of_its_outcomes(fleet: tuple[FinishedRun, dict[str,
     assert {*places.values()} == {NODES * EACH, NODES, 1}
     outcomes = Counter(row["outcome"] for row in rows)
     assert {*outcomes} == {"passed", "skipped", "failed"}
-    assert [key for key, row in zip(keys, rows, strict=True) if row["outcome"] == "failed"] == [("recovery_action", "node7-gpu3")]
+    failed = [key for key, row in zip(keys, rows, strict=True) if row["outcome"] == "failed"]
+    assert failed == [("recovery_action", "node7-gpu3")]
     assert [culprit["place"]["id"] for culprit in run.results["culprits"]] == ["node7-gpu3"]
     events = Counter(event["event"] for event in run.journal)
     assert events["outcome"] == len(rows)
@@ -80,7 +81,7 @@ def test_the_run_says_how_long_all_ranks_waited(fleet: tuple[FinishedRun, dict[s
 
 
 def test_what_is_done_for_each_test(fleet: tuple[FinishedRun, dict[str, int]]) -> None:
-    """No walk over all tests for one, no traceback that nobody sees, and reports at the start, at the end, and rarely between."""
+    """No walk over all tests for one, no traceback that nobody sees; reports at the start, at the end, and rarely between."""
     run, made = fleet
     tests = sum(row["outcome"] != "not_selected" for row in run.results["criteria"])
     assert tests > 40 * NODES * EACH

@@ -91,10 +91,8 @@ def test_what_the_tables_say() -> None:
 def test_a_mark_without_a_reader_is_none() -> None:
     """Also one with two, and one with what is no function."""
     marks = [pytest.mark.over_run.mark, pytest.mark.over_run(counters, counters).mark, pytest.mark.over_run(1).mark]
-    items: list[Any] = [
-        SimpleNamespace(stash={PAIR: Pairing(criterion="x", place=None, judges=True)}, get_closest_marker=lambda _, mark=mark: mark)
-        for mark in marks
-    ]
+    stash = {PAIR: Pairing(criterion="x", place=None, judges=True)}
+    items: list[Any] = [SimpleNamespace(stash=stash, get_closest_marker=lambda _, mark=mark: mark) for mark in marks]
     assert SelectedTests(items).over_run == ()
 
 
