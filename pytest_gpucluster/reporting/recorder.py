@@ -162,9 +162,9 @@ class Recorder:
         self.write("soak_turn", **facts)
 
     def record_soak_round(self, **facts: Any) -> None:
-        """Write that a round of a soak has ended."""
+        """Write that a round of a soak has ended; the reports follow in the next call."""
         self.write("soak_round", **facts)
-        self._writer.note()
+        self._writer.note(is_due=True)
 
     def record_selftest(self, facts: Mapping[str, Any]) -> None:
         """Write what the self-test found."""

@@ -67,9 +67,13 @@ class ReportWriter:
         self._is_new = False
         self._is_first = True
 
-    def note(self) -> None:
-        """Remember that a record changed. Write the first one at once: the ranks start; no older file may stand here."""
+    def note(self, *, is_due: bool = False) -> None:
+        """Remember that a record changed. Write the first one at once: the ranks start; no older file may stand here.
+
+        ``is_due``: the next call has time for it, however long ago the last writing was.
+        """
         self._is_new = True
+        self._next_s = 0.0 if is_due else self._next_s
         if self._is_first:
             self._is_first = False
             self._write_new()

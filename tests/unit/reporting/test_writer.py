@@ -105,6 +105,15 @@ def test_a_call_is_hardly_delayed(seconds: float, takes_s: float, monkeypatch: p
     assert len(reports.begun_s) == (51 if seconds > takes_s or takes_s < 0.1 else 1)
 
 
+def test_after_each_round_of_a_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the next call, also where the last writing was a moment ago."""
+    reports = Reports(monkeypatch, takes_s=0.01)
+    for number in range(1, 5):
+        reports.writer.note(is_due=True)
+        reports.call(1)
+        assert len(reports.begun_s) == number
+
+
 def test_a_disk_that_refuses_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is noticed elsewhere; the next outcome tries again."""
     clock, tried = Clock(monkeypatch), []
