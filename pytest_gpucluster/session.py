@@ -146,7 +146,11 @@ class RunState:
         return {"versions": read_versions(), "settings": shown, "facts": self.facts(), "variables": variables}
 
     def timings(self) -> dict[str, float]:
-        """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else."""
+        """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else.
+
+        ``waited_s`` of them all ranks waited for the controller: after the first call no call was under way, or its replies
+        were there and were read.
+        """
         total_s = time.monotonic() - self.setup.started_s
         startup_s = self.binding.startup_s if self.binding is not None else 0.0
         measuring_s = self.controller.measuring_s
@@ -155,6 +159,7 @@ class RunState:
             "startup_s": round(startup_s, 3),
             "measuring_s": round(measuring_s, 3),
             "other_s": round(max(0.0, total_s - startup_s - measuring_s), 3),
+            "waited_s": round(self.controller.waited_s, 3),
         }
 
     def _status(self) -> RunStatus:
@@ -245,15 +250,15 @@ class Session:
         *,
         junit: Path | None = None,
         observer: Observer | None = None,
-        writes_before_calls: bool = True,
+        makes_calls: bool = True,
         command: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the results directory and start the agents; returns before they are ready.
 
         Args:
             junit: the JUnit file that pytest will write. An agent writes it if this process dies.
-            observer: gets what ranks do and print; its ``on_call`` is the session's own.
-            writes_before_calls: bring the reports up to date before each call, which may take long.
+            observer: gets what ranks do and print; its ``on_work`` is the session's own.
+            makes_calls: the thread of this session makes the calls, and writes the reports while the ranks work.
             command: how this run was started, as plain data, so that it can be started again.
 
         Raises:
@@ -267,8 +272,8 @@ class Session:
             link = link_to(self.recorder.cut_soak)
             self.recorder.write("started", run=self.state.run["id"], command=command, **link, **self.state.started())
         logs = self.setup.settings.results_dir.absolute() / "logs"
-        on_call = self.recorder.catch_up if writes_before_calls else None
-        observer = replace(observer or Observer(), on_call=on_call)
+        self.recorder.calls_are_elsewhere = not makes_calls
+        observer = replace(observer or Observer(), on_work=self.recorder.catch_up if makes_calls else None)
         if self._early is None:
             self._start(logs, junit=junit, observer=observer)
         else:

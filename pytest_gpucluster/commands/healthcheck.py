@@ -13,9 +13,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.commands.info import BAD, GOOD, UNSEEN, find, unseen
-from pytest_gpucluster.commands.info_tables import unavailable, value_at
+from pytest_gpucluster.commands.info_tables import value_at
 from pytest_gpucluster.inventory.machine import read_machine
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, unavailable
 from pytest_gpucluster.inventory.slurm import change, read_node
 from pytest_gpucluster.text import one_line
 

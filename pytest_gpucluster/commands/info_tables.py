@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.table import Table
 from rich.text import Text
 
+from pytest_gpucluster.inventory.reading import unavailable
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
     Shown: TypeAlias = Table | Text
 
 NOTHING = "-"
-
-
-def unavailable(value: Any) -> str | None:
-    """Why a reading is not available; None where it is."""
-    return str(value["not_available"]) if isinstance(value, dict) and value.keys() == {"not_available"} else None
 
 
 @dataclass(frozen=True, slots=True)

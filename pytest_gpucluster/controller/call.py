@@ -44,14 +44,40 @@ class Call:
 class Observer:
     """What a controller calls while it works, in the thread that makes the call.
 
-    ``on_call()`` before each call; ``on_wait()`` several times a second while ranks are waited for; ``on_progress(rank, step,
-    fraction)`` while ranks work; ``on_output(rank, text)`` with what a rank printed, after the call.
+    ``on_work(worked_s)`` once the ranks have a call, and several times a second until they have answered; ``worked_s``: since
+    they have it. ``on_wait()`` several times a second while ranks are waited for; ``on_progress(rank, step, fraction)`` while
+    ranks work; ``on_output(rank, text)`` with what a rank printed, after the call.
     """
 
-    on_call: Callable[[], None] | None = None
+    on_work: Callable[[float], None] | None = None
     on_wait: Callable[[], None] | None = None
     on_progress: OnProgress | None = None
     on_output: OnOutput | None = None
+
+
+class CallClock:
+    """How long calls took, and for how long all ranks waited for the controller."""
+
+    def __init__(self) -> None:
+        """No call was made yet."""
+        self.measuring_s = 0.0
+        self._began_s: float | None = None
+        self._worked_s = 0.0
+
+    def add(self, call: Call, *, began_s: float, ended_s: float) -> None:
+        """One call was made. Both ends are of ``time.monotonic()``."""
+        if not call.is_startup:
+            self.measuring_s += ended_s - began_s
+
+    def add_work(self, *, began_s: float, ended_s: float) -> None:
+        """The ranks worked from the command to the last reply, as far as the controller saw it."""
+        self._began_s = began_s if self._began_s is None else self._began_s
+        self._worked_s += ended_s - began_s
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds since the first command in which no rank had anything to do; 0 before it."""
+        return 0.0 if self._began_s is None else max(0.0, time.monotonic() - self._began_s - self._worked_s)
 
 
 class TerminatedError(MeasurementError):

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.controller.call import Call, Observer
+from pytest_gpucluster.controller.call import Call, CallClock, Observer
 from pytest_gpucluster.controller.replies import PendingReplies, lost_reply
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
-from pytest_gpucluster.protocol.channel import ChannelLostError, progress_key
+from pytest_gpucluster.protocol.channel import ChannelLostError, keys_of_call, progress_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.messages import AbortCall, KillWorkers, ProgressInCall, RankGroup, StartCall
 from pytest_gpucluster.protocol.rank import spans
@@ -74,6 +74,8 @@ class ProcessGroups:
 
 SLICE_S = 0.1
 """How long the controller waits for ranks before it looks at faults, heartbeats and deadlines."""
+AT_ONCE_S = 0.002
+"""A look at the replies that takes no longer has not waited."""
 MARGIN_S = 20.0
 LEAVE_S = 10.0
 
@@ -90,12 +92,12 @@ class CallContext:
 
 
 class CallMaker:
-    """One call at a time, and what stays between calls: process groups and the seconds of measuring."""
+    """One call at a time, and what stays between calls: process groups and the clock."""
 
     def __init__(self, context: CallContext) -> None:
         """Make calls without an observer and without a log, until :meth:`observe`."""
         nonce = secrets.token_hex(8)
-        self.measuring_s = 0.0
+        self.clock = CallClock()
         self._context = context
         self._observer = Observer()
         self._logs: Path | None = None
@@ -103,6 +105,7 @@ class CallMaker:
         self._groups = ProcessGroups()
         self._ids = (f"{nonce}-{number}" for number in itertools.count())
         self._once: dict[str, dict[int, Reply]] = {}
+        self._keys_of_last: list[str] = []
 
     def observe(self, observer: Observer, *, logs: Path) -> None:
         """Report to ``observer``, and append what ranks print to ``rank<n>.log`` in the folder ``logs``."""
@@ -126,8 +129,6 @@ class CallMaker:
             if function not in self._once:
                 self._once[function] = self.call(replace(call, once=False))
             return self._once[function]
-        if self._observer.on_call is not None:
-            self._observer.on_call()
         replies = self._context.members.failures_before(call)
         ranks = [rank for rank in call.ranks if rank not in replies]
         groups = [tuple(group) for group in call.groups or () if not any(rank in replies for rank in group)]
@@ -139,8 +140,7 @@ class CallMaker:
         except ChannelLostError as lost:
             why = self._context.link.silence or lost
             raise MeasurementError(f"not run: {why}; nothing can be measured without it", kind="missing") from lost
-        if not call.is_startup:
-            self.measuring_s += time.monotonic() - started_s
+        self.clock.add(call, began_s=started_s, ended_s=time.monotonic())
         self._keep_output(call, replies)
         self._drop_broken_groups(replies)
         return replies
@@ -192,10 +192,11 @@ class CallMaker:
 
     def _gather(self, pending: PendingReplies) -> dict[int, Reply]:
         """Wait until each rank has answered, or will not; release ranks that wait for one that failed."""
-        channel = self._context.link.channel
+        channel, began_s = self._context.link.channel, time.monotonic()
+        keys = keys_of_call(pending.call_id, pending.waiting, pending.groups)
         while pending.waiting:
             self._context.early_end.check()
-            pending.receive(channel, within_s=SLICE_S)
+            self._work_meanwhile(pending, began_s)
             self._report_progress(pending.call_id, pending.waiting)
             self.report_wait()
             for rank, lost in self._context.members.silent(pending.waiting, channel).items():
@@ -212,7 +213,23 @@ class CallMaker:
                     entered=release.entered,
                 )
                 self._context.link.send(command)
+        self.clock.add_work(began_s=began_s, ended_s=pending.complete_s or time.monotonic())
+        self._context.link.forget(self._keys_of_last)  # an agent may still look for the replies of others to this call
+        self._keys_of_last = keys
         return pending.replies
+
+    def _work_meanwhile(self, pending: PendingReplies, began_s: float) -> None:
+        """Do what is to be done while ranks work, then look for replies for a while.
+
+        What was there at the first look may have come before: then the ranks waited for the work, and the clock says so.
+        """
+        channel, looked_s = self._context.link.channel, time.monotonic()
+        if self._observer.on_work is not None:
+            self._observer.on_work(looked_s - began_s)
+        worked_s = time.monotonic()
+        pending.receive(channel, within_s=SLICE_S)
+        if pending.complete_s is not None and pending.complete_s - worked_s < AT_ONCE_S:
+            pending.complete_s = looked_s
 
     def report_wait(self) -> None:
         """Called several times a second while ranks are waited for."""

@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import MeasurementError
@@ -17,6 +18,7 @@ from pytest_gpucluster.protocol.rank import STOPPED, state_of
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterable
 
     from pytest_gpucluster.protocol.messages import Command
     from pytest_gpucluster.protocol.secret import Secret
@@ -47,6 +49,7 @@ class CommandLink:
         self._num_commands = 0
         self._stop_beating = threading.Event()
         self._num_answers = 0
+        self._finished: deque[str] = deque()
         self._beating = threading.Thread(target=self._beat_forever, daemon=True)
         self._watching = threading.Thread(target=self._hang_up_if_silent, daemon=True)
         self.silence: str | None = None
@@ -119,6 +122,17 @@ class CommandLink:
                 own.beat(CONTROLLER, count)
                 own.beats([CONTROLLER])
                 self._num_answers += 1
+                self._delete_finished(own, within_s=BEAT_S / 2)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Have the store delete these keys soon, from the thread of the heartbeat: no call waits for it."""
+        self._finished.extend(keys)
+
+    def _delete_finished(self, own: StoreChannel, *, within_s: float) -> None:
+        """Delete keys one by one, as the store does it; what is left has to wait for the next beat."""
+        deadline_s = time.monotonic() + within_s
+        while self._finished and time.monotonic() < deadline_s:
+            own.store.delete(self._finished.popleft())
 
     def _hang_up_if_silent(self) -> None:
         """Runs in a thread: take a store that does not answer for one that is gone.

@@ -159,7 +159,12 @@ class Controller:
     @property
     def measuring_s(self) -> float:
         """The seconds that calls took, those of the start-up left out."""
-        return self._calls.measuring_s
+        return self._calls.clock.measuring_s
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds since the first call in which all ranks waited for this process."""
+        return self._calls.clock.waited_s
 
     # The end.
 

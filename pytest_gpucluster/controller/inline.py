@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.environment import WORKER_DEFAULTS
-from pytest_gpucluster.controller.call import Observer
+from pytest_gpucluster.controller.call import CallClock, Observer
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.messages import Failure, Success
 from pytest_gpucluster.worker import worker
@@ -46,7 +46,7 @@ class InlineController:
         self.device = device
         self.rootdir = rootdir
         self.terminated: str | None = None
-        self.measuring_s = 0.0
+        self._clock = CallClock()
         self._observer = Observer()
 
     def start(self, *, log: Path, target: ReportTarget | None = None, observer: Observer | None = None) -> None:
@@ -89,13 +89,23 @@ class InlineController:
 
     def call(self, call: Call) -> dict[int, Reply]:
         """Run the function here and now."""
-        if self._observer.on_call is not None:
-            self._observer.on_call()
-        started_s = time.monotonic()
+        if self._observer.on_work is not None:
+            self._observer.on_work(0.0)
+        began_s = time.monotonic()
         reply = self._run(call)
-        if not call.is_startup:
-            self.measuring_s += time.monotonic() - started_s
+        self._clock.add(call, began_s=began_s, ended_s=time.monotonic())
+        self._clock.add_work(began_s=began_s, ended_s=time.monotonic())
         return {0: reply}
+
+    @property
+    def measuring_s(self) -> float:
+        """The seconds that calls took, those of the start-up left out."""
+        return self._clock.measuring_s
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds since the first call in which no call was made."""
+        return self._clock.waited_s
 
     def _run(self, call: Call) -> Reply:
         if call.variables:

@@ -154,7 +154,7 @@ class RelayedController:
         """Connect."""
         self.world_size = world_size
         self.rootdir = rootdir
-        self.measuring_s = 0.0
+        self.measuring_s = self.waited_s = 0.0
         self._num_asked = 0
         self._num_made: Counter[str] = Counter()
         link = socket.socket(socket.AF_UNIX)

@@ -47,6 +47,8 @@ class PendingReplies:
     replies: dict[int, Reply] = field(default_factory=dict)
     released: set[int] = field(default_factory=set)
     release_s: float | None = None
+    complete_s: float | None = None
+    """When all replies that were waited for were there, by ``time.monotonic()``; they are read afterwards."""
     _missing: dict[str, int] | None = None
     """The ranks that wait, by the keys of their replies, but for those whose replies are known to be there."""
 
@@ -55,6 +57,7 @@ class PendingReplies:
         keys = {reply_key(self.call_id, rank): rank for rank in self.waiting}
         missing = keys if self._missing is None else {key: rank for key, rank in self._missing.items() if rank in self.waiting}
         self._missing = {key: keys[key] for key in channel.missing(missing, within_s=within_s)}
+        self.complete_s = None if self._missing else time.monotonic()
         if self._missing:
             failed = channel.faults(self.call_id)
             keys = {key: keys[key] for key in channel.written([key for key, rank in keys.items() if rank in failed])}

@@ -45,6 +45,11 @@ class NotAvailable:
         return f"not available: {self.why}"
 
 
+def unavailable(value: Any) -> str | None:
+    """Why a reading is not available, as plain data have it; None where it is."""
+    return str(value["not_available"]) if isinstance(value, dict) and value.keys() == {"not_available"} else None
+
+
 def or_none(reading: Value | NotAvailable) -> Value | None:
     """The value for evidence that no criterion judges; None where it is not available."""
     return None if isinstance(reading, NotAvailable) else reading

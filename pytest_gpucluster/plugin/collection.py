@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import sys
@@ -19,20 +20,24 @@ from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.activation import is_own_fixture
+from pytest_gpucluster.plugin.all_tests import PACKAGED, AllTests
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
-from pytest_gpucluster.plugin.verdict_item import add_verdict
+from pytest_gpucluster.plugin.verdict_item import VerdictItem, add_verdict
 from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, digests_of
+from pytest_gpucluster.plugin.whole_run.selected_tests import SelectedTests
 from pytest_gpucluster.reporting.files import KEPT_RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.all_tests import AllTests
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
+
+LOGGING = ("log_level", "log_cli", "log_cli_level", "log_file", "log_file_level")
+"""Options and ini values of pytest with which somebody looks at log records."""
 
 
 OF_PYTEST = ("filterwarnings", "parametrize", "skip", "skipif", "tryfirst", "trylast", "usefixtures", "xfail")
@@ -67,7 +72,7 @@ class Collection:
         self._places_of_parts = places_of_parts
         self._is_partial = False
         self.earlier = EarlierParts(session)
-        self.items: tuple[pytest.Item, ...] = ()
+        self.tests = SelectedTests()
         """The tests that will run."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -159,16 +164,19 @@ class Collection:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fix the expected set, before any test runs; the verdict becomes the last item, after what was chosen."""
-        self.items = tuple(item for item in session.items if PAIR in item.stash)  # those that were refused have none
+        self.tests = SelectedTests(item for item in session.items if PAIR in item.stash)  # those that were refused have none
         if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.UsageError)):
             return  # pytest calls this on its way out too; after Ctrl-C, the end of the run reports what is missing
         self.expect(expected_of(session.items), subjects=subjects_of(self._all_tests.tests()))
         if self._session.recorder.is_open:
             add_verdict(session)
+        leave_out_logging(session.config, session.items)
+        gc.collect()
+        gc.freeze()  # nothing of what was collected ends before the run
 
     def criteria(self) -> list[str]:
         """The criteria that a selected test judges and no rule excludes."""
-        return list(dict.fromkeys(item.stash[PAIR].criterion for item in self.items if RULE not in item.stash))
+        return list(dict.fromkeys(item.stash[PAIR].criterion for item in self.tests.that_apply))
 
     def forecast(self) -> Forecast:
         """What the selected tests are, and about how long they take."""
@@ -179,7 +187,7 @@ class Collection:
 
     def compares(self) -> bool:
         """Whether a selected test compares places with each other: the mark ``compares``."""
-        return any(item.get_closest_marker("compares") is not None for item in self.items)
+        return any(item.get_closest_marker("compares") is not None for item in self.tests.items)
 
     def expect(self, keys: Mapping[str, tuple[str, str | None]], *, subjects: Mapping[str, str]) -> None:
         """Begin, and fix the expected set: criterion and place id of each test, by nodeid; subjects by criterion."""
@@ -192,14 +200,14 @@ class Collection:
         self._session.state.own_tests_only = not (self._all_tests.are_packaged() or self._is_partial)
         self._session.fix_plan()
         if self._session.recorder.is_open:
-            self._session.recorder.write("test_files", files=digests_of(self.items))
+            self._session.recorder.write("test_files", files=digests_of(self.tests.items))
             if removed := self._session.removed_runs:
                 kept = f"previous/ keeps {KEPT_RUNS} earlier runs"
                 self._terminal.live.say(f"gpucluster: {kept}; older than those, removed: {', '.join(removed)}")
             if self.earlier.line is not None:
                 self._terminal.live.say(f"gpucluster: {self.earlier.line}")
             self._terminal.live.announce(self.forecast())
-            for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.items if NO_LIMIT in item.stash):
+            for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.tests.items if NO_LIMIT in item.stash):
                 self._terminal.live.say(f"gpucluster: will be an ERROR: {text}")
 
     def _leave_out_plain_tests(self) -> None:
@@ -305,6 +313,23 @@ def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairi
         criteria = list(dict.fromkeys(pairs[item].criterion for item in of_one_test))
         ordered += sorted(of_one_test, key=lambda item: criteria.index(pairs[item].criterion))
     return ordered
+
+
+def leave_out_logging(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Unregister what catches log records around each phase of each test, a tenth of the run's own time.
+
+    The packaged suite logs nothing. With other tests, ``caplog``, or any option or ini value of logging, it stays.
+    """
+    asked = (getattr(config.option, name, None) or config.getini(name) for name in LOGGING)
+    uses = ("caplog" in getattr(item, "fixturenames", ()) or not is_packaged(item) for item in items)
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is not None and not any(asked) and not any(uses):
+        config.pluginmanager.unregister(plugin)
+
+
+def is_packaged(item: pytest.Item) -> bool:
+    """Whether a test is of the packaged suite, or the verdict."""
+    return isinstance(item, VerdictItem) or PACKAGED in item.path.parts
 
 
 def refuse_reruns(config: pytest.Config, items: list[pytest.Item]) -> None:

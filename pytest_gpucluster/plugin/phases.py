@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest._code.code import TerminalRepr  # no public way
 
 from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.second_chance import AGAIN, is_due, with_first_look
@@ -84,7 +85,7 @@ class Phases:
     def soak(self) -> Soak:
         """The soak that the selected tests take part in, begun by the first call; see :func:`soak_reports.start`."""
         if self._soak is None:
-            items = self._collection.items
+            items = self._collection.tests.items
             judging = {item.stash[PAIR].key: item.stash[CRITERION] for item in items if CRITERION in item.stash}
             self._soak = soak_reports.start(self._session, self._terminal, judging, self._readings)
         return self._soak
@@ -92,11 +93,9 @@ class Phases:
     def wanted_places(self) -> frozenset[Place] | None:
         """The places of the running test, or of all tests that use the fixture being set up; None: every place."""
         if self._fixtures:
-            items = self._collection.items
-            wanting = [item for item in items if self._fixtures[-1].argname in getattr(item, "fixturenames", ())]
+            places = self._collection.tests.places_that_use(self._fixtures[-1].argname)
         else:
-            wanting = [self._current] if self._current is not None else []
-        places = {item.stash[PAIR].place for item in wanting}
+            places = frozenset() if self._current is None else frozenset([self._current.stash[PAIR].place])
         return None if None in places or not places else frozenset(place for place in places if place is not None)
 
     def note_results(self, made: Results) -> None:
@@ -131,7 +130,7 @@ class Phases:
     def _is_last(self, item: pytest.Item, name: str) -> bool:
         """Whether no test of this place comes after this one that uses the same fixture."""
         if not self._last_users:
-            for one in self._collection.items:
+            for one in self._collection.tests.items:
                 if RULE not in one.stash:
                     self._last_users |= {
                         (_fixture_of(one, used), one.stash[PAIR].place): one for used in getattr(one, "fixturenames", ())
@@ -220,13 +219,15 @@ class Phases:
         if not is_of_part:  # one test has any number of parts
             count(item, call.when)
         report = yield
-        record = None
+        record, made = None, report.longrepr
         if is_of_part:
             self._take_part(item, call, copy.copy(report))
         else:
             record = self._take(item, call, report)
         if call.when == "teardown" and RECORD in item.stash and not waits(item):
             self._terminal.live.done(item.stash[RECORD])
+        if shows_tracebacks(item.config) and isinstance(made, TerminalRepr) and isinstance(report.longrepr, str):
+            report.sections.append(("Traceback", str(made)))
         make_fit(report)  # last: whatever was put into the report is shown
         if record is not None and self.send is not None:
             self.send(report, record, item.stash.get(RULE, None))
@@ -234,12 +235,14 @@ class Phases:
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_runtest_makereport")
     def pytest_make_own_report(self, item: pytest.Item, call: pytest.CallInfo[None]) -> pytest.TestReport | None:
-        """Make the report of our own errors and failures. Called inside the hook above; None leaves the others to pytest.
+        """Make the report of our own errors, failures and skips. Called inside the hook above; None leaves others to pytest.
 
-        pytest would make a traceback, which takes 50 ms and which nobody would see. An absent node has thousands of them.
+        pytest would make a traceback, which takes 20 to 50 ms, and which only ``-vv`` and ``--pdb`` show. An absent node has
+        thousands of them.
         """
         error = call.excinfo.value if call.excinfo is not None else None
-        if call.when == "teardown" or not (_is_error(error) or _is_failure(error, item)):
+        is_own = _is_error(error) or _is_failure(error, item) or _is_left_out(error, item)
+        if call.when == "teardown" or not is_own or shows_tracebacks(item.config):
             return None
         ended_well = copy.copy(call)
         ended_well.excinfo = None
@@ -341,6 +344,19 @@ def _is_failure(error: BaseException | None, item: pytest.Item) -> bool:
     criterion = item.stash.get(CRITERION, None)
     is_judged = criterion is not None and criterion.judged is not None and criterion.judged.outcome == FAILED
     return isinstance(error, CriterionFailedError) and is_judged and not item.stash.get(IN_BODY, False)
+
+
+def _is_left_out(error: BaseException | None, item: pytest.Item) -> bool:
+    """Whether a criterion does not apply here by its own rule, as its test saw."""
+    criterion = item.stash.get(CRITERION, None)
+    if error is None or criterion is None or item.stash.get(IN_BODY, False):
+        return False
+    return error is criterion.left_out and criterion.judged is None and criterion.first_error is None
+
+
+def shows_tracebacks(config: pytest.Config) -> bool:
+    """Whether a traceback is shown also where the value says all: ``-vv``, and ``--pdb``."""
+    return bool(config.option.usepdb or config.get_verbosity() > 1)
 
 
 def _concerns(measured: Any, of_test: Place | None) -> bool:

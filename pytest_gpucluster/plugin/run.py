@@ -210,7 +210,7 @@ class Run:
                 junit=self._junit,
                 command=_command(self._config, self.session.setup.launch),
                 observer=None if is_distributed else self._observer,
-                writes_before_calls=not is_distributed,  # there, calls come from other threads
+                makes_calls=not is_distributed,  # there, calls come from other threads
             )
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None

@@ -15,6 +15,8 @@ Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are
 * ``lst/<group rank>``: the name of the node's listener, by the agent of its first rank, before its hello.
 * ``nonce``: a random number. Whoever connects first writes it; torchrun gives the same id to many runs.
 
+Those of a call (``res``, ``hung``, ``fault``) are deleted after the next call; otherwise a soak would fill the store.
+
 These keys are overwritten, and only their newest value counts:
 
 * ``hb/<rank>``: the heartbeat, a count and not a time.
@@ -113,6 +115,12 @@ def hung_key(call_id: str, first_rank: int) -> str:
     return f"hung/{call_id}/{first_rank}"
 
 
+def keys_of_call(call_id: str, ranks: Iterable[int], groups: Iterable[Sequence[int]]) -> list[str]:
+    """All keys of one call: of its ranks, and of its process groups, each known by its first rank."""
+    replies, hangs = (reply_key(call_id, rank) for rank in ranks), (hung_key(call_id, group[0]) for group in groups)
+    return [*replies, *hangs, fault_key(call_id)]
+
+
 def progress_key(rank: int) -> str:
     """The key of the step that a rank is at."""
     return f"prog/{rank}"
@@ -186,6 +194,10 @@ class KeyStore:
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are written."""
         return bool(self._guard(lambda: self._store.check(list(keys))))
+
+    def delete(self, key: str) -> None:
+        """Forget one key, if it was written."""
+        self._guard(lambda: self._store.delete_key(key))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Write ``desired`` if the key has the value ``expected``; the value afterwards."""

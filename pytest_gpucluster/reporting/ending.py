@@ -134,7 +134,8 @@ def verdict_block(verdict: Verdict, ending: Ending, *, width: int, quiet: bool) 
     seconds = ending.timings
     parts = ", ".join(f"{duration(seconds[f'{name}_s'])} {words}" for name, words in PARTS_OF_TIME)
     files = f"  {', '.join(ending.files)}" if ending.files else ""
-    facts = (f"took {duration(seconds['total_s'])}: {parts}", f"reports in {ending.folder}{files}")
+    waited = f"; all ranks waited {duration(seconds['waited_s'])}" if "waited_s" in seconds else ""
+    facts = (f"took {duration(seconds['total_s'])}: {parts}{waited}", f"reports in {ending.folder}{files}")
     lines = [Text(line) for fact in facts for line in wrapped(fact, width=width, indent="  ")]
     return [*rule, Text(f"verdict {verdict.line}", f"bold {colour}"), *mode, *lines, *rule]
 

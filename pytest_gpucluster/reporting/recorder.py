@@ -1,7 +1,8 @@
-"""The recorder of a run: writes each outcome into the journal at once, and the reports while the run goes on."""
+"""The recorder of a run: writes each outcome into the journal at once, and the reports while the ranks work."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ class Recorder:
         self._junit: Path | None = None
         self._ended_s: float | None = None
         self._writer = ReportWriter(self._write_unfinished)
+        self.calls_are_elsewhere = False
+        """Whether other threads make the calls, so that the reports are written as outcomes come in."""
         self.cut_soak: InterruptedSoak | None = None
         self.resumed: Mapping[str, Any] | None = None
         self.parts = RunParts()
@@ -133,6 +136,8 @@ class Recorder:
         if self.is_open:
             self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))
             self._writer.note()
+            if self.calls_are_elsewhere:
+                self._writer.catch_up()
         return record
 
     def close_pending(self, *, outcome: str, why: str) -> list[Record]:
@@ -161,19 +166,18 @@ class Recorder:
         self.write("soak_turn", **facts)
 
     def record_soak_round(self, **facts: Any) -> None:
-        """Write that a round of a soak has ended, and bring the reports up to date."""
+        """Write that a round of a soak has ended; the reports follow in the next call."""
         self.write("soak_round", **facts)
-        self._writer.note()
-        self.catch_up()
+        self._writer.note(is_due=True)
 
     def record_selftest(self, facts: Mapping[str, Any]) -> None:
         """Write what the self-test found."""
         self.write("selftest", selftest=facts)
         self._writer.note()
 
-    def catch_up(self) -> None:
-        """Write the reports if a record changed since the last time. Called before every call to the ranks."""
-        self._writer.catch_up()
+    def catch_up(self, worked_s: float = math.inf) -> None:
+        """Write the reports if a record changed and it is time. Called while ranks work, for so many seconds."""
+        self._writer.catch_up(worked_s)
 
     def report(self, verdict: Verdict) -> RunReport:
         """What the reports of the ended run say. Its end is the first time that this is asked."""
@@ -204,7 +208,7 @@ class Recorder:
             self._directory.close()
 
     def _write_unfinished(self) -> None:
-        """Write the reports as they would stand if the run ended now. Called by the report writer, at most 5 % of the time."""
+        """Write the reports as they would stand if the run ended now. Called by the report writer."""
         status, records = self._status(), with_pending_as_missing(self._plan)
         facts = {**status.facts, "environment": {**status.facts["environment"], "unfinished": True}}
         verdict = decide(records, not_ended(status.terms))

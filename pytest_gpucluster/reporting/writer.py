@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 NOT_ENDED = "the run has not ended"
 NOT_YET = "not run yet: the run goes on, or was killed with all that could finish its report"
-COST_SHARE = 0.05
-"""Writing takes at most this part of a run's time, for a cluster of any size."""
-SPARE_S = 5.0
+EVERY_S = 30.0
+"""While a run goes on, the reports are written at most so often."""
+CHEAP_S = 0.1
+"""What takes no longer may delay a call that has just begun; it is less than two looks at the ranks are apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +55,33 @@ def texts_of(report: RunReport, *, with_junit: bool = True) -> tuple[str, str]:
 
 
 class ReportWriter:
-    """Writes the reports when a record changed, at most :data:`COST_SHARE` of the time. The journal has every outcome at once.
+    """Writes the reports while the ranks work, at most every :data:`EVERY_S`. The journal has every outcome at once.
 
-    They are up to date whenever something long begins, until that has cost :data:`SPARE_S` more.
+    No call waits for reports: they are written in a call that has already lasted as long as the last writing took.
     """
 
     def __init__(self, write: Callable[[], None]) -> None:
         """``write`` writes all reports. Its OSError is ignored here: the journal and the last write report a full disk."""
         self._write = write
-        self._next_s = 0.0
-        self._began_s, self._spent_s = time.monotonic(), 0.0
+        self._next_s = self._cost_s = 0.0
         self._is_new = False
+        self._is_first = True
 
-    def note(self) -> None:
-        """Remember that a record changed, and write if it is time."""
+    def note(self, *, is_due: bool = False) -> None:
+        """Remember that a record changed. Write the first one at once: the ranks start; no older file may stand here.
+
+        ``is_due``: the next call has time for it, however long ago the last writing was.
+        """
         self._is_new = True
-        if time.monotonic() >= self._next_s:
+        self._next_s = 0.0 if is_due else self._next_s
+        if self._is_first:
+            self._is_first = False
             self._write_new()
+            self._next_s = 0.0
 
-    def catch_up(self) -> None:
-        """Write if a record changed, unless that takes too much of the run's time. Called before something long begins."""
-        may_spend_s = SPARE_S + COST_SHARE * (time.monotonic() - self._began_s)
-        if self._is_new and self._spent_s < may_spend_s:
+    def catch_up(self, worked_s: float = math.inf) -> None:
+        """Write if a record changed and it is time. Called while ranks work; ``worked_s``: for how long they have."""
+        if self._is_new and worked_s >= self._cost_s - CHEAP_S and time.monotonic() >= self._next_s:
             self._write_new()
 
     def _write_new(self) -> None:
@@ -83,8 +90,7 @@ class ReportWriter:
         with contextlib.suppress(OSError):
             self._write()
         ended_s = time.monotonic()
-        self._spent_s += ended_s - began_s
-        self._next_s = ended_s + (ended_s - began_s) / COST_SHARE
+        self._cost_s, self._next_s = ended_s - began_s, ended_s + EVERY_S
 
 
 def with_pending_as_missing(records: Iterable[Record]) -> list[Record]:

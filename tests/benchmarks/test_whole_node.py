@@ -155,5 +155,5 @@ def test_rehearsal_of_the_faults(tmp_path: Path) -> None:
     halves, planted, _ = said["parts"]
     assert "2 nodes x 2 ranks on the CPU" in halves["verdict_line"]
     assert "9 not measured" in planted["verdict_line"]
-    assert set(halves["timings"]) == {"total_s", "startup_s", "measuring_s", "other_s"}
+    assert set(halves["timings"]) == {"total_s", "startup_s", "measuring_s", "other_s", "waited_s"}
     assert not (tmp_path / "out" / "halves" / "gpucluster-results").exists()

@@ -58,6 +58,9 @@ def test_crashed(criterion):
 
 def test_low(criterion):
     criterion.require(0)
+
+def test_absent_program(criterion):
+    criterion.does_not_apply("here")
 """
 
 
@@ -67,6 +70,7 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text(TESTS, encoding="utf-8")
     limits = {name: entry(per="gpu") for name in ("present", "measured", "expected")}
     limits |= {name: entry() for name in ("refused", "crashed", "low")}
+    limits["absent_program"] = entry(needs={"program": "no-such-program"})
     option = write_limits(tmp_path / "limits.yaml", limits, extends=False)
     expect = "--gpucluster-expect=nodes=3,gpus_per_node=1"
     run = run_pytest(tmp_path, "--gpucluster", "test_own.py", option, expect)
@@ -89,5 +93,19 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
     assert 'raise KeyError("mine")' in run.case("test_crashed").text
     low = run.case("test_low")
     assert (low.outcome, low.text.startswith("low at the cluster: 0 count")) == ("failure", True), low.text
+    left = run.row("absent_program")
+    assert (left["outcome"], left["reason"]) == ("skipped", "needs no-such-program, which is not installed here")
+    assert run.case("test_absent_program").outcome == "skipped"
     assert "absent  2 unknown hosts  2 nodes, 6 expected outcomes missing" in run.stdout
     assert json.loads((tmp_path / "made.json").read_text(encoding="utf-8")) == ["KeyError", "Failed"]  # the verdict's
+
+
+def test_who_asks_for_it_sees_the_traceback(tmp_path: Path) -> None:
+    """With ``-vv``, below the text by value."""
+    (tmp_path / "test_own.py").write_text(TESTS, encoding="utf-8")
+    option = write_limits(tmp_path / "limits.yaml", {"low": entry()}, extends=False)
+    run = run_pytest(tmp_path, "--gpucluster", "test_own.py", "-k", "low", option, "-vv")
+    assert run.row("low")["reason"].startswith("low at the cluster: 0 count")
+    shown = run.stdout.partition("low at the cluster: 0 count")[2]
+    assert "Traceback" in shown
+    assert "criterion.require(0)" in shown

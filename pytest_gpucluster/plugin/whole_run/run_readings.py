@@ -13,7 +13,8 @@ from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import domains_of
 from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, MeasurementError
-from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
+from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR
+from pytest_gpucluster.plugin.whole_run.selected_tests import MARK, reader_of
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
 from pytest_gpucluster.reporting.run_spans import Snapshot, SnapshotRecord
 from pytest_gpucluster.text import first_line
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.plugin.collection import Collection
     from pytest_gpucluster.reporting.run_spans import Span, Spans
 
-MARK = "over_run"
 OF_EARLIER_RUNS = ("between", "over_boots")
 """Arguments of the mark that are none of the reader."""
 DEADLINE_S = 60.0
@@ -62,11 +62,6 @@ class _Taken:
             except (AttributeError, NotPlainDataError):
                 missing.append(str(place))
         return Snapshot(at_s=self.wall_s, values=values, missing=tuple(missing))
-
-
-def _reader_of(mark: pytest.Mark) -> str:
-    """The name of a mark's reader, and who is asked."""
-    return f"{mark.args[0].__module__}.{mark.args[0].__qualname__} {mark.kwargs.get('per', 'gpu')}"
 
 
 class OverRun:
@@ -163,25 +158,19 @@ class Readings:
         return {reader: taken.snapshot for reader, taken in new.items()}
 
     @property
-    def _marks(self) -> Iterator[tuple[pytest.Item, pytest.Mark]]:
+    def _marks(self) -> tuple[tuple[pytest.Item, pytest.Mark], ...]:
         """The tests that judge over the run, with their marks."""
-        for item in self._items:
-            mark = item.get_closest_marker(MARK)
-            if mark is not None and len(mark.args) == 1 and callable(mark.args[0]):
-                yield item, mark
+        return self._collection.tests.over_run
 
     @property
     def judges(self) -> dict[str, set[str]]:
         """By reader, the criteria that judge it."""
-        found: dict[str, set[str]] = {}
-        for item, mark in self._marks:
-            found.setdefault(_reader_of(mark), set()).add(item.stash[PAIR].criterion)
-        return found
+        return self._collection.tests.judges
 
     @property
     def between(self) -> dict[str, Callable[[Any, Any], Finding]]:
         """By reader, the judge of the time between two runs, where a mark has one."""
-        return {_reader_of(mark): mark.kwargs["between"] for _, mark in self._marks if "between" in mark.kwargs}
+        return {reader_of(mark): mark.kwargs["between"] for _, mark in self._marks if "between" in mark.kwargs}
 
     def firsts(self) -> dict[str, Snapshot]:
         """By reader, what was read before the first test."""
@@ -211,10 +200,6 @@ class Readings:
     def facts(self, taken: Mapping[str, Snapshot]) -> Iterator[dict[str, Any]]:
         """What the journal of a soak gets of these readings: what differs from the last time."""
         return (self._record.facts(reader, snapshot) for reader, snapshot in taken.items())
-
-    @property
-    def _items(self) -> list[pytest.Item]:
-        return [item for item in self._collection.items if RULE not in item.stash]
 
     def take_first(self) -> None:
         """Read, once, what the selected tests judge over the run. An error is raised again in each test that reads it."""
@@ -254,7 +239,7 @@ class Readings:
         key = f"{function.__module__}.{function.__qualname__} {per}"
         if key not in kept:
             cluster = self._cluster()
-            wanted = {item.stash[PAIR].place for item in self._items}
+            wanted = self._collection.tests.places
             chosen = {place for place in wanted if place is not None}
             places = cluster.places if every or None in wanted else tuple(chosen)
             of_reader = {name: value for name, value in arguments.items() if name not in OF_EARLIER_RUNS}
@@ -276,7 +261,7 @@ class Readings:
         place = item.stash[PAIR].place
         if mark is None or (place is not None and place.id in self.newcomers) or not (self.earlier or self.goes_on):
             return None
-        spans, when = self.earlier.get(_reader_of(mark), ()), WHEN_OF_PARTS if self.goes_on else WHEN
+        spans, when = self.earlier.get(reader_of(mark), ()), WHEN_OF_PARTS if self.goes_on else WHEN
         if self.goes_on and not spans:
             text = f"{mark.args[0].__qualname__} was not read in the earlier parts of this run"
             return MeasurementError(text, kind="missing")

@@ -88,6 +88,11 @@ def test_a_limit_that_no_profile_uses_is_a_problem(lint: Lint) -> None:
     assert lines == ["site.yaml:7: no effect for any profile: site.yaml:11 overrides it for rehearsal ('min' in 'share')."]
 
 
+def test_a_copy_of_the_packaged_file(lint: Lint) -> None:
+    """Byte for byte: what is no problem there is none here."""
+    assert lint("site.yaml", site=packaged_path().read_text(encoding="utf-8")) == (0, ["site.yaml: no problems"])
+
+
 # An entry needs a test
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.controller.call import Call
+import pytest
+
+from pytest_gpucluster.controller import call as calls
+from pytest_gpucluster.controller import call_maker
+from pytest_gpucluster.controller import replies as replies_of
+from pytest_gpucluster.controller.call import Call, CallClock, Observer
+from pytest_gpucluster.controller.call_maker import CallMaker
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.diagnosis import diagnose
 from pytest_gpucluster.controller.replies import lost_reply
@@ -24,3 +31,95 @@ def test_a_lost_place_is_named_and_not_asked_again(tmp_path: Path) -> None:
     found = diagnose(replies, name=lambda rank: f"rank {rank} (node0-gpu{rank}, host)", what="product was not measured")
     assert (found.culprits, found.kind) == ((1,), "lost")
     assert found.text.splitlines()[0] == f"product was not measured: rank 1 (node0-gpu1, host): {why}"
+
+
+class Gathered:
+    """A controller's calls over a store that answers after so many looks, and whose clock a test moves."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path, *, looks: int, books_s: float) -> None:
+        self.now_s, self.looks, self.books_s = 100.0, looks, books_s
+        self.forgotten: list[list[str]] = []
+        for module in (calls, call_maker, replies_of):
+            patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        context: Any = SimpleNamespace(
+            link=SimpleNamespace(channel=self, send=lambda _command: None, forget=self.forgotten.append),
+            members=SimpleNamespace(
+                hellos={}, failures_before=lambda _call: {}, silent=lambda *_: {}, note_lost=lambda _replies: None
+            ),
+            early_end=SimpleNamespace(check=lambda: None, check_before_call=lambda: None),
+            device="cpu",
+            rootdir=folder,
+        )
+        self.maker = CallMaker(context)
+        self.maker.observe(Observer(on_work=self._write), logs=folder)
+
+    def _write(self, _worked_s: float) -> None:
+        self.now_s += self.books_s
+
+    def missing(self, keys: Any, *, within_s: float) -> list[str]:
+        """All of them, until the last look, which takes no time."""
+        self.looks -= 1
+        self.now_s += within_s if self.looks else 0.0
+        return [*keys] if self.looks else []
+
+    def faults(self, _call_id: str) -> set[int]:
+        """None."""
+        return set()
+
+    def written(self, keys: Any) -> list[str]:
+        """None."""
+        del keys
+        return []
+
+    def take_written(self, keys: Any, _read: Any) -> list[Success]:
+        """It takes half a second to read them."""
+        self.now_s += 0.5 if keys else 0.0
+        return [Success(value=1.0) for _ in keys]
+
+    def call(self) -> None:
+        """One call of two ranks."""
+        self.maker.call(Call(function=function_named("product"), ranks=[0, 1], deadline_s=60.0))
+
+
+def test_the_ranks_wait_for_what_is_no_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Between two calls, while replies are read, and where books are written after the last reply."""
+    made = Gathered(monkeypatch, tmp_path, looks=3, books_s=0.0)
+    assert made.maker.clock.waited_s == 0.0
+    made.call()  # 0.2 s of work, 0.5 s of reading
+    assert made.maker.clock.waited_s == pytest.approx(0.5)
+    assert made.maker.clock.measuring_s == pytest.approx(0.7)
+    made.now_s += 3
+    made.looks = 1
+    made.call()
+    assert made.maker.clock.waited_s == pytest.approx(0.5 + 3 + 0.5)
+    made.looks, made.books_s = 1, 2.0
+    made.call()  # nobody knows when the replies came meanwhile: all of it counts
+    assert made.maker.clock.waited_s == pytest.approx(4.0 + 2.0 + 0.5)
+
+
+def test_books_beside_a_call_cost_nobody_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The ranks still work after them."""
+    made = Gathered(monkeypatch, tmp_path, looks=4, books_s=0.0)
+    made.books_s = 2.0
+    made.call()
+    assert made.maker.clock.waited_s == pytest.approx(0.5 + 2.0)  # the last writing, after which all replies were there
+
+
+def test_the_start_up_is_no_measuring() -> None:
+    """It is a call, and the ranks wait after it."""
+    clock = CallClock()
+    clock.add(Call(function=function_named("product"), ranks=[0], deadline_s=1.0, is_startup=True), began_s=1.0, ended_s=4.0)
+    assert clock.measuring_s == 0.0
+
+
+def test_a_call_is_forgotten_after_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An agent may still look for what others replied to the last one."""
+    made = Gathered(monkeypatch, tmp_path, looks=1, books_s=0.0)
+    for _ in range(3):
+        made.looks = 1
+        made.call()
+    ids = [{key.split("/")[1] for key in keys} for keys in made.forgotten]
+    assert ids[0] == set()
+    assert [len(one) for one in ids[1:]] == [1, 1]
+    assert ids[1] != ids[2]
+    assert len(made.forgotten[1]) == 3

@@ -15,7 +15,7 @@ import pytest
 from pytest_gpucluster.controller import command_link
 from pytest_gpucluster.controller.command_link import CommandLink
 from pytest_gpucluster.protocol import channel
-from pytest_gpucluster.protocol.channel import Address, ChannelLostError
+from pytest_gpucluster.protocol.channel import Address, ChannelLostError, keys_of_call
 from pytest_gpucluster.protocol.messages import Quit
 from tests.support.processes import free_port
 
@@ -56,6 +56,26 @@ def use(link: CommandLink) -> None:
     link.send(Quit(code=0))
     while not link._num_answers:
         time.sleep(0.05)
+
+
+def test_the_store_forgets_finished_calls(store: tuple[subprocess.Popen[str], CommandLink]) -> None:
+    """Of many calls the keys of the last two are left: a soak of thousands would fill the memory of node 0."""
+    _, link = store
+    use(link)
+    ids = [f"call-{number}" for number in range(20)]
+    keys = {one: keys_of_call(one, range(4), [(0, 1), (2, 3)]) for one in ids}
+    assert all(len(of_call) == 4 + 2 + 1 for of_call in keys.values())
+    for one in ids:
+        for key in keys[one]:
+            link.channel.store.set(key, b"reply")
+    for one in ids[:-2]:
+        link.forget(keys[one])
+    gone = [key for one in ids[:-2] for key in keys[one]]
+    deadline_s = time.monotonic() + 120
+    while any(link.channel.has(key) for key in gone) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not any(link.channel.has(key) for key in gone)
+    assert all(link.channel.has(key) for one in ids[-2:] for key in keys[one])
 
 
 def test_a_store_that_is_stopped(store: tuple[subprocess.Popen[str], CommandLink], monkeypatch: pytest.MonkeyPatch) -> None:

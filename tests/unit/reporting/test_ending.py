@@ -35,6 +35,14 @@ def test_block(width: int) -> None:
     ]
 
 
+def test_how_long_all_ranks_waited() -> None:
+    """Beside the parts of the time: they were there, and had nothing to do."""
+    verdict = decide([Record(criterion="a", place=None, outcome="passed")], Terms(rehearsal=False, level_reached=True))
+    ending = Ending(mode=None, timings={**TIMINGS, "waited_s": 3.21}, folder="gpucluster-results", files=[])
+    lines = [line.plain for line in verdict_block(verdict, ending, width=100, quiet=False)]
+    assert "  took 3:14: 8.2 s start-up, 3:01 measuring, 4.8 s other; all ranks waited 3.2 s" in lines
+
+
 @pytest.mark.parametrize(
     ("outcome", "mode", "word", "colour"),
     [

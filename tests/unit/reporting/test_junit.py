@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -194,7 +193,6 @@ def run_in(tmp_path: Path, junit: JunitForm) -> Run:
     recorder.record_selftest(SELFTEST)
     for record in (*STARTED, *NEVER_RUN):
         recorder.record_outcome(record)
-    time.sleep(0.01)
     recorder.catch_up()
     live = ET.parse(tmp_path / "live.xml").getroot()[0]  # noqa: S314 -- our own file
     verdict = decide(plan, terms)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
+from itertools import pairwise
 
 import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.reporting.results import ReportedTest, RunReport
-from pytest_gpucluster.reporting.writer import ReportWriter, not_ended, texts_of
+from pytest_gpucluster.reporting.writer import EVERY_S, ReportWriter, not_ended, texts_of
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.operations import operations
 
@@ -27,38 +27,6 @@ def test_no_acceptance_before_the_end(outcome: str, word: str, rehearsal: bool) 
         assert "the run has not ended" in found.line
 
 
-def test_costly_writing_is_rare() -> None:
-    """A hundred outcomes in no time are one write, and another when something long begins; nothing new is none."""
-    written: list[float] = []
-
-    def write() -> None:
-        time.sleep(0.02)
-        written.append(time.monotonic())
-
-    writer = ReportWriter(write)
-    for _ in range(100):
-        writer.note()
-    assert len(written) == 1
-    writer.catch_up()
-    writer.catch_up()
-    assert len(written) == 2
-
-
-def test_a_disk_that_refuses_costs_no_run() -> None:
-    """It is noticed elsewhere; the next outcome tries again."""
-    tried: list[int] = []
-
-    def write() -> None:
-        tried.append(1)
-        raise OSError(28, "No space left on device")
-
-    writer = ReportWriter(write)
-    writer.note()
-    time.sleep(0.05)
-    writer.note()
-    assert len(tried) == 2
-
-
 class Clock:
     """Seconds that pass only where a test says so."""
 
@@ -67,24 +35,99 @@ class Clock:
         patch.setattr("pytest_gpucluster.reporting.writer.time.monotonic", lambda: self.now_s)
 
 
-@pytest.mark.parametrize(("takes_s", "most"), [(3.0, 7), (0.01, 100)])
-def test_many_calls_after_one_another(takes_s: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred calls of 2 s each, an outcome before each: reports that take long are written in about 5 % of the time.
+class Reports:
+    """Reports that take so long to write; when they were begun."""
 
-    Reports that take little are written before every call.
-    """
-    clock, written = Clock(monkeypatch), []
+    def __init__(self, patch: pytest.MonkeyPatch, *, takes_s: float) -> None:
+        self.clock, self.takes_s = Clock(patch), takes_s
+        self.begun_s: list[float] = []
+        self.writer = ReportWriter(self._write)
+
+    def _write(self) -> None:
+        self.begun_s.append(self.clock.now_s)
+        self.clock.now_s += self.takes_s
+
+    def call(self, seconds: float) -> float:
+        """A call of so many seconds, looked at ten times a second; by how much the writing delays its end."""
+        began_s = self.clock.now_s
+        while self.clock.now_s < began_s + seconds:
+            self.writer.catch_up(self.clock.now_s - began_s)
+            self.clock.now_s += 0.1
+        return max(0.0, self.clock.now_s - began_s - seconds - 0.1)
+
+
+@pytest.mark.parametrize("takes_s", [0.0, 0.05, 8.0])
+def test_no_outcome_waits_for_reports(takes_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two calls nothing is written but once, at the start, however many outcomes come."""
+    reports = Reports(monkeypatch, takes_s=takes_s)
+    for _ in range(100):
+        reports.writer.note()
+        reports.clock.now_s += 10
+    assert reports.begun_s == [0.0]
+
+
+def test_first_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of an earlier run may not stand for this one: what is expected is written at once, and what comes soon after."""
+    reports = Reports(monkeypatch, takes_s=0.01)
+    reports.writer.note()
+    assert reports.begun_s == [0.0]
+    reports.call(5)
+    assert len(reports.begun_s) == 1  # nothing new
+    reports.writer.note()
+    reports.call(5)
+    assert len(reports.begun_s) == 2
+
+
+@pytest.mark.parametrize("takes_s", [0.01, 3.0])
+def test_at_most_every_half_minute(takes_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of 20 s with an outcome before each, for an hour."""
+    reports = Reports(monkeypatch, takes_s=takes_s)
+    reports.writer.note()
+    while reports.clock.now_s < 3600:
+        reports.writer.note()
+        reports.call(20)
+    gaps = [later - earlier for earlier, later in pairwise(reports.begun_s[1:])]
+    assert min(gaps) >= EVERY_S
+    assert max(gaps) < EVERY_S + 30
+
+
+@pytest.mark.parametrize(("seconds", "takes_s"), [(0.2, 5.0), (4.0, 5.0), (6.0, 5.0), (60.0, 5.0), (0.05, 0.05)])
+def test_a_call_is_hardly_delayed(seconds: float, takes_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long is written only in a call that has lasted as long; the first call alone cannot know it."""
+    reports = Reports(monkeypatch, takes_s=takes_s)
+    reports.writer.note()
+    delays = []
+    for _ in range(50):
+        reports.writer.note()
+        reports.clock.now_s += 30
+        delays.append(reports.call(seconds))
+    assert max(delays) <= max(0.1, takes_s if seconds > takes_s else 0.0)
+    assert len(reports.begun_s) == (51 if seconds > takes_s or takes_s < 0.1 else 1)
+
+
+def test_after_each_round_of_a_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the next call, also where the last writing was a moment ago."""
+    reports = Reports(monkeypatch, takes_s=0.01)
+    for number in range(1, 5):
+        reports.writer.note(is_due=True)
+        reports.call(1)
+        assert len(reports.begun_s) == number
+
+
+def test_a_disk_that_refuses_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is noticed elsewhere; the next outcome tries again."""
+    clock, tried = Clock(monkeypatch), []
 
     def write() -> None:
-        clock.now_s += takes_s
-        written.append(clock.now_s)
+        tried.append(1)
+        raise OSError(28, "No space left on device")
 
     writer = ReportWriter(write)
-    for _ in range(100):
+    for _ in range(3):
         writer.note()
-        writer.catch_up()
-        clock.now_s += 2
-    assert min(4, most) <= len(written) <= most
+        writer.catch_up(0.0)
+        clock.now_s += EVERY_S
+    assert len(tried) == 3
 
 
 @pytest.mark.parametrize("outcome", ["passed", "failed", "missing"])
