@@ -18,6 +18,7 @@ from pytest_gpucluster.commands.slurm_job import read_step
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import host_list
+from pytest_gpucluster.page.outputs import Wanted, write_outputs
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
@@ -265,7 +266,11 @@ def _report(expected: Session, absence: Absence, *, junit: Path | None) -> int:
     except (ConfigurationError, OSError) as error:
         _say(f"no reports: {error}")
         return NOT_GOOD
-    _say(f"reports in {expected.setup.settings.results_dir}")
+    settings = expected.setup.settings
+    wanted = Wanted(summary=settings.summary, metrics=settings.metrics, termination=settings.termination)
+    for problem in write_outputs(settings.results_dir, wanted).problems:
+        _say(problem)
+    _say(f"reports in {settings.results_dir}")
     sys.stdout.write(f"verdict {written.line}\n")
     return NOT_GOOD
 
