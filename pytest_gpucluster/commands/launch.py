@@ -20,6 +20,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import host_list
 from pytest_gpucluster.inventory.pod import INDEX, MEANINGS, read_pod, require_index
 from pytest_gpucluster.page.outputs import Wanted, write_outputs
+from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
@@ -193,7 +194,7 @@ def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[st
 def _own_hello(job: Job) -> rendezvous.Hello:
     return rendezvous.Hello(
         node_rank=job.node_rank,
-        hostname=socket.gethostname(),
+        hostname=own_hostname(),
         num_nodes=job.num_nodes,
         num_local=job.num_local,
         start=job.start,

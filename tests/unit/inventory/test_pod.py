@@ -11,6 +11,7 @@ import pytest
 from pytest_gpucluster.commands import launch, main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.pod import PodOfJob, read_pod
+from pytest_gpucluster.protocol.rank import own_hostname
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,3 +128,16 @@ def test_slurm_counts_more_than_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     inside(monkeypatch, {**JOB, **step}, "gpucluster-1")
     job = launch.read_job(main._parse(["launch", "--run"]))
     assert (job.hosts, job.start) == (("a", "b"), "4711.0")
+
+
+def test_a_node_is_called_as_the_manifest_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports name the node and not its Pod; without a name, or with an empty one, the hostname counts."""
+    inside(monkeypatch, JOB)
+    assert own_hostname() == "gpucluster-1"
+    monkeypatch.setenv("GPUCLUSTER_HOSTNAME", "")
+    assert own_hostname() == "gpucluster-1"
+    monkeypatch.setenv("GPUCLUSTER_HOSTNAME", "gpu-17")
+    assert own_hostname() == "gpu-17"
+    job = launch.read_job(main._parse(["launch", "--run"]))
+    assert launch._own_hello(job).hostname == "gpu-17"
+    assert job.master_addr == "gpucluster-0.gpucluster"
