@@ -70,7 +70,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def condition(chosen: argparse.Namespace) -> int:
-    """Print one line of at most 80 bytes; the exit code of node-problem-detector. A fault of our own is no problem of the node."""
+    """Print one line of at most 80 bytes; node-problem-detector's exit code. A fault of our own is no problem of the node."""
     try:
         machine = read_machine()
         wrong, unread, code = _judge(machine, chosen.gpus)

@@ -1,4 +1,4 @@
-"""What a Pod of an Indexed Job knows of itself: its index, how many Pods there are, their GPUs, and how to reach the first. Pure.
+"""What a Pod of an Indexed Job knows of itself: index, number of Pods, their GPUs, and how to reach the first. Pure.
 
 Kubernetes sets the index in every container of such a Job. All else stands in the manifest, as deploy/kubernetes has it;
 Kubeflow's Trainer sets torchrun's own variables instead.

@@ -23,6 +23,7 @@ JOB = {
     "GPUCLUSTER_SERVICE": "gpucluster",
     "GPUCLUSTER_START": "0a1b-uid",
 }
+ELEVEN = {"GPUCLUSTER_NODES": "11"}
 TRAINER = {
     "JOB_COMPLETION_INDEX": "1",
     "PET_NNODES": "2",
@@ -54,7 +55,7 @@ def inside(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], hostname:
         (JOB, "gpucluster-1", (1, 2, 8, "gpucluster-0.gpucluster", None, "0a1b-uid")),
         (JOB, "accept-nodes-0-1", (1, 2, 8, "accept-nodes-0-0.gpucluster", None, "0a1b-uid")),  # a JobSet's
         ({**JOB, "JOB_COMPLETION_INDEX": "0"}, "a-0", (0, 2, 8, "a-0.gpucluster", None, "0a1b-uid")),
-        ({**JOB, "JOB_COMPLETION_INDEX": "10", "GPUCLUSTER_NODES": "11"}, "a-10", (10, 11, 8, "a-0.gpucluster", None, "0a1b-uid")),
+        ({**JOB, "JOB_COMPLETION_INDEX": "10"} | ELEVEN, "a-10", (10, 11, 8, "a-0.gpucluster", None, "0a1b-uid")),
         (TRAINER, "accept-node-0-1", (1, 2, 8, "accept-node-0-0.accept", 29400, "")),
         ({**TRAINER, "PET_NPROC_PER_NODE": "auto"}, "x", (1, 2, None, "accept-node-0-0.accept", 29400, "")),
         ({"JOB_COMPLETION_INDEX": "0", "GPUCLUSTER_NODES": "1"}, "alone", (0, 1, None, "alone", None, "")),
@@ -75,7 +76,7 @@ def test_no_pod() -> None:
 @pytest.mark.parametrize(
     ("changes", "hostname", "words"),
     [
-        ({"JOB_COMPLETION_INDEX": "2"}, "a-2", "index 2, and the run has 2 nodes.*set completions and parallelism of the Job to 2"),
+        ({"JOB_COMPLETION_INDEX": "2"}, "a-2", "index 2, and the run has 2 nodes.*set completions and parallelism .* to 2"),
         ({"JOB_COMPLETION_INDEX": "7"}, "a-7", "or GPUCLUSTER_NODES to the number of completions"),
         ({"JOB_COMPLETION_INDEX": ""}, "a-1", "completionMode: Indexed"),
         ({"JOB_COMPLETION_INDEX": "one"}, "a-1", "JOB_COMPLETION_INDEX='one' is no whole number"),
