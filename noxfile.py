@@ -132,7 +132,7 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session
 def deploy(session: nox.Session) -> None:
-    """Check deploy/: Kubernetes' schemas, Kubeflow's models, kustomize (if kubectl is there), hadolint, shellcheck (1 minute)."""
+    """Check deploy/: schemas of Kubernetes, models of Kubeflow, kustomize (if kubectl is there), hadolint, shellcheck."""
     install(session, "deploy")
     files = [f"tests/project/{name}.py" for name in ("test_deploy", "test_deploy_kubernetes", "test_deploy_container")]
     run(session, "pytest", *SHOWN, *(session.posargs or files), **FOR_TESTS)
@@ -147,7 +147,7 @@ def container(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Write the lock files of deploy/container anew: each version with its hashes, torch and its CUDA in a file of their own."""
+    """Write the lock files of deploy/container anew: each version with its hashes; torch and its CUDA in their own file."""
     install(session, "lock", project=False)
     folder = ROOT / "deploy" / "container"
     head = "# Made by: noxfile.py -s lock. Pinned with hashes, for Python 3.11 and later on x86_64 and aarch64.\n"

@@ -132,7 +132,8 @@ def test_a_wheel_with_another_hash_is_refused(buildah: list[str], image: str) ->
     """The hash of the tested wheel is what counts: another one, or none, ends the build."""
     context = Path(buildah[2]).parent / "context"
     for given, words in (("0" * 64, "ash"), ("", "WHEEL_SHA256")):
-        arguments = [f"BASE={BASE}", "LOCKS=", f"WHEEL_SHA256={given}", f"SSL_CERT_FILE={CERTIFICATES}", f"PIP_CERT={CERTIFICATES}"]
+        arguments = [f"BASE={BASE}", "LOCKS=", f"WHEEL_SHA256={given}"]
+        arguments += [f"SSL_CERT_FILE={CERTIFICATES}", f"PIP_CERT={CERTIFICATES}"]
         words_of = [word for one in arguments for word in ("--build-arg", one)]
         options = ("--isolation", "chroot", "--pull-never", "--volume", "/etc/ssl/certs:/etc/ssl/certs:ro", "--target", "build")
         command = [*buildah, "bud", *options, *words_of, "--file", "deploy/container/Containerfile", "."]

@@ -49,7 +49,9 @@ def test_every_line_has_its_hash(path: Path) -> None:
     assert pins(path)
 
 
-@pytest.mark.parametrize("line", ["torch==2.13.0", "torch>=2", "-r other.txt", "--index-url x", "a @ file:///b", "a==1 --hash=md5:00"])
+@pytest.mark.parametrize(
+    "line", ["torch==2.13.0", "torch>=2", "-r other.txt", "--index-url x", "a @ file:///b", "a==1 --hash=md5:00"]
+)
 def test_a_line_without_a_hash_is_seen(line: str) -> None:
     """The check itself."""
     assert unpinned(LOCKS[0].read_text(encoding="utf-8") + line + "\n") == [line]
@@ -80,10 +82,12 @@ def faults(text: str) -> list[str]:
     _, build, final = stages(text)
     found = [] if re.search(r"(?m)^USER (?!0|root)\S+", final) else ["runs as root"]
     found += [] if '"gpucluster"' in final.partition("ENTRYPOINT")[2] else ["has another entry point"]
-    installs = [line for line in re.split(r"\n|&&", build.replace("\\\n", " ")) if " pip install" in line or "/pip install" in line]
+    commands = re.split(r"\n|&&", build.replace("\\\n", " "))
+    installs = [line for line in commands if " pip install" in line or "/pip install" in line]
     found += ["installs without hashes"] if not installs or any("--require-hashes" not in line for line in installs) else []
     found += ["installs in the last stage"] if "pip" in final else []
-    found += ["keeps a cache"] if "rm -rf /var/lib/apt/lists" not in final or any("--no-cache" not in one for one in installs) else []
+    is_cached = "rm -rf /var/lib/apt/lists" not in final or any("--no-cache" not in one for one in installs)
+    found += ["keeps a cache"] if is_cached else []
     labels = ("title", "licenses", "version", "revision", "description")
     found += [f"has no label {name}" for name in labels if f"org.opencontainers.image.{name}=" not in final]
     found += ["has no SBOM"] if "cyclonedx-py environment" not in build or "sbom" not in final.partition("COPY")[2] else []

@@ -217,7 +217,11 @@ def test_an_update_that_slurm_refuses(plant: Callable[[str], None], slurm: Path,
     ],
 )
 def test_node_problem_detector(
-    scenario: str, options: list[str], expected: tuple[int, str], plant: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    scenario: str,
+    options: list[str],
+    expected: tuple[int, str],
+    plant: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its exit codes, and one line that it does not cut."""
     plant(scenario)
