@@ -92,9 +92,7 @@ def inside(buildah: list[str], image: str) -> Run:
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [*buildah, "run", "--isolation", "chroot", container, "--", *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=900, stdin=subprocess.DEVNULL
-        )
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, stdin=subprocess.DEVNULL)
 
     return run
 
