@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.commands import absent_nodes, rendezvous
 from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.commands.slurm_job import read_step
+from pytest_gpucluster.config.pod import INDEX, MEANINGS, read_pod, require_index
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import host_list
-from pytest_gpucluster.inventory.pod import INDEX, MEANINGS, read_pod, require_index
 from pytest_gpucluster.page.outputs import Wanted, write_outputs
 from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE

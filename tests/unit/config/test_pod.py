@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.commands import launch, main
+from pytest_gpucluster.config.pod import PodOfJob, read_pod
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory.pod import PodOfJob, read_pod
 from pytest_gpucluster.protocol.rank import own_hostname
 
 if TYPE_CHECKING:
