@@ -133,6 +133,45 @@ def slurm(session: nox.Session) -> None:
 
 
 @nox.session
+def deploy(session: nox.Session) -> None:
+    """Check deploy/: schemas of Kubernetes, models of Kubeflow, kustomize (if kubectl is there), hadolint, shellcheck."""
+    install(session, "deploy")
+    files = [f"tests/project/{name}.py" for name in ("test_deploy", "test_deploy_kubernetes", "test_deploy_container")]
+    run(session, "pytest", *SHOWN, *(session.posargs or files), **FOR_TESTS)
+
+
+@nox.session
+def container(session: nox.Session) -> None:
+    """Build the image of deploy/container on a base made here, and run its self-test inside (root, buildah; 8 minutes)."""
+    install(session, "tests")
+    run(session, "pytest", *SHOWN, *(session.posargs or ["tests/e2e/test_deploy_container.py"]), **FOR_TESTS)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Write the lock files of deploy/container anew: each version with its hashes; torch and its CUDA in their own file."""
+    install(session, "lock", project=False)
+    folder = ROOT / "deploy" / "container"
+    head = "# Made by: noxfile.py -s lock. Pinned with hashes, for Python 3.11 and later on x86_64 and aarch64.\n"
+    options = ("--no-config", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes", "--no-header")
+    with tempfile.TemporaryDirectory(prefix="gpucluster-") as made:
+        tools, whole = Path(made, "tools.in"), Path(made, "whole.txt")
+        tools.write_text("uv\ncyclonedx-bom\n")
+        sources = {folder / "requirements-build.txt": (str(tools),), whole: ("pyproject.toml", "-c", "constraints.txt")}
+        for file, wanted in sources.items():
+            run(session, "uv", "pip", "compile", *options, "--no-annotate", "-o", str(file), *wanted)
+        entries = re.split(r"\n(?=[a-z])", whole.read_text().rstrip())
+    of_torch = re.compile(r"(torch|triton|cuda-[\w-]+|nvidia-(?!ml-py)[\w-]+)==")
+    elsewhere = re.compile(r"[^\\]*sys_platform == '(win32|emscripten)'")
+    kept = [entry for entry in entries if not elsewhere.match(entry)]
+    for name, is_torch in (("requirements-torch.txt", True), ("requirements.txt", False)):
+        found = [entry for entry in kept if bool(of_torch.match(entry)) == is_torch]
+        (folder / name).write_text(head + "\n".join(found) + "\n")
+    build = folder / "requirements-build.txt"
+    build.write_text(head + build.read_text())
+
+
+@nox.session
 def page(session: nox.Session) -> None:
     """Open pages in Chromium, search and print them, ask axe-core (Debian: `apt-get install chromium`); skips elsewhere."""
     install(session, "page")

@@ -6,7 +6,6 @@ import datetime as dt
 import functools
 import os
 import shutil
-import socket
 import time
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -24,6 +23,7 @@ from pytest_gpucluster.judging.promises import changed_terms, short_soak
 from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
+from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.records.run_identity import limits_used
 from pytest_gpucluster.reporting.earlier_hosts import remembered_hosts
 from pytest_gpucluster.thresholds import no_effect
@@ -256,7 +256,7 @@ def _expected(settings: Settings, thresholds: ThresholdsFile, profile: Profile, 
 
 def _with_hosts(inventory: Inventory, results_dir: Path) -> Inventory:
     """The inventory with the expected hosts: of the launcher's list, of Slurm's, else of an earlier run with these results."""
-    own = socket.gethostname()
+    own = own_hostname()
     hosts = expected_hosts(os.environ, num_nodes=inventory.num_nodes, own=own)
     if hosts or inventory.num_nodes == 1:
         return replace(inventory, hosts=hosts)

@@ -11,7 +11,6 @@ import os
 import select
 import selectors
 import signal
-import socket
 import sys
 import threading
 import time
@@ -32,7 +31,7 @@ from pytest_gpucluster.protocol.messages import (
     ReportTarget,
     StartCall,
 )
-from pytest_gpucluster.protocol.rank import machine
+from pytest_gpucluster.protocol.rank import machine, own_hostname
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.command_reader import CommandReader
@@ -85,7 +84,7 @@ class Agent:
         self._context.channel.put(
             hello_key(rank.rank),
             AgentHello(
-                hostname=socket.gethostname(),
+                hostname=own_hostname(),
                 machine=machine(),
                 pid=os.getpid(),
                 group_rank=rank.group_rank,

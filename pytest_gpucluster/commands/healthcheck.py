@@ -3,6 +3,8 @@
 With ``--drain`` the node is drained by a reason of ours, and freed from no other reason than ours. Slurm does nothing by a
 HealthCheckProgram's exit code (tried with 22.05); by a prolog's or an epilog's it drains the node itself, and these must not
 call Slurm's commands.
+
+``gpucluster kubernetes-condition`` is the same health for Kubernetes' node-problem-detector: its exit codes, and one line.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 VARIABLE = "GPUCLUSTER_DRAIN"
 OURS = "gpucluster: "
@@ -40,6 +42,12 @@ READ = (
 )
 """What has to be read of a GPU that supports it: a value that is not there is not healthy."""
 UNSUPPORTED = "Not Supported"
+CONDITIONS = {GOOD: 0, BAD: 1}
+"""By exit code of the health check, that of node-problem-detector: 0 OK, 1 a problem."""
+UNKNOWN = 2
+"""Of node-problem-detector: the condition is unknown. Every other exit code of the health check becomes this."""
+MOST_OUTPUT_BYTES = 80
+"""node-problem-detector's ``max_output_length``, as it is where a site sets none."""
 
 
 def main(chosen: argparse.Namespace) -> int:
@@ -51,16 +59,39 @@ def main(chosen: argparse.Namespace) -> int:
     if num_gpus is None and node is not None and not isinstance(node, NotAvailable):
         num_gpus = None if isinstance(node.gpus, NotAvailable) else node.gpus
     machine = read_machine()
-    wrong = [*_wrong(machine, num_gpus)]
-    unread = [*_unread(machine)]
+    wrong, unread, code = _judge(machine, num_gpus)
     for text in (*wrong, *unread):
         sys.stdout.write(f"{OURS}{text}\n")
-    code = BAD if wrong else UNSEEN if unread else GOOD
     is_without_gpus = num_gpus == 0 and machine["gpus_on_pci_bus"] == 0
     reason = "" if is_without_gpus else "; ".join((*wrong, *unread))
     if node is not None and not _drain(node, reason):
         return code or UNSEEN
     return code
+
+
+def condition(chosen: argparse.Namespace) -> int:
+    """Print one line of at most 80 bytes; node-problem-detector's exit code. A fault of our own is no problem of the node."""
+    try:
+        machine = read_machine()
+        wrong, unread, code = _judge(machine, chosen.gpus)
+    except Exception as error:  # noqa: BLE001 -- Python would leave with 1, which says that the node has a problem
+        wrong, unread, code = [], [f"the health check failed: {type(error).__name__}: {error}"], UNSEEN
+    found = [*wrong, *unread] or [f"{len(machine['gpus']['gpus'])} GPUs are healthy"]
+    sys.stdout.write(f"{_in_one_line(found)}\n")
+    return CONDITIONS.get(code, UNKNOWN)
+
+
+def _in_one_line(texts: Sequence[str]) -> str:
+    """The first text, and how many more there are, in at most :data:`MOST_OUTPUT_BYTES` of UTF-8."""
+    more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+    content, room = one_line(texts[0]).encode(), MOST_OUTPUT_BYTES - len(more)
+    return content.decode() + more if len(content) <= room else content[: room - 3].decode(errors="ignore") + "..." + more
+
+
+def _judge(machine: Mapping[str, Any], num_gpus: int | None) -> tuple[list[str], list[str], int]:
+    """What is wrong, what was not read, and the exit code by both."""
+    wrong, unread = [*_wrong(machine, num_gpus)], [*_unread(machine)]
+    return wrong, unread, BAD if wrong else UNSEEN if unread else GOOD
 
 
 def _wrong(machine: Mapping[str, Any], num_gpus: int | None) -> Iterator[str]:

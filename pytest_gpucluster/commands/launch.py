@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.commands import absent_nodes
 from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.commands.slurm_job import read_step
+from pytest_gpucluster.config.pod import INDEX, MEANINGS, read_pod, require_index
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import host_list
+from pytest_gpucluster.page.outputs import Wanted, write_outputs
 from pytest_gpucluster.protocol import rendezvous
+from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
@@ -136,7 +139,7 @@ def read_job(chosen: argparse.Namespace) -> Job:
     given = dict(vars(chosen))
     hosts = hosts_from(chosen.hosts) if chosen.hosts else ()
     needed = ("nnodes", "nproc_per_node", "master_addr", *(["node_rank"] if chosen.run else []))
-    step = read_step(os.environ) if any(given[name] is None for name in needed) else None
+    step = read_step(os.environ) if _lacks(given, needed) else None
     if step is not None:
         hosts = hosts or step.hosts
         said = {
@@ -147,7 +150,18 @@ def read_job(chosen: argparse.Namespace) -> Job:
             "master_port": step.port,
         }
         given.update({name: value for name, value in said.items() if given[name] is None})
-    _require(given, needed, hosts, in_slurm=step is not None)
+    pod = read_pod(os.environ, hostname=socket.gethostname()) if step is None and _lacks(given, needed) else None
+    if pod is not None:
+        said = {
+            "nnodes": pod.num_nodes,
+            "nproc_per_node": pod.num_gpus,
+            "master_addr": pod.master_addr,
+            "node_rank": pod.index,
+            "master_port": pod.port,
+        }
+        given.update({name: value for name, value in said.items() if given[name] is None})
+        require_index(given["node_rank"], given["nnodes"])
+    _require(given, needed, hosts, in_slurm=step is not None, in_pod=pod is not None)
     return Job(
         num_nodes=given["nnodes"],
         num_local=given["nproc_per_node"],
@@ -157,17 +171,22 @@ def read_job(chosen: argparse.Namespace) -> Job:
         hosts=hosts,
         within_s=chosen.join_deadline_s,
         pytest_arguments=tuple(chosen.beyond) or SUITE,
-        start="" if step is None else step.start,
+        start=pod.start if pod is not None else "" if step is None else step.start,
     )
 
 
-def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[str], *, in_slurm: bool) -> None:
+def _lacks(given: Mapping[str, Any], needed: Sequence[str]) -> bool:
+    return any(given[name] is None for name in needed)
+
+
+def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[str], *, in_slurm: bool, in_pod: bool) -> None:
     nodes, port, deadline_s = given["nnodes"], given["master_port"], given["join_deadline_s"]
     if in_slurm and given["nproc_per_node"] is None:
         raise ConfigurationError("Slurm gave this job no GPU (--gpus-per-node): say --nproc-per-node")
     for option in ("nnodes", "nproc_per_node", "master_addr"):
         if option in needed and given[option] is None:
-            raise ConfigurationError(f"--{option.replace('_', '-')} is needed outside a Slurm job")
+            where = f"in a Pod without {MEANINGS[option]}" if in_pod else "outside a Slurm job"
+            raise ConfigurationError(f"--{option.replace('_', '-')} is needed {where}")
     for option in ("nnodes", "nproc_per_node"):
         if given[option] < 1:
             raise ConfigurationError(f"--{option.replace('_', '-')} {given[option]} is not a number above zero")
@@ -184,7 +203,7 @@ def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[st
 def _own_hello(job: Job) -> rendezvous.Hello:
     return rendezvous.Hello(
         node_rank=job.node_rank,
-        hostname=socket.gethostname(),
+        hostname=own_hostname(),
         num_nodes=job.num_nodes,
         num_local=job.num_local,
         start=job.start,
@@ -248,6 +267,8 @@ def _lead(job: Job) -> int:
     _say(absence.text)
     if ended_by is None:
         _say(f"on a node that is absent: does its launcher run, and does it reach {job.master_addr}:{job.master_port}?")
+        if INDEX in os.environ:
+            _say(f"a node is the Pod with that index: completions and parallelism of the Job have to be {job.num_nodes} each")
     return _report(expected, absence, junit=junit)
 
 
@@ -274,7 +295,11 @@ def _report(expected: Session, absence: Absence, *, junit: Path | None) -> int:
     except (ConfigurationError, OSError) as error:
         _say(f"no reports: {error}")
         return NOT_GOOD
-    _say(f"reports in {expected.setup.settings.results_dir}")
+    settings = expected.setup.settings
+    wanted = Wanted(summary=settings.summary, metrics=settings.metrics, termination=settings.termination)
+    for problem in write_outputs(settings.results_dir, wanted).problems:
+        _say(problem)
+    _say(f"reports in {settings.results_dir}")
     sys.stdout.write(f"verdict {written.line}\n")
     return NOT_GOOD
 

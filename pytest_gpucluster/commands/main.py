@@ -80,6 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(act=_plan)
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
     _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
+    condition = commands.add_parser("kubernetes-condition", help="that health for Kubernetes' node-problem-detector")
+    condition.description = "Exit code 0: healthy; 1: something is wrong; 2: not known. Prints one line of at most 80 bytes."
+    condition.add_argument("--gpus", type=int, metavar="N", help="how many GPUs this node has")
+    condition.set_defaults(act=_kubernetes_condition)
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
@@ -230,6 +234,12 @@ def _healthcheck(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import healthcheck
 
     return healthcheck.main(chosen)
+
+
+def _kubernetes_condition(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import healthcheck
+
+    return healthcheck.condition(chosen)
 
 
 def _info(chosen: argparse.Namespace) -> int:

@@ -74,6 +74,12 @@ OPTIONS = (
     Option(name="--gpucluster-selftest", help="plant faults before the run, and say which it finds"),
     Option(name="--gpucluster-summary", metavar="FILE", type=Path, help="write a summary in Markdown"),
     Option(name="--gpucluster-metrics", metavar="FILE", type=Path, help="write metrics of Prometheus (a textfile collector's)"),
+    Option(
+        name="--gpucluster-termination-message",
+        metavar="FILE",
+        type=Path,
+        help="write verdict and bad parts in at most 4,096 bytes: a Pod's termination message (/dev/termination-log)",
+    ),
 )
 PREFIX = "--gpucluster-"
 _SAME_BUT_A_LETTER = 0.85
@@ -113,6 +119,7 @@ class Settings:
         only: the parts whose tests are selected; all without one.
         summary: where the summary in Markdown goes; None: nowhere.
         metrics: where the metrics go besides the results directory.
+        termination: where the verdict and the bad parts go as a Pod's termination message; None: nowhere.
         junit: what a testcase of the JUnit file is about; None: by their number.
         junit_strict: the JUnit file has no properties inside testcases.
         resume: go on with the unfinished run in the results directory: never, where there is one, or nothing else.
@@ -130,6 +137,7 @@ class Settings:
     only: tuple[PartName, ...] = ()
     summary: Path | None = None
     metrics: Path | None = None
+    termination: Path | None = None
     junit: str | None = None
     junit_strict: bool = False
     resume: Resume = "never"
@@ -193,6 +201,7 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         only=tuple(map(parse_part, given.gpucluster_only or ())),
         summary=_placed(given, "gpucluster_summary", start=start),
         metrics=_placed(given, "gpucluster_metrics", start=start),
+        termination=_placed(given, "gpucluster_termination_message", start=start),
         junit=parse_junit(getattr(given, "gpucluster_junit", None)),
         junit_strict=getattr(given, "gpucluster_junit_strict", False),
         resume=_resume(given, soak_s=soak_s),

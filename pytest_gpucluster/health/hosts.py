@@ -39,6 +39,7 @@ __all__ = [
 
 RDMA = ("infiniband", "roce", "efa")
 """Fabrics whose adapters need memory that stays where it is."""
+MEMLOCK = "ulimit -l unlimited; docker run --ulimit memlock=-1; in a Pod the capability IPC_LOCK"
 MIB = 2**20
 FEWEST_GPUS = 2
 """Where fewer GPUs of a host were measured, nobody can say whether the host slows them all."""
@@ -63,7 +64,7 @@ def judge_limits(facts: HostFacts, least: HostMinimum, *, fabric: str) -> Findin
         bad.append(f"shared memory has {size}, and {least.shm_gib:g} GiB are needed (docker run --shm-size)")
     locked = facts.memlock
     if fabric in RDMA and facts.ipc_lock is not True and locked != UNLIMITED and int(locked) < least.memlock_gib * 2**30:
-        bad.append(f"{int(locked) // 1024} KiB may be locked in memory, and RDMA needs more (ulimit -l unlimited)")
+        bad.append(f"{int(locked) // 1024} KiB may be locked in memory, and RDMA needs more ({MEMLOCK})")
     unknown = (f"shared memory: {facts.shm_gib}",) if isinstance(facts.shm_gib, NotAvailable) else ()
     evidence = {"open files": facts.nofile, "shared memory GiB": str(facts.shm_gib), "memlock bytes": facts.memlock}
     return _of_host(bad, unknown, evidence)

@@ -27,6 +27,10 @@ NO_REHEARSAL = (
     "This is a broken GPU machine, not one without GPUs; "
     "to rehearse on the CPU all the same, say --gpucluster-profile rehearsal"
 )
+IN_A_CONTAINER = (
+    "In a container, give it GPUs: docker run --gpus all, in a Pod a limit of nvidia.com/gpu; and NVIDIA_DRIVER_CAPABILITIES "
+    "has to name utility. "
+)
 _NODE = re.compile(r"nvidia\d+")
 
 
@@ -81,7 +85,7 @@ def detect_gpus() -> Detected:
         signs = signs_of_gpus()
         if signs is None:
             return Detected(names=())
-        raise ConfigurationError(f"{signs}, and NVML is missing: {found['error']}. {NO_REHEARSAL}")
+        raise ConfigurationError(f"{signs}, and NVML is missing: {found['error']}. {IN_A_CONTAINER}{NO_REHEARSAL}")
     if found["status"] != "ok" and not found["gpus"]:
         raise ConfigurationError(f"NVML is installed but does not work: {found['error']}. {NO_REHEARSAL}")
     shown = [gpu["name"] for gpu in found["gpus"] if gpu["cuda_index"] is not None]

@@ -7,11 +7,12 @@ import functools
 import hashlib
 import os
 import platform
-import socket
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_gpucluster.protocol.rank import own_hostname
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,7 +85,7 @@ def identity(*, device: str) -> Identity:
         gpu = _label_of_rank(local_rank, [f"GPU-{one.uuid}" for one in known])
     nvml_gpus, hidden_gpus = read_hidden() if device == "cuda" else (None, None)
     return Identity(
-        hostname=socket.gethostname(),
+        hostname=own_hostname(),
         group_rank=int(os.environ["GROUP_RANK"]),
         local_rank=local_rank,
         versions=read_versions(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from pytest_gpucluster.inventory.telemetry import Snapshots, evidence, from_rows
 from pytest_gpucluster.measurements import collective_cases, progress, timing
 from pytest_gpucluster.measurements.timing import Budget, Launches, warm_up
 from pytest_gpucluster.protocol.functions import beside_others
+from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def nodes_reached(*, node: int | None = None, iterations: int = 10) -> Reachabil
     Raises:
         RuntimeError: neither ``node`` nor ``GPUCLUSTER_NODE`` is given.
     """
-    answers = gather_texts(f"{node_number(node)} {socket.gethostname()}")
+    answers = gather_texts(f"{node_number(node)} {own_hostname()}")
     hostnames: dict[str, list[str]] = {}
     for number, hostname in (answer.split(" ", 1) for answer in answers):
         seen = hostnames.setdefault(number, [])

@@ -13,7 +13,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.page.document import document_of, read_document
 from pytest_gpucluster.page.metrics import metrics_of
 from pytest_gpucluster.page.render import model_of, page_from
-from pytest_gpucluster.page.summary import annotations_of, markdown_of
+from pytest_gpucluster.page.summary import annotations_of, markdown_of, termination_of
 from pytest_gpucluster.reporting.files import require_writable, write_atomically, write_report
 from pytest_gpucluster.reporting.rebuild import read_journal
 from pytest_gpucluster.reporting.writer import texts_of
@@ -35,6 +35,7 @@ class Wanted:
 
     summary: Path | None = None
     metrics: Path | None = None
+    termination: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     written: Mapping[str, Written] = field(default_factory=dict)
 
@@ -71,6 +72,9 @@ def write_outputs(folder: Path, wanted: Wanted) -> Said:
         _write_wanted(wanted.metrics, metrics, tried)
     step = wanted.environment.get(STEP_SUMMARY)
     summary = tried("the summary", lambda: markdown_of(model)) if wanted.summary is not None or step else None
+    if wanted.termination is not None:
+        message = tried("the termination message", lambda: termination_of(model))
+        _write_wanted(wanted.termination if message is not None else None, message or "", tried)
     if summary is not None:
         _write_wanted(wanted.summary, summary, tried)
         if step:

@@ -1,4 +1,4 @@
-"""The run in Markdown, for a job's summary, and as annotations of GitHub: verdict, bad parts, headroom of the handover."""
+"""The run in Markdown for a job's summary, as annotations of GitHub, and as a Pod's termination message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.verdict import ACCEPTED, REJECTED
 from pytest_gpucluster.page.criteria_view import NOT_RECORDED
-from pytest_gpucluster.page.parts_view import cell
+from pytest_gpucluster.page.parts_view import NAMES, cell
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,10 @@ MOST_BYTES = 900_000
 MOST_ANNOTATIONS = 10
 """GitHub shows so many errors of a step."""
 SHOWN = ("Expected", "Found", "Started", "Duration", "Profile and level", "Limits (SHA-256)", "results.json (SHA-256)")
+MOST_MESSAGE_BYTES = 4096
+"""Kubernetes keeps so much of the termination message of a container."""
+MOST_LINE_BYTES = 1024
+"""Of the verdict line; a part's has less."""
 CUT = "\n\nThe rest is in report.html and results.json.\n"
 
 
@@ -94,6 +99,37 @@ def _open(model: PageModel) -> list[str]:
     return ["## What is not proven", "", *(f"* {cell(one.title)}: {_short(one.text)}" for one in model.gaps), ""]
 
 
+def termination_of(model: PageModel) -> str:
+    """The verdict, then each bad part in a line, as UTF-8 of at most 4,096 bytes; parts that have no room are counted."""
+    parts = [*model.parts, *model.more_parts]
+    lines = [_within(one_line(text), MOST_LINE_BYTES) for text in (model.banner.line, model.banner.reason)]
+    lines += [_within(one_line(_brief(part)), MOST_LINE_BYTES // 2) for part in parts]
+    rooms = (len(lines) - left for left in range(len(parts) + 1))
+    texts = ("\n".join([*lines[:kept], *_left_out(len(lines) - kept)]) + "\n" for kept in rooms)
+    return next(text for text in texts if len(text.encode()) <= MOST_MESSAGE_BYTES)
+
+
+def _brief(part: PartView) -> str:
+    known = {name: text for name, text in part.where if text != NOT_RECORDED}
+    name = next((f", {word} {known[word]}" for word in (NAMES["serial"], NAMES["uuid"]) if word in known), "")
+    waived = ", waived" if part.is_waived else ""
+    return f"{part.name}{name}{waived}: {_misses_of(part) or next(iter(part.evidence), part.kind)}"
+
+
+def _left_out(number: int) -> list[str]:
+    return [f"and {number} more, in the results directory"] if number else []
+
+
+def _within(text: str, most: int) -> str:
+    """The text in at most so many bytes of UTF-8."""
+    content = text.encode()
+    return text if len(content) <= most else content[: most - 3].decode(errors="ignore") + "..."
+
+
+def _misses_of(part: PartView) -> str:
+    return "; ".join(f"{one.criterion} {one.value.text} {one.unit}, limit {one.limit.text}" for one in part.misses[:4])
+
+
 def annotations_of(model: PageModel, written: Mapping[str, Written]) -> list[str]:
     """Workflow commands of GitHub: one for the verdict, and one for each bad part, at the line of a limit that it misses.
 
@@ -107,8 +143,7 @@ def annotations_of(model: PageModel, written: Mapping[str, Written]) -> list[str
     parts = [*model.parts, *model.more_parts]
     for part in parts[: MOST_ANNOTATIONS - 1]:
         known = next((written[one.criterion] for one in part.misses if one.criterion in written), None)
-        misses = "; ".join(f"{one.criterion} {one.value.text} {one.unit}, limit {one.limit.text}" for one in part.misses[:4])
-        text = misses or next(iter(part.evidence), part.kind)
+        text = _misses_of(part) or next(iter(part.evidence), part.kind)
         lines.append(_command("warning" if part.is_waived else "error", f"{part.name}: {part.kind}", text, known))
     return lines
 

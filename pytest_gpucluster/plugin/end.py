@@ -141,7 +141,13 @@ class End:
             name: Written(file=in_checkout(entry.file, start), line=entry.line) for name, entry in setup.criteria.items()
         }
         settings = setup.settings
-        return Wanted(summary=settings.summary, metrics=settings.metrics, environment=os.environ, written=written)
+        return Wanted(
+            summary=settings.summary,
+            metrics=settings.metrics,
+            termination=settings.termination,
+            environment=os.environ,
+            written=written,
+        )
 
     def _why_unfinished(self, session: pytest.Session) -> tuple[str, str]:
         """The outcome of tests that did not run, and what ended the session before them."""

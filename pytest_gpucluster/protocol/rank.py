@@ -32,6 +32,15 @@ class Rank(TypedMessage):
     group_rank: int
 
 
+HOSTNAME = "GPUCLUSTER_HOSTNAME"
+"""The variable with the name of this machine in reports, where its hostname says something else: that of a Pod, for example."""
+
+
+def own_hostname() -> str:
+    """The name of this machine in reports."""
+    return os.environ.get(HOSTNAME) or socket.gethostname()
+
+
 @functools.cache
 def machine() -> str:
     """This boot of this machine and this pid namespace: where a pid means the same process. Hostnames may be equal."""

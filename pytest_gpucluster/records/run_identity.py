@@ -8,11 +8,11 @@ import json
 import os
 import pwd
 import re
-import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.strict_json import strict_json
+from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.thresholds.limit import SIGNS
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run_identity(run: str, *, now: dt.datetime | None = None) -> dict[str, Any]:
         "started": started.isoformat(timespec="milliseconds"),
         "command": without_secrets(sys.orig_argv),
         "user": _user(),
-        "host": socket.gethostname() or None,
+        "host": own_hostname() or None,
     }
 
 

@@ -31,6 +31,7 @@ OPTIONS = {
     "--gpucluster-selftest",
     "--gpucluster-summary",
     "--gpucluster-metrics",
+    "--gpucluster-termination-message",
 }
 NAMES = (
     "Blame", "Cluster", "Finding", "GpuLocalizer", "MeasurementError", "NodeLocalizer", "NotAvailable", "Place", "Repeats",

@@ -202,3 +202,72 @@ def test_an_update_that_slurm_refuses(plant: Callable[[str], None], slurm: Path,
     assert main(["healthcheck", "--drain"]) == 1
     assert "stays as it is" in (told := capsys.readouterr().err)
     assert "denied" in told
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options", "expected"),
+    [
+        ("", [], (0, "8 GPUs are healthy")),
+        ("", ["--gpus", "8"], (0, "8 GPUs are healthy")),
+        ("", ["--gpus", "9"], (1, "NVML shows 8 of 9 GPUs")),
+        ("2.ecc.unc.vol 4", [], (1, "4 uncorrected memory errors since the driver was loaded, GPU 2 serial ")),
+        ("2.remap.failed 1\n3.remap.failed 1", [], (1, "a row of its memory could not be remapped, GPU 2 serial ")),
+        ("3.err 15", [], (1, "GPU 3: GPU is lost")),
+        ("init 9", [], (1, "Driver Not Loaded")),
+    ],
+)
+def test_node_problem_detector(
+    scenario: str,
+    options: list[str],
+    expected: tuple[int, str],
+    plant: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its exit codes, and one line that it does not cut."""
+    plant(scenario)
+    code, words = expected
+    assert main(["kubernetes-condition", *options]) == code
+    line = capsys.readouterr().out
+    assert words[:60] in line
+    assert line.count("\n") == 1
+    assert len(line.rstrip("\n").encode()) <= 80
+
+
+def test_wrong_usage_of_node_problem_detector() -> None:
+    """Is unknown, never a problem of the node."""
+    with pytest.raises(SystemExit) as left:
+        main(["kubernetes-condition", "--gpus", "many"])
+    assert left.value.code == 2
+
+
+def test_more_than_one_problem_is_counted(plant: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    """And the count is not cut off."""
+    plant("".join(f"{index}.remap.failed 1\n" for index in range(8)))
+    assert main(["kubernetes-condition"]) == 1
+    assert capsys.readouterr().out.endswith(" and 7 more\n")
+
+
+def test_what_is_not_known_is_unknown(
+    plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No GPU at all, a value that was not read, and any fault of our own: never OK, and never a problem of the node."""
+    assert main(["kubernetes-condition"]) == 2
+    assert capsys.readouterr().out.startswith("no GPU was judged: ")
+    plant("")
+    read = healthcheck.read_machine()
+    read["gpus"]["gpus"][5]["ecc_enabled"] = {"not_available": "Timeout (nvmlDeviceGetEccMode)"}
+    monkeypatch.setattr(healthcheck, "read_machine", lambda: read)
+    assert main(["kubernetes-condition"]) == 2
+    assert capsys.readouterr().out == "ecc_enabled of GPU 5 was not read: Timeout (nvmlDeviceGetEccMode)\n"
+    for fault in (RuntimeError("ü" * 200), OSError(5, "Input/output error"), KeyError("gpus"), MemoryError(), "none"):
+
+        def fail(fault: object = fault) -> object:
+            if isinstance(fault, Exception):
+                raise fault
+            return {}
+
+        monkeypatch.setattr(healthcheck, "read_machine", fail)
+        assert main(["kubernetes-condition"]) == 2
+        line = capsys.readouterr().out
+        assert line.startswith("the health check failed: ")
+        assert len(line.encode()) <= 81

@@ -718,6 +718,34 @@ def test_a_results_directory_that_cannot_be_written(tmp_path: Path, capsys: pyte
     assert "no reports: the results directory" in capsys.readouterr().err
 
 
+def test_all_files_of_a_run_that_never_began(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Page, summary and the Pod's termination message name the absent node too; one that cannot be written is said."""
+    session = meant("--gpucluster-termination-message=log", "--gpucluster-summary=summary.md")
+    assert launch._report(session, absence(), junit=None) == 1
+    message = (tmp_path / "log").read_text(encoding="utf-8")
+    assert message.startswith("INCOMPLETE: ")
+    assert "b is absent: 45 expected outcomes are missing with it" in message
+    assert "b is absent" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+    (tmp_path / "folder").mkdir()
+    session = meant("--gpucluster-termination-message=folder", "--gpucluster-results=other")
+    assert launch._report(session, absence(), junit=None) == 1
+    assert "folder could not be written: Is a directory" in capsys.readouterr().err
+
+
+def test_a_job_with_too_few_completions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Node 0 waits its time, and says what the Job has to have."""
+    for name, value in {"JOB_COMPLETION_INDEX": "0", "GPUCLUSTER_NODES": "3", "GPUCLUSTER_GPUS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PET_MASTER_ADDR", HERE)
+    options = [f"--master-port={free_port()}", "--join-deadline-s=0.3"]
+    assert main.main(["launch", "--run", *options, "--", "--gpucluster-profile=rehearsal"]) == 1
+    said = capsys.readouterr().err
+    assert "node 1 never joined within 0.3 s; node 2 never joined within 0.3 s" in said
+    assert "completions and parallelism of the Job have to be 3 each" in said
+
+
 def test_places_are_plain() -> None:
     """What the journal says of a place can be read back."""
     session = meant()

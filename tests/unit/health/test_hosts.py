@@ -40,6 +40,7 @@ def test_a_healthy_host(fabric: str) -> None:
         ({"nofile": 1023}, "a process may open 1023 files, and 1024 are needed"),
         ({"shm_gib": 0.0625}, "shared memory has 64 MiB, and 1 GiB are needed"),
         ({"memlock": 65536}, "64 KiB may be locked in memory, and RDMA needs more"),
+        ({"memlock": 8192}, "docker run --ulimit memlock=-1; in a Pod the capability IPC_LOCK"),
     ],
 )
 def test_limits_that_are_too_low(changes: dict[str, Any], text: str) -> None:

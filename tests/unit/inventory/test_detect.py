@@ -46,6 +46,8 @@ def test_no_library_beside_gpus_is_no_rehearsal(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigurationError) as refused:
         without_library(monkeypatch, "the kernel shows NVIDIA GPUs (8 in /dev)")
     assert "(8 in /dev), and NVML is missing: NVML Shared Library Not Found" in str(refused.value)
+    for words in ("docker run --gpus all", "nvidia.com/gpu", "NVIDIA_DRIVER_CAPABILITIES", "rehearsal"):
+        assert words in str(refused.value)
     assert "--gpucluster-profile rehearsal" in str(refused.value)
 
 

@@ -43,6 +43,7 @@ def test_all_files(tmp_path: Path) -> None:
     wanted = Wanted(
         summary=tmp_path / "new" / "s.md",
         metrics=tmp_path / "node" / "m.prom",
+        termination=tmp_path / "dev" / "termination-log",
         environment={"GITHUB_STEP_SUMMARY": str(step), "GITHUB_ACTIONS": "true"},
     )
     said = write_outputs(folder, wanted)
@@ -52,6 +53,9 @@ def test_all_files(tmp_path: Path) -> None:
     assert (tmp_path / "node" / "m.prom").read_bytes() == (folder / "metrics.prom").read_bytes()
     assert step.read_text(encoding="utf-8") == "# before\n" + (tmp_path / "new" / "s.md").read_text(encoding="utf-8")
     assert stat.S_IMODE((folder / "metrics.prom").stat().st_mode) & 0o444  # another user's collector reads it
+    message = (tmp_path / "dev" / "termination-log").read_text(encoding="utf-8")
+    assert message.startswith("REJECTED")
+    assert "gpu-node-1 GPU 2" in message
     assert write_outputs(folder, Wanted()).annotations == ()
 
 
@@ -71,7 +75,7 @@ def test_a_page_that_fails_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(files_in(tmp_path)) == {"results.json", "metrics.prom"}
 
 
-@pytest.mark.parametrize("name", ["model_of", "page_from", "metrics_of", "markdown_of", "annotations_of"])
+@pytest.mark.parametrize("name", ["model_of", "page_from", "metrics_of", "markdown_of", "annotations_of", "termination_of"])
 def test_a_fault_in_any_part_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Nothing is raised, whichever of them fails: the verdict and the JUnit file come after it. The fault is said."""
 
@@ -83,6 +87,7 @@ def test_a_fault_in_any_part_leaves_the_others(tmp_path: Path, monkeypatch: pyte
     wanted = Wanted(
         summary=tmp_path / "s.md",
         metrics=tmp_path / "m.prom",
+        termination=tmp_path / "t",
         environment={"GITHUB_STEP_SUMMARY": str(step), "GITHUB_ACTIONS": "true"},
     )
     said = write_outputs(folder, wanted)
@@ -93,6 +98,7 @@ def test_a_fault_in_any_part_leaves_the_others(tmp_path: Path, monkeypatch: pyte
         "metrics_of": (folder / "metrics.prom").exists() or (tmp_path / "m.prom").exists(),
         "markdown_of": (tmp_path / "s.md").exists() or step.exists(),
         "annotations_of": bool(said.annotations),
+        "termination_of": (tmp_path / "t").exists(),
     }
     assert written == {one: name not in (one, "model_of") for one in written}
 

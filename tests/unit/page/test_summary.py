@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.page.render import model_of
-from pytest_gpucluster.page.summary import Written, annotations_of, markdown_of
+from pytest_gpucluster.page.summary import Written, annotations_of, markdown_of, termination_of
 from tests.support.fleet_records import failed, fleet, outcomes
 from tests.support.result_files import document, text_of
 
@@ -122,3 +122,42 @@ def test_an_annotation_is_one_line_and_ten_are_all() -> None:
     lines = annotations_of(model(outcomes(places, spread), places), WRITTEN)
     assert len(lines) == 10
     assert all("\n" not in line and "\r" not in line and line.startswith("::error ") for line in lines)
+
+
+def test_the_termination_message() -> None:
+    """The verdict is first, then why, then a line for each bad part; a good run has the first two."""
+    lines = termination_of(model(outcomes(PLACES, BAD))).splitlines()
+    assert lines == [
+        "REJECTED: 22 passed, 2 failed on 2 nodes x 4 NVIDIA H200",
+        "2 of 24 checks failed; named: gpu-node-1 GPU 2, gpu-node-0 GPU 1.",
+        "gpu-node-1 GPU 2, Serial number 1654923000006: bf16_tflops 543.3 TFLOPS, limit > 700",
+        "gpu-node-0 GPU 1, Serial number 1654923000001: hbm_bandwidth 3.875 TB/s, limit > 4.1",
+    ]
+    assert termination_of(model(outcomes(PLACES))).splitlines()[1:] == ["All 24 checks that apply passed."]
+
+
+@pytest.mark.parametrize("number", [1, 20, 40, 41, 60, 256])
+@pytest.mark.parametrize("word", ["c", "ü", "日本", "𝄞", "a\nb\r", "\udce9"])
+def test_the_termination_message_is_never_too_long(number: int, word: str) -> None:
+    """4,096 bytes of UTF-8 at most, whatever names and texts are made of; what has no room is counted."""
+    made = model(outcomes(PLACES, BAD))
+    for length in (1, 40, 1000, 9000):
+        long = word * (length // len(word) + 1)
+        parts = tuple(replace(made.parts[0], name=f"{long} {index}") for index in range(number))
+        text = termination_of(replace(made, parts=parts[:40], more_parts=parts[40:]))
+        assert len(text.encode()) <= 4096
+        first, _, *lines = text.splitlines()
+        assert first.startswith("REJECTED: ")
+        counted = re.fullmatch(r"and (\d+) more, in the results directory", lines[-1])
+        kept = len(lines) - (counted is not None)
+        assert kept + (int(counted[1]) if counted is not None else 0) == number
+        assert kept >= min(number, 5)
+
+
+def test_a_verdict_line_without_an_end() -> None:
+    """Is cut, and the parts still have room."""
+    made = model(outcomes(PLACES, BAD))
+    text = termination_of(replace(made, banner=replace(made.banner, line="REJECTED: " + "ü" * 9000)))
+    assert len(text.encode()) <= 4096
+    assert text.startswith("REJECTED: ")
+    assert "hbm_bandwidth 3.875" in text
