@@ -102,7 +102,9 @@ def _why_not(run: OneRun) -> str:
     if bad:
         worst = max(bad, key=lambda record: SEVERITY.index(record.outcome))
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-        return f"{worst.criterion} {WORDS[worst.outcome]}: {one_line(worst.message)}{more}"
+        found = worst.evidence.get("found")
+        said = found[0] if found and isinstance(found, (list, tuple)) else worst.message
+        return f"{worst.criterion} {WORDS[worst.outcome]}: {one_line(str(said))}{more}"
     if not run.verdict.counts[PASSED]:
         return "nothing was measured and passed"
     return "; ".join(run.state.terms.objections)

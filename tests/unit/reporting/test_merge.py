@@ -246,6 +246,7 @@ GOOD = "--nodes=2 --nodelist=gpu-[1,3]"
     ("rows", "terms", "why"),
     [
         ([passed("node0-gpu0"), failed()], {}, "bf16_tflops failed: failed at node0-gpu1"),
+        ([passed("node0-gpu0"), failed(evidence={"found": ["a cable", "a fan"]})], {}, "bf16_tflops failed: a cable"),
         ([passed("node0-gpu0"), failed(outcome="error")], {}, "bf16_tflops not measured: error at node0-gpu1"),
         ([passed("node0-gpu0"), failed(outcome="missing")], {}, "bf16_tflops missing: missing at node0-gpu1"),
         ([passed("node0-gpu0"), failed(outcome="noisy")], {}, "bf16_tflops too close to call: noisy at node0-gpu1"),
@@ -253,7 +254,7 @@ GOOD = "--nodes=2 --nodelist=gpu-[1,3]"
         ([passed("node0-gpu0", outcome="not_selected")], {}, "nothing was measured and passed"),
         (None, {"objections": ("CUDA_LAUNCH_BLOCKING is set",)}, "CUDA_LAUNCH_BLOCKING is set"),
     ],
-    ids=["failed", "error", "missing", "noisy", "the worst is said", "nothing selected", "a debugging mode"],
+    ids=["failed", "what was found", "error", "missing", "noisy", "the worst is said", "nothing selected", "a debugging mode"],
 )
 def test_a_node_that_did_not_pass_is_excluded(
     rows: list[Record] | None, terms: dict[str, Any], why: str, nodes: Path, capsys: pytest.CaptureFixture[str]
