@@ -40,6 +40,7 @@ __all__ = [
 RDMA = ("infiniband", "roce", "efa")
 """Fabrics whose adapters need memory that stays where it is."""
 MIB = 2**20
+SET_CLOCK = "have an NTP client set its clock (chronyc tracking); munge, and Slurm with it, refuses a host 5 minutes off"
 FEWEST_GPUS = 2
 """Where fewer GPUs of a host were measured, nobody can say whether the host slows them all."""
 
@@ -335,4 +336,4 @@ def judge_clock(skew: Skew | None, *, limit_s: float) -> Finding:
     if not skew.is_known(limit_s):
         why = f"its clock cannot be compared: {skew.skew_s:.3g} s, up to {skew.doubt_s:.3g} s more or less"
         return Finding(unknown={HERE: (why,)}, unknown_kind="unknown")
-    return Finding(value=skew.skew_s, evidence={"s more or less": skew.doubt_s})
+    return Finding(value=skew.skew_s, evidence={"s more or less": skew.doubt_s}, advice=SET_CLOCK)

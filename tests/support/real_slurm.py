@@ -30,7 +30,7 @@ ROOT = "GPUCLUSTER_TEST_SLURM"
 HOST = platform.node().partition(".")[0]
 MEMORY_MIB = 1000
 COMES_UP_S = 60.0
-ENDS_S = 20.0
+ENDS_S = 60.0
 DAEMONS = ("munged", "slurmctld", "slurmd", "slurmstepd")
 CONF = """\
 ClusterName=loopback
@@ -56,7 +56,7 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=60
-SlurmdTimeout=20
+SlurmdTimeout=30
 SchedulerParameters=sched_interval=1,bf_interval=1
 {nodes}
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -72,6 +72,7 @@ class RealSlurm:
     programs: dict[str, str]
     environment: dict[str, str]
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints; both streams."""
@@ -89,10 +90,22 @@ class RealSlurm:
         self.running.append(child)
         return child
 
-    def begin_node(self, name: str) -> subprocess.Popen[bytes]:
+    def begin_node(self, name: str) -> None:
         """Start the slurmd of a node, under that hostname where this host has another one."""
         command = (self.programs["slurmd"], "-D", "-N", name, "-f", f"{self.folder}/slurm.conf", "-d", self.programs["slurmstepd"])
-        return self.begin(*own_host(name), *command)
+        self.nodes[name] = self.begin(*own_host(name), *command)
+
+    @contextmanager
+    def lost_node(self, name: str) -> Iterator[None]:
+        """Kill the slurmd of a node, and start it again afterwards."""
+        slurmd = self.nodes.pop(name)
+        slurmd.kill()
+        slurmd.wait()
+        try:
+            yield
+        finally:
+            self.begin_node(name)
+            self.until("State=IDLE ", "scontrol", "-o", "show", "node", name)
 
     def until(self, text: str, *command: str) -> None:
         """Wait until a command prints this text."""

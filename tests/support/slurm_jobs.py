@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 FILES = REPOSITORY / "deploy" / "slurm"
 ENDS_S = 2 * DEADLINE_S
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0")
+SOON_S = 10
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE")
 
 
@@ -89,16 +91,18 @@ class Job:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def requeued(self) -> None:
-        """Wait until Slurm has requeued it, and have it started at once: Slurm waits 2 minutes otherwise.
+        """Wait until Slurm has requeued it and started it again, in 10 s where Slurm would wait 2 minutes.
 
-        Slurm sets the time of the start anew when the last process of the old start is gone, so it is changed until it stays.
+        Slurm sets the time anew when the last process of the old start is gone, so it is changed until it stays. A start at once
+        would fail: slurmd takes no credential of a job that it has revoked in the same seconds ("Job credential revoked").
         """
 
         def starts() -> bool:
             told = self.record()
-            if " Restarts=0 " not in told and self.state == "PENDING":
-                self.slurm.ask("scontrol", "update", f"JobId={self.number}", "StartTime=now")
-            return " Restarts=0 " not in told and self.state in ("CONFIGURING", "RUNNING", *ENDED[:1])
+            waits_s = _local_s(told.partition(" EligibleTime=")[2].split()[0]) - time.time()
+            if " Restarts=0 " not in told and self.state == "PENDING" and waits_s > 2 * SOON_S:
+                self.slurm.ask("scontrol", "update", f"JobId={self.number}", f"StartTime=now+{SOON_S}")
+            return " Restarts=0 " not in told and self.state in ("RUNNING", "COMPLETED")
 
         self.wait("requeued and started", starts)
 
@@ -106,3 +110,8 @@ class Job:
         """results.json."""
         read: dict[str, Any] = json.loads((self.results / "results.json").read_text(encoding="utf-8"))
         return read
+
+
+def _local_s(text: str) -> float:
+    """A time of Slurm's as seconds since the epoch; what is no time yet is far away."""
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if text[:1].isdigit() else math.inf
