@@ -171,9 +171,11 @@ def _add_healthcheck(check: argparse.ArgumentParser) -> None:
 
 def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     sweep.usage = "gpucluster sweep DIR --file FILE [--nodes LIST] [--job OPTIONS] [--fabric OPTIONS] [-- ARGUMENTS OF FILE]"
-    sweep.description = "deploy/slurm/sweep.sbatch calls it. Exit code 0: submitted; 1: no node can take a job; 2: wrong usage."
+    sweep.description = "For deploy/slurm/sweep.sbatch. Exit code 0: submitted; 1: no node can take a job; 2: wrong usage."
     sweep.add_argument("folder", type=Path, metavar="DIR", help="the folder of the sweep, on a path that all nodes share")
-    sweep.add_argument("--file", type=Path, required=True, metavar="FILE", help="the job file; STAGE says what a job of it does")
+    sweep.add_argument(
+        "--file", type=Path, required=True, metavar="FILE", help="the job file; STAGE says what a job of it does"
+    )
     words = "nodes by their names in Slurm: gpu-[001-256]; default: all of the partition that this job is in"
     sweep.add_argument("--nodes", default="", metavar="LIST", help=words)
     sweep.add_argument("--job", default="", metavar="OPTIONS", help="sbatch's options for the jobs that measure")

@@ -48,8 +48,7 @@ def _merge(folders: Sequence[Path], out: Path, hosts: Sequence[str], *, to: Text
     verdict = merge(folders, out, hosts=hosts)
     merged = read_results(out)["merged"]
     for title, lines in (("gap", merged["gaps"]), ("double", merged["doubles"])):
-        for line in lines:
-            to.write(f"{title}: {one_line(line)}\n")
+        to.writelines(f"{title}: {one_line(line)}\n" for line in lines)
     to.write(f"verdict {one_line(verdict.line)}\n")
     return verdict
 

@@ -1,4 +1,4 @@
-"""``deploy/slurm/sweep.sbatch`` on a real Slurm: each node once, alone; the fabric on those that passed. Skipped without Slurm."""
+"""``deploy/slurm/sweep.sbatch`` on a real Slurm: each node once, alone; the fabric on those that passed."""
 
 from __future__ import annotations
 

@@ -92,7 +92,16 @@ class RealSlurm:
 
     def begin_node(self, name: str) -> None:
         """Start the slurmd of a node, under that hostname where this host has another one."""
-        command = (self.programs["slurmd"], "-D", "-N", name, "-f", f"{self.folder}/slurm.conf", "-d", self.programs["slurmstepd"])
+        command = (
+            self.programs["slurmd"],
+            "-D",
+            "-N",
+            name,
+            "-f",
+            f"{self.folder}/slurm.conf",
+            "-d",
+            self.programs["slurmstepd"],
+        )
         self.nodes[name] = self.begin(*own_host(name), *command)
 
     @contextmanager
@@ -105,6 +114,7 @@ class RealSlurm:
             yield
         finally:
             self.begin_node(name)
+            self.ask("scontrol", "update", f"nodename={name}", "state=resume")
             self.until("State=IDLE ", "scontrol", "-o", "show", "node", name)
 
     def until(self, text: str, *command: str) -> None:

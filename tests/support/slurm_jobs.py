@@ -93,8 +93,8 @@ class Job:
     def requeued(self) -> None:
         """Wait until Slurm has requeued it and started it again, in 10 s where Slurm would wait 2 minutes.
 
-        Slurm sets the time anew when the last process of the old start is gone, so it is changed until it stays. A start at once
-        would fail: slurmd takes no credential of a job that it has revoked in the same seconds ("Job credential revoked").
+        Slurm sets the time anew when the last process of the old start is gone, so it is changed until it stays. A start at
+        once would fail: slurmd takes no credential of a job that it has revoked in the same seconds ("Job credential revoked").
         """
 
         def starts() -> bool:

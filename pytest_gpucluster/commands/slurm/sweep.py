@@ -3,8 +3,8 @@
 First comes an array with a task for each node, and a job that starts when all tasks are over. That job merges the runs
 (``gpucluster merge --exclude``), and has the last stage submitted, on the nodes that passed.
 
-Which node an array's task gets is nobody's choice: Slurm puts two tasks on one node, one after the other, and none on another. So
-the array is submitted held, each task is given one node (``scontrol update ReqNodeList``), and then the array is released.
+Which node an array's task gets is nobody's choice: Slurm puts two tasks on one node, one after the other, and none on another.
+So the array is submitted held, each task is given one node (``scontrol update ReqNodeList``), and then the array is released.
 """
 
 from __future__ import annotations

@@ -278,9 +278,7 @@ def test_what_excludes_no_node(nodes: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("written", [None, "", "{}\n", "no journal"], ids=["nothing", "empty", "no run", "damaged"])
-def test_a_node_that_never_reported_is_excluded(
-    written: str | None, nodes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_that_never_reported_is_excluded(written: str | None, nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its folder is empty, or has a journal of nothing; the merged report has it as a gap."""
     (nodes / "gpu-2").mkdir()
     if written is not None:
@@ -309,7 +307,7 @@ def test_a_run_of_several_nodes_tells_of_no_node_alone(nodes: Path, capsys: pyte
     """Its folder's name is that of one node, so nothing follows for the others."""
     run_of(nodes / "gpu-2", "gpu-2", "gpu-7")
     code, options, said = excluded(nodes, capsys)
-    assert options == f"{GOOD} --exclude=gpu-2"
+    assert (code, options) == (0, f"{GOOD} --exclude=gpu-2")
     assert "excluded gpu-2: its folder holds a run of 2 nodes, and not of this node alone" in said
 
 
