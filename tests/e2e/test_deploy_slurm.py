@@ -75,7 +75,7 @@ def health(slurm: RealSlurm, tmp_path: Path) -> Any:
     folder = tmp_path / "venv" / "bin"
     folder.mkdir(parents=True)
     command = folder / "gpucluster"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest_gpucluster.cli "$@"\n', encoding="utf-8")
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest_gpucluster.cli "$@" --gpus 8\n', encoding="utf-8")
     command.chmod(0o755)
 
     def run(scenario: str, *, drain: str = "1", script: str = "healthcheck.sh") -> int:
