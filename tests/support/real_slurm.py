@@ -36,6 +36,7 @@ CONF = """\
 ClusterName=loopback
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={first_job}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
@@ -202,7 +203,12 @@ def _configure(folder: Path, names: tuple[str, ...]) -> None:
     plugins = f"PluginDir={_libraries(root)[1]}" if root else ""
     cpus = len(os.sched_getaffinity(0))
     nodes = [NODE.format(name=name, port=free_port(), cpus=cpus, memory_mib=MEMORY_MIB) for name in names]
-    text = CONF.format(host=HOST, port=free_port(), user=getuser(), folder=folder, plugins=plugins, nodes="\n".join(nodes))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    # The port of a launch follows from the job's number (625 differ), and this host is every node of every Slurm of the tests.
+    first_job = 1 + worker % 2 * 300 + secrets.randbelow(270)
+    text = CONF.format(
+        first_job=first_job, host=HOST, port=free_port(), user=getuser(), folder=folder, plugins=plugins, nodes="\n".join(nodes)
+    )
     (folder / "slurm.conf").write_text(text, encoding="utf-8")
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\n", encoding="utf-8")
 
