@@ -59,9 +59,9 @@ def test_a_requeued_job_starts_anew(slurm: RealSlurm, tmp_path: Path) -> None:
 
 def fine_tune(slurm: RealSlurm, folder: Path) -> Job:
     """A job that trains on two nodes, and has its first checkpoints."""
-    options = ("--steps", "400", "--window-steps", "5", "--loss-limit", "none")
+    options = ("--steps", "150", "--window-steps", "5", "--loss-limit", "none")
     job = Job(slurm, folder, *options, file="finetune.sbatch", PRESET="tiny", EVERY="5")
-    job.wait("at step 10", lambda: "step 10 of 400" in job.told())
+    job.wait("at step 10", lambda: "step 10 of 150" in job.told())
     return job
 
 
@@ -71,7 +71,7 @@ def test_a_fine_tune_goes_on_after_a_requeue(slurm: RealSlurm, tmp_path: Path) -
     slurm.ask("scancel", "--signal=USR1", job.number)
     job.requeued()
     job.wait("completed", lambda: job.state == "COMPLETED")  # FAILED for a moment, before Slurm requeues it
-    assert job.told().count("step 5 of 400") == 1, job.told()
+    assert job.told().count("step 5 of 150") == 1, job.told()
     assert '"resumed_at": null' not in job.told().rpartition("RESULT")[2], job.told()
 
 
@@ -83,5 +83,5 @@ def test_a_fine_tune_goes_on_after_a_kill(slurm: RealSlurm, tmp_path: Path) -> N
         job.wait("requeued", lambda: " Restarts=0 " not in job.record())
     job.requeued()
     job.wait("completed", lambda: job.state == "COMPLETED")
-    assert job.told().count("step 5 of 400") == 1, job.told()
+    assert job.told().count("step 5 of 150") == 1, job.told()
     assert '"resumed_at": null' not in job.told().rpartition("RESULT")[2], job.told()
