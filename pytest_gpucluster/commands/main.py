@@ -47,7 +47,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if chosen.command == "run":
         chosen.words += [word for word in extra if not word.startswith("-")]
         extra = [word for word in extra if word.startswith("-")]
-    if chosen.command not in ("launch", "demo", "resume", "plan"):
+    if chosen.command not in ("launch", "demo", "resume", "plan", "sweep"):
         extra += chosen.beyond
     if extra:
         parser.print_usage(sys.stderr)
@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     condition.description = "Exit code 0: healthy; 1: something is wrong; 2: not known. Prints one line of at most 80 bytes."
     condition.add_argument("--gpus", type=int, metavar="N", help="how many GPUs this node has")
     condition.set_defaults(act=_kubernetes_condition)
+    _add_sweep(commands.add_parser("sweep", help="each node alone, then the fabric, as jobs of Slurm", allow_abbrev=False))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
@@ -186,6 +187,20 @@ def _add_healthcheck(check: argparse.ArgumentParser) -> None:
     check.set_defaults(act=_healthcheck)
 
 
+def _add_sweep(sweep: argparse.ArgumentParser) -> None:
+    sweep.usage = "gpucluster sweep DIR --file FILE [--nodes LIST] [--job OPTIONS] [--fabric OPTIONS] [-- ARGUMENTS OF FILE]"
+    sweep.description = "For deploy/slurm/sweep.sbatch. Exit code 0: submitted; 1: no node can take a job; 2: wrong usage."
+    sweep.add_argument("folder", type=Path, metavar="DIR", help="the folder of the sweep, on a path that all nodes share")
+    sweep.add_argument(
+        "--file", type=Path, required=True, metavar="FILE", help="the job file; STAGE says what a job of it does"
+    )
+    words = "nodes by their names in Slurm: gpu-[001-256]; default: all of the partition that this job is in"
+    sweep.add_argument("--nodes", default="", metavar="LIST", help=words)
+    sweep.add_argument("--job", default="", metavar="OPTIONS", help="sbatch's options for the jobs that measure")
+    sweep.add_argument("--fabric", metavar="OPTIONS", help="submit the last stage with these options of sbatch too")
+    sweep.set_defaults(act=_sweep)
+
+
 def _report(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import report
 
@@ -240,6 +255,12 @@ def _kubernetes_condition(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import healthcheck
 
     return healthcheck.condition(chosen)
+
+
+def _sweep(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands.slurm import sweep
+
+    return sweep.main(chosen)
 
 
 def _info(chosen: argparse.Namespace) -> int:

@@ -70,6 +70,8 @@ def _add_merge(merge: CommandParser) -> None:
     merge.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="results directories of different nodes")
     merge.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the new results directory")
     merge.add_argument("--hosts", metavar="A,B,...", help="all hosts that are expected; one in no run is a gap")
+    words = "print how sbatch takes the nodes that passed and excludes the others; each DIR has its node's name in Slurm"
+    merge.add_argument("--exclude", action="store_true", help=words)
     merge.set_defaults(act=_merge, usage_code=WRONG_USAGE)
 
 

@@ -41,6 +41,7 @@ RDMA = ("infiniband", "roce", "efa")
 """Fabrics whose adapters need memory that stays where it is."""
 MEMLOCK = "ulimit -l unlimited; docker run --ulimit memlock=-1; in a Pod the capability IPC_LOCK"
 MIB = 2**20
+SET_CLOCK = "have an NTP client set its clock (chronyc tracking); munge, and Slurm with it, refuses a host 5 minutes off"
 FEWEST_GPUS = 2
 """Where fewer GPUs of a host were measured, nobody can say whether the host slows them all."""
 
@@ -336,4 +337,4 @@ def judge_clock(skew: Skew | None, *, limit_s: float) -> Finding:
     if not skew.is_known(limit_s):
         why = f"its clock cannot be compared: {skew.skew_s:.3g} s, up to {skew.doubt_s:.3g} s more or less"
         return Finding(unknown={HERE: (why,)}, unknown_kind="unknown")
-    return Finding(value=skew.skew_s, evidence={"s more or less": skew.doubt_s})
+    return Finding(value=skew.skew_s, evidence={"s more or less": skew.doubt_s}, advice=SET_CLOCK)

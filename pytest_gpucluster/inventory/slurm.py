@@ -79,6 +79,11 @@ def read_node(name: str, *, hostname: str) -> SlurmNode | NotAvailable:
     return node
 
 
+def read_nodes(names: Sequence[str]) -> dict[str, SlurmNode] | NotAvailable:
+    """The hosts with these names in Slurm, by name; what Slurm does not know is left out."""
+    return apply(parse_nodes, ask("-o", "show", "node", ",".join(names)))
+
+
 def read_share(job: str, name: str) -> SlurmShare | NotAvailable:
     """What the job has of the host with this name in Slurm."""
     return apply(lambda text: parse_share(text, name), ask("-d", "-o", "show", "job", job))
@@ -145,6 +150,12 @@ def parse_states(text: str) -> list[str]:
         word = part.rstrip("".join(SIGNS))
         states += [SAME.get(word, word), *(SIGNS[sign] for sign in part[len(word) :])]
     return [*dict.fromkeys(filter(None, states))]
+
+
+def parse_nodes(text: str) -> dict[str, SlurmNode]:
+    """The records of ``scontrol -o show node``, a line each; other lines are passed over."""
+    nodes = (parse_node(line) for line in text.splitlines())
+    return {node.name: node for node in nodes if isinstance(node, SlurmNode)}
 
 
 def parse_share(text: str, name: str) -> SlurmShare | NotAvailable:

@@ -117,7 +117,7 @@ def merge(folders: Sequence[Path], out: Path, *, hosts: Sequence[str] = ()) -> V
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"{out} is there already and not empty: nothing was written")
-    runs = sorted((_read(folder) for folder in folders), key=lambda run: run.state.began_s)
+    runs = sorted((read_run(folder) for folder in folders), key=lambda run: run.state.began_s)
     _require_alike(runs)
     merged = Merged(hosts=_hosts(runs, hosts))
     _add_places(merged, runs)
@@ -132,7 +132,12 @@ def merge(folders: Sequence[Path], out: Path, *, hosts: Sequence[str] = ()) -> V
         directory.close()
 
 
-def _read(folder: Path) -> OneRun:
+def read_run(folder: Path) -> OneRun:
+    """One of the runs, with the verdict that its journal gives.
+
+    Raises:
+        ConfigurationError: there is no run, it cannot be read, or nothing was planned in it.
+    """
     if not folder.is_dir():
         raise ConfigurationError(f"there is no results directory {folder}")
     require_no_links(folder)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import REPOSITORY
 from tests.support.launching import DEADLINE_S, environment
 from tests.support.nvml_simulator import build
 from tests.support.nvml_simulator import environment as simulated
-from tests.support.real_slurm import RealSlurm, running_slurm
+from tests.support.real_slurm import RealSlurm, own_host, running_slurm
+from tests.support.slurm_jobs import FILES, Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,10 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-FILES = REPOSITORY / "deploy" / "slurm"
 NODES = ("gpc-a", "gpc-b")
-ENDS_S = 3 * DEADLINE_S
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 @pytest.fixture(scope="module")
@@ -34,69 +29,6 @@ def slurm() -> Iterator[RealSlurm]:
     """One Slurm of two nodes for all tests of this file."""
     with running_slurm(*NODES) as running:
         yield running
-
-
-class Job:
-    """A job of ``accept.sbatch`` that rehearses, and its folder of results."""
-
-    def __init__(self, slurm: RealSlurm, folder: Path, *arguments: str, file: str = "accept.sbatch", **variables: str) -> None:
-        self.slurm, self.results, self.output = slurm, folder / "results", folder / "job.out"
-        bin_folder = folder / "bin"
-        bin_folder.mkdir()
-        for name, started in (("gpucluster", "-m pytest_gpucluster.cli"), ("python", "")):
-            command = bin_folder / name
-            command.write_text(f'#!/bin/sh\nexec {sys.executable} {started} "$@"\n', encoding="utf-8")
-            command.chmod(0o755)
-        kept = {name: value for name, value in environment(measured=False).items() if not name.startswith("SLURM")}
-        given = {
-            **kept,
-            **slurm.environment,
-            "PATH": f"{bin_folder}{os.pathsep}{slurm.environment['PATH']}",
-            "PYTHONPATH": kept["PYTHONPATH"],
-            "RESULTS": str(self.results),
-            "PROFILE": "rehearsal",
-            "GATE": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "LAUNCH_OPTIONS": "--nproc-per-node=1 --master-addr=127.0.0.1",
-            **variables,
-        }
-        options = (f"--output={self.output}", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0")
-        answer = subprocess.run(
-            ["sbatch", "--parsable", *options, str(FILES / file), *arguments],
-            env=given, cwd=folder, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert answer.returncode == 0, answer.stderr
-        self.number = answer.stdout.strip()
-
-    def record(self) -> str:
-        """What Slurm says of it."""
-        return self.slurm.ask("scontrol", "-o", "show", "job", self.number)
-
-    @property
-    def state(self) -> str:
-        """``RUNNING``, ``COMPLETED`` and so on."""
-        return self.record().partition(" JobState=")[2].split()[0]
-
-    def wait(self, what: str, holds: Any) -> None:
-        """Wait until something holds."""
-        ends_s = time.monotonic() + ENDS_S
-        while not holds():
-            assert time.monotonic() < ends_s, f"not {what}: {self.record()}\n{self.told()}"
-            time.sleep(0.3)
-
-    def end(self) -> str:
-        """The state it ends in."""
-        self.wait("ended", lambda: self.state in ENDED)
-        return self.state
-
-    def told(self) -> str:
-        """Its output."""
-        return self.output.read_text(errors="replace") if self.output.exists() else ""
-
-    def report(self) -> dict[str, Any]:
-        """results.json."""
-        read: dict[str, Any] = json.loads((self.results / "results.json").read_text(encoding="utf-8"))
-        return read
 
 
 def test_a_job_from_submit_to_reports(slurm: RealSlurm, tmp_path: Path) -> None:
@@ -114,7 +46,16 @@ def test_the_gate_is_the_exit_code(slurm: RealSlurm, tmp_path: Path) -> None:
     """A rehearsal accepts nothing, so the job fails where the gate is on, as it is by default."""
     job = Job(slurm, tmp_path, "-k", "test_clock_skew", GATE="1")
     assert job.end() == "FAILED", job.told()
-    assert " ExitCode=1:0 " in job.record()
+    assert " ExitCode=0:" not in job.record()
+
+
+@pytest.mark.parametrize("file", ["accept.sbatch", "finetune.sbatch"])
+def test_results_that_cannot_be_written(file: str, slurm: RealSlurm, tmp_path: Path) -> None:
+    """As on a shared path that is mounted read-only: the job ends before it starts anything, and says what to change."""
+    job = Job(slurm, tmp_path, file=file, RESULTS="/proc/shared")
+    assert job.end() == "FAILED", job.told()
+    assert "RESULTS=/proc/shared: choose a folder that all nodes share and can write" in job.told()
+    assert "torchrun" not in job.told()
 
 
 def test_a_job_that_is_cancelled_reports(slurm: RealSlurm, tmp_path: Path) -> None:
@@ -127,30 +68,6 @@ def test_a_job_that_is_cancelled_reports(slurm: RealSlurm, tmp_path: Path) -> No
     assert job.report()["verdict"] == "INCOMPLETE"
 
 
-def test_a_requeued_job_starts_anew(slurm: RealSlurm, tmp_path: Path) -> None:
-    """The second start has a port and a name of its own, and its reports are those of a whole run."""
-    job = Job(slurm, tmp_path, "-k", "test_host_memory or test_clock_skew")
-    job.wait("running", lambda: job.state == "RUNNING" and "2 nodes" in job.told())
-    slurm.ask("scontrol", "requeue", job.number)
-    job.wait("requeued", lambda: " Restarts=1 " in job.record())
-    slurm.ask("scontrol", "update", f"JobId={job.number}", "StartTime=now")
-    assert job.end() == "COMPLETED", job.told()
-    assert job.report()["verdict"] != "ACCEPTED"
-
-
-def test_a_fine_tune_goes_on_after_a_requeue(slurm: RealSlurm, tmp_path: Path) -> None:
-    """USR1, as Slurm sends it before the time limit: checkpoint, exit code 3, requeue, and on from that step."""
-    options = ("--steps", "80", "--window-steps", "5", "--loss-limit", "none")
-    job = Job(slurm, tmp_path, *options, file="finetune.sbatch", PRESET="tiny", EVERY="5")
-    job.wait("at step 10", lambda: "step 10 of 80" in job.told())
-    slurm.ask("scancel", "--signal=USR1", job.number)
-    job.wait("requeued", lambda: " Restarts=1 " in job.record())
-    slurm.ask("scontrol", "update", f"JobId={job.number}", "StartTime=now")
-    job.wait("completed", lambda: job.state == "COMPLETED")  # FAILED for a moment, before Slurm requeues it
-    assert job.told().count("step 5 of 80") == 1, job.told()
-    assert '"resumed_at": null' not in job.told().rpartition("RESULT")[2], job.told()
-
-
 @pytest.fixture
 def health(slurm: RealSlurm, tmp_path: Path) -> Any:
     """``healthcheck.sh`` on a node whose GPUs are simulated."""
@@ -158,7 +75,7 @@ def health(slurm: RealSlurm, tmp_path: Path) -> Any:
     folder = tmp_path / "venv" / "bin"
     folder.mkdir(parents=True)
     command = folder / "gpucluster"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest_gpucluster.cli "$@" --node {NODES[0]}\n', encoding="utf-8")
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest_gpucluster.cli "$@" --gpus 8\n', encoding="utf-8")
     command.chmod(0o755)
 
     def run(scenario: str, *, drain: str = "1", script: str = "healthcheck.sh") -> int:
@@ -169,7 +86,7 @@ def health(slurm: RealSlurm, tmp_path: Path) -> Any:
         }
         variables = {**gpus, **slurm.environment, **paths}
         variables.update(VENV=str(folder.parent), GPUCLUSTER_DRAIN=drain, PYTHONPATH=environment(measured=False)["PYTHONPATH"])
-        return subprocess.run([FILES / script], env=variables, check=False, timeout=DEADLINE_S).returncode
+        return subprocess.run([*own_host(NODES[0]), FILES / script], env=variables, check=False, timeout=DEADLINE_S).returncode
 
     return run
 

@@ -28,7 +28,6 @@ SHORT_FILES = {
     "finetune_smoke/training/stopping.py": "signal handlers: apart from what they stop",
     "pytest_gpucluster/cli.py": "the entry point; it may import nothing before the arguments are read",
     "pytest_gpucluster/commands/demo.py": "one file for one command",
-    "pytest_gpucluster/commands/merge.py": "one file for one command",
     "pytest_gpucluster/commands/report.py": "one file for one command",
     "pytest_gpucluster/config/open_files.py": "agents read it before torch; nothing else of config may come along",
     "pytest_gpucluster/config/strict_json.py": "the plugin and the training proof both write by it",

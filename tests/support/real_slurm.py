@@ -30,12 +30,13 @@ ROOT = "GPUCLUSTER_TEST_SLURM"
 HOST = platform.node().partition(".")[0]
 MEMORY_MIB = 1000
 COMES_UP_S = 60.0
-ENDS_S = 20.0
+ENDS_S = 60.0
 DAEMONS = ("munged", "slurmctld", "slurmd", "slurmstepd")
 CONF = """\
 ClusterName=loopback
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={first_job}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
@@ -56,10 +57,12 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=60
+SlurmdTimeout=30
+SchedulerParameters=sched_interval=1,bf_interval=1
 {nodes}
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-NODE = "NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory={memory_mib} State=UNKNOWN"
+NODE = "NodeName={name} NodeHostName={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory={memory_mib} State=UNKNOWN"
 
 
 @dataclass(slots=True)
@@ -70,6 +73,7 @@ class RealSlurm:
     programs: dict[str, str]
     environment: dict[str, str]
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints; both streams."""
@@ -78,13 +82,41 @@ class RealSlurm:
         )
         return answer.stdout + answer.stderr
 
-    def begin(self, *command: str) -> None:
+    def begin(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a daemon that stays in the foreground."""
         with (self.folder / f"{Path(command[0]).name}.log").open("ab") as log:
             child = subprocess.Popen(
                 command, env=self.environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self.running.append(child)
+        return child
+
+    def begin_node(self, name: str) -> None:
+        """Start the slurmd of a node, under that hostname where this host has another one."""
+        command = (
+            self.programs["slurmd"],
+            "-D",
+            "-N",
+            name,
+            "-f",
+            f"{self.folder}/slurm.conf",
+            "-d",
+            self.programs["slurmstepd"],
+        )
+        self.nodes[name] = self.begin(*own_host(name), *command)
+
+    @contextmanager
+    def lost_node(self, name: str) -> Iterator[None]:
+        """Kill the slurmd of a node, and start it again afterwards."""
+        slurmd = self.nodes.pop(name)
+        slurmd.kill()
+        slurmd.wait()
+        try:
+            yield
+        finally:
+            self.begin_node(name)
+            self.ask("scontrol", "update", f"nodename={name}", "state=resume")
+            self.until("State=IDLE ", "scontrol", "-o", "show", "node", name)
 
     def until(self, text: str, *command: str) -> None:
         """Wait until a command prints this text."""
@@ -95,7 +127,13 @@ class RealSlurm:
             time.sleep(0.2)
 
     def end(self) -> None:
-        """End the daemons, the last one first, each by its own number."""
+        """End the jobs, then the daemons, the last one first, each by its own number."""
+        with suppress(subprocess.TimeoutExpired):
+            self.ask("scancel", "--full", "--signal=KILL", f"--user={getuser()}")
+            self.ask("scancel", f"--user={getuser()}")
+            ends_s = time.monotonic() + ENDS_S
+            while self.ask("squeue", "--noheader").strip() and time.monotonic() < ends_s:
+                time.sleep(0.2)
         for child in reversed(self.running):
             child.terminate()
             try:
@@ -103,6 +141,11 @@ class RealSlurm:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+
+
+def own_host(name: str) -> tuple[str, ...]:
+    """What stands before a command that is to run under this hostname."""
+    return () if name == HOST else ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name)
 
 
 def find_programs() -> dict[str, str]:
@@ -118,21 +161,24 @@ def find_programs() -> dict[str, str]:
 
 
 @contextmanager
-def running_slurm(*nodes: str) -> Iterator[RealSlurm]:
+def running_slurm(*nodes: str, absent: tuple[str, ...] = ()) -> Iterator[RealSlurm]:
     """A Slurm whose nodes are idle; its folder goes with it. The folder is near the root: a socket's path has 107 characters.
 
-    ``nodes``: their names, each a slurmd on this host; without any, this host by its own name.
+    ``nodes``: their names, each a slurmd on this host with that hostname; without any, this host by its own name. ``absent``:
+    nodes that Slurm knows, and that never come up.
     """
     programs = find_programs()
+    if nodes and os.geteuid() != 0:
+        pytest.skip("nodes with hostnames of their own need root (unshare --uts)")
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     slurm = RealSlurm(folder, programs, _environment(folder))
     try:
         names = nodes or (HOST,)
-        _configure(folder, names)
+        _configure(folder, (*names, *absent))
         slurm.begin(programs["munged"], "--foreground", "--force", f"--socket={folder}/munge.socket", *_munge_files(folder))
         slurm.begin(programs["slurmctld"], "-D", "-f", f"{folder}/slurm.conf")
         for name in names:
-            slurm.begin(programs["slurmd"], "-D", "-N", name, "-f", f"{folder}/slurm.conf", "-d", programs["slurmstepd"])
+            slurm.begin_node(name)
         for name in names:
             slurm.until("State=IDLE ", "scontrol", "-o", "show", "node", name)
         yield slurm
@@ -156,8 +202,13 @@ def _configure(folder: Path, names: tuple[str, ...]) -> None:
     root = os.environ.get(ROOT)
     plugins = f"PluginDir={_libraries(root)[1]}" if root else ""
     cpus = len(os.sched_getaffinity(0))
-    nodes = [NODE.format(name=name, host=HOST, port=free_port(), cpus=cpus, memory_mib=MEMORY_MIB) for name in names]
-    text = CONF.format(host=HOST, port=free_port(), user=getuser(), folder=folder, plugins=plugins, nodes="\n".join(nodes))
+    nodes = [NODE.format(name=name, port=free_port(), cpus=cpus, memory_mib=MEMORY_MIB) for name in names]
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    # The port of a launch follows from the job's number (625 differ), and this host is every node of every Slurm of the tests.
+    first_job = 1 + worker % 2 * 300 + secrets.randbelow(270)
+    text = CONF.format(
+        first_job=first_job, host=HOST, port=free_port(), user=getuser(), folder=folder, plugins=plugins, nodes="\n".join(nodes)
+    )
     (folder / "slurm.conf").write_text(text, encoding="utf-8")
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\n", encoding="utf-8")
 

@@ -66,12 +66,19 @@ def test_a_clock_that_was_set_meanwhile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("skew", "judged"), [(None, None), (Skew(skew_s=0.09, doubt_s=0.02), None), (Skew(skew_s=2.5, doubt_s=0.2), 2.5)]
+    ("skew", "judged"),
+    [
+        (None, None),
+        (Skew(skew_s=0.09, doubt_s=0.02), None),
+        (Skew(skew_s=2.5, doubt_s=0.2), 2.5),
+        (Skew(skew_s=3600.0, doubt_s=0.2), 3600.0),
+    ],
 )
 def test_a_clock_is_judged_where_its_skew_is_known(skew: Skew | None, judged: float | None) -> None:
     """Otherwise it is unknown, with the reason."""
     found = judge_clock(skew, limit_s=0.1)
     assert (found.judged, bool(found.doubts)) == (judged, judged is None)
+    assert ("NTP client" in str(found.advice)) == (judged is not None)
 
 
 # --- a controller that is busy ---

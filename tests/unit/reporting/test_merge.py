@@ -16,6 +16,7 @@ from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.results import SCHEMA_FILE, bound_facts
 from pytest_gpucluster.thresholds.limit import Limit
+from tests.support import fake_slurm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +68,7 @@ def run_of(
     for one in found:
         journal.write("outcome", record=record_facts(one))
     verdict = decide(found, of_verdict)
-    journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=[], ended_s=at_s + 60)
+    journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=list(of_verdict.objections), ended_s=at_s + 60)
     journal.close()
     text = (folder / "journal.jsonl").read_text().splitlines()
     lines = [json.dumps({**json.loads(line), "at_s": at_s + number}) for number, line in enumerate(text)]
@@ -214,3 +215,139 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main.main(["merge", str(run), "-o", str(out)]) == 4
     assert "nothing was written" in capsys.readouterr().err
     assert [(path.name, path.read_text()) for path in out.iterdir()] == [("results.json", "mine")]
+
+
+def failed(place: str | None = "node0-gpu1", outcome: str = "failed", **changes: Any) -> Record:
+    """A value that misses its limit, or another bad outcome."""
+    return passed(place, outcome=outcome, value=500.0, reason=f"{outcome} at {place}", **changes)
+
+
+def excluded(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code and both streams of ``merge --exclude`` over every folder in ``folder``."""
+    nodes = sorted(path for path in folder.iterdir() if path.is_dir())
+    code = main.main(["merge", *map(str, nodes), "-o", str(folder.parent / "merged"), "--exclude", *words])
+    streams = capsys.readouterr()
+    return code, streams.out.strip(), streams.err
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the nodes' runs, two of which passed; no Slurm is here."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("gpu-1", "gpu-3"):
+        run_of(tmp_path / "nodes" / name, f"{name}.example.com")
+    return tmp_path / "nodes"
+
+
+GOOD = "--nodes=2 --nodelist=gpu-[1,3]"
+
+
+@pytest.mark.parametrize(
+    ("rows", "terms", "why"),
+    [
+        ([passed("node0-gpu0"), failed()], {}, "bf16_tflops failed: failed at node0-gpu1"),
+        ([passed("node0-gpu0"), failed(evidence={"found": ["a cable", "a fan"]})], {}, "bf16_tflops failed: a cable"),
+        ([passed("node0-gpu0"), failed(outcome="error")], {}, "bf16_tflops not measured: error at node0-gpu1"),
+        ([passed("node0-gpu0"), failed(outcome="missing")], {}, "bf16_tflops missing: missing at node0-gpu1"),
+        ([passed("node0-gpu0"), failed(outcome="noisy")], {}, "bf16_tflops too close to call: noisy at node0-gpu1"),
+        ([failed("node0-gpu0", "error"), failed()], {}, "bf16_tflops failed: failed at node0-gpu1, and 1 more"),
+        ([passed("node0-gpu0", outcome="not_selected")], {}, "nothing was measured and passed"),
+        (None, {"objections": ("CUDA_LAUNCH_BLOCKING is set",)}, "CUDA_LAUNCH_BLOCKING is set"),
+    ],
+    ids=["failed", "what was found", "error", "missing", "noisy", "the worst is said", "nothing selected", "a debugging mode"],
+)
+def test_a_node_that_did_not_pass_is_excluded(
+    rows: list[Record] | None, terms: dict[str, Any], why: str, nodes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its name in Slurm, with the reason; sbatch's options are all of standard output."""
+    run_of(nodes / "gpu-2", "gpu-2.example.com", rows=rows, **terms)
+    code, options, said = excluded(nodes, capsys)
+    assert (code, options) == (0, f"{GOOD} --exclude=gpu-2")
+    assert f"excluded gpu-2: {why}\n" in said
+    assert "passed: 2 of 3 nodes: gpu-[1,3]\n" in said
+    assert read_results(nodes.parent / "merged")["expected"]["nodes"] == 3
+
+
+def test_what_excludes_no_node(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A low level, a selection and a waived failure: what was measured is good."""
+    waived = failed(waiver={"id": "W1"}, waivable=True)
+    run_of(nodes / "gpu-4", "gpu-4", rows=[passed("node0-gpu0"), waived, passed(None, "busbw", outcome="not_selected")])
+    run_of(nodes / "gpu-5", "gpu-5", level_reached=False)
+    code, options, said = excluded(nodes, capsys)
+    assert (code, options, "excluded" in said) == (0, "--nodes=4 --nodelist=gpu-[1,3-5]", False)
+
+
+@pytest.mark.parametrize("written", [None, "", "{}\n", "no journal"], ids=["nothing", "empty", "no run", "damaged"])
+def test_a_node_that_never_reported_is_excluded(written: str | None, nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder is empty, or has a journal of nothing; the merged report has it as a gap."""
+    (nodes / "gpu-2").mkdir()
+    if written is not None:
+        (nodes / "gpu-2" / "journal.jsonl").write_text(written)
+    code, options, said = excluded(nodes, capsys, "--hosts", "gpu-1.example.com,gpu-9")
+    assert (code, options) == (0, f"{GOOD} --exclude=gpu-[2,9]")
+    assert ("excluded gpu-2: it never reported\n" if written is None else "excluded gpu-2: its run cannot be read: ") in said
+    assert "excluded gpu-9: it never reported\n" in said
+    assert "gap: gpu-2 is expected and in no run" in said
+    assert read_results(nodes.parent / "merged")["verdict"] == "INCOMPLETE"
+
+
+def test_no_node_passed(tmp_path: Path, nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sentence, exit code 1 and no options, whether there are runs to merge or none."""
+    for name in ("gpu-1", "gpu-3"):
+        (nodes / name / "journal.jsonl").unlink()
+    code, options, said = excluded(nodes, capsys)
+    assert (code, options, (tmp_path / "merged").exists()) == (1, "", False)
+    assert "none of 2 nodes passed: there is nothing to run the next job on" in said
+    run_of(nodes / "gpu-2", "gpu-2", rows=[failed()])
+    code, options, said = excluded(nodes, capsys)
+    assert (code, options, (tmp_path / "merged").exists()) == (1, "", True)
+
+
+def test_a_run_of_several_nodes_tells_of_no_node_alone(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder's name is that of one node, so nothing follows for the others."""
+    run_of(nodes / "gpu-2", "gpu-2", "gpu-7")
+    code, options, said = excluded(nodes, capsys)
+    assert (code, options) == (0, f"{GOOD} --exclude=gpu-2")
+    assert "excluded gpu-2: its folder holds a run of 2 nodes, and not of this node alone" in said
+
+
+def test_two_folders_of_one_name(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which run is the node's cannot be said: wrong usage."""
+    run_of(nodes / "again" / "gpu-1", "gpu-1")
+    words = [str(nodes / "gpu-1"), str(nodes / "again" / "gpu-1"), "-o", str(nodes.parent / "merged"), "--exclude"]
+    assert main.main(["merge", *words]) == 4
+    assert "two folders are called gpu-1" in capsys.readouterr().err
+
+
+def slurm_says(folder: Path, **states: str) -> None:
+    """A ``scontrol`` that shows these nodes, each with its state and reason."""
+    records = [fake_slurm.node(state=state).replace("NodeName=vm", f"NodeName={name}") for name, state in states.items()]
+    command = folder / "scontrol"
+    command.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(records) + "\nEND\n", encoding="utf-8")
+    command.chmod(0o755)
+
+
+def test_what_slurm_says_since(tmp_path: Path, nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Drained after it passed: excluded. Down and without a report: both are said. A failure keeps its own reason."""
+    (nodes / "gpu-2").mkdir()
+    run_of(nodes / "gpu-4", "gpu-4", rows=[failed()])
+    run_of(nodes / "gpu-5", "gpu-5")
+    states = {"gpu-1": "ALLOCATED", "gpu-2": "DOWN*", "gpu-3": "IDLE+DRAIN", "gpu-4": "IDLE+DRAIN", "gpu-5": "IDLE"}
+    slurm_says(tmp_path, **states)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        code, options, said = excluded(nodes, capsys)
+    assert (code, options) == (0, "--nodes=2 --nodelist=gpu-[1,5] --exclude=gpu-[2-4]")
+    assert "excluded gpu-2: it never reported; it is DOWN+NOT_RESPONDING in Slurm\n" in said
+    assert "excluded gpu-3: it passed, and now it is DRAIN in Slurm\n" in said
+    assert "excluded gpu-4: bf16_tflops failed: failed at node0-gpu1\n" in said
+
+
+def test_a_slurm_that_is_silent(tmp_path: Path, nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said, and the runs decide."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho no controller >&2; exit 1\n", encoding="utf-8")
+    (tmp_path / "scontrol").chmod(0o755)
+    code, options, said = excluded(nodes, capsys)
+    assert (code, options) == (0, GOOD)
+    assert "what Slurm says of the nodes now is not known: " in said
+    assert "no controller" in said

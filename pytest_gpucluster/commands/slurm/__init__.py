@@ -1,0 +1,1 @@
+"""Commands that start jobs of Slurm."""
