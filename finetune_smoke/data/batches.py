@@ -40,10 +40,15 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The tokens of a row, and the positions (1 and up) of the tokens that the model has to predict."""
+    """The tokens of a row, and the positions (1 and up) of the tokens that the model has to predict, in order."""
 
     ids: list[int]
     predicted: list[int]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens without padding, which follows the last predicted one."""
+        return self.predicted[-1] + 1 if self.predicted else len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,10 @@ class Batch:
         """The same batch on ``device``."""
         tensors = (self.ids, self.positions, self.targets, self.owners)
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+
+    def pinned(self) -> Batch:
+        """The same batch in page-locked memory, from which a copy to a GPU runs beside other work."""
+        return Batch(*(tensor.pin_memory() for tensor in (self.ids, self.positions, self.targets, self.owners)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
