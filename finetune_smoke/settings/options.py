@@ -25,7 +25,7 @@ HELP = {
     "model": "directory or hub id of any causal language model; default: the shaped random base",
     "dataset": "directory or hub id with .jsonl or .json rows of 'text' or 'system' and 'chat', trained on in full; "
     "default: synthetic function calls, loss on the answers only",
-    "steps": "training steps; the learning rate falls to a tenth over them",
+    "steps": "training steps; the learning rate falls to 0 over them",
     "rows": "rows of a pass, of which a step has --accumulation: of all ranks with --rows-shared, else of each",
     "accumulation": "passes of a step; their gradients are added",
     "strategy": "ddp: every rank holds the base; fsdp: FSDP2 shards it; auto: ddp where there are ranks",

@@ -176,8 +176,9 @@ def _windows(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -
         last = _window_end(config, first, step_s)
         step_s = steps.window(at, range(first, last))
         log.note_limit(config.loss_limit, seconds=time.monotonic() - begin)
-        window_end.board(last, log)
         log.stopped = window_end.stop.on_any_rank(run.ranks) and last < config.steps
+        run.progress(_progress_text(config, last, log), last / config.steps)
+        window_end.board(last, log)
         with log.clock.outside():
             if log.stopped or last == config.steps:
                 _audit_at_end(at, last)  # before saving: the audits decide whether the state is worth saving
@@ -185,7 +186,6 @@ def _windows(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -
                 _compare_adapters(run, last)
         if window_end.saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
             window_end.saver.save(step=last, losses=log.losses, norms=log.norms)
-        run.progress(_progress_text(config, last, log), last / config.steps)
         if log.stopped:
             return
         first = last

@@ -273,13 +273,14 @@ def _elapsed_ms(before: Any, after: Any) -> float:
 
 
 def learning_rate(run: TrainingRun, step: int) -> float:
-    """Linear warm-up, then cosine to a tenth of the peak at the last step."""
+    """Linear warm-up to the whole peak, then cosine, which would reach 0 one step after the last, as in transformers."""
     config = run.config
     if run.fault.name == "lr0":
         return 0.0
-    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    cosine = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / config.steps))
-    return config.learning_rate * warmup * cosine
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    falling = max(1, config.steps - config.warmup_steps)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - config.warmup_steps) / falling))
 
 
 def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
