@@ -7,7 +7,7 @@
 Variants: ``ours``; ``ours-peft``, our loop with peft's own forward; ``ours-fp8``, over a float8 base; ``trainer``, peft and
 transformers' Trainer with each decoder layer compiled, liger's loss where liger-kernel is installed, TF32, the fused
 optimiser, and loader processes that pin; ``trainer-bf16``, the same with bf16 adapters and no autocast; ``small``, the
-proof of the acceptance, for its first losses alone. Every variant is a process with a time limit, so one that fails costs
+first losses of the acceptance's proof, with the rows of 1, 2, 4 and 8 GPUs a step. Every variant is a process with a time limit, so one that fails costs
 nobody else's figure. All train the shape of Qwen2-7B from the same seed, rows, adapters and tokens a step (8,192).
 
 A rate is positions of the steps after the warm-up over the wall clock between two moments at which the GPU was waited for.
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 WARM_STEPS, STEPS, WINDOW = 4, 20, 2
 TOKENS_A_STEP = 8192
-CURVE = 20
+CURVE, SMALL_ROWS = 20, (64, 128, 256, 512)
 BESIDE_OURS = {"ours": {}, "ours-peft": {"own_lora": False}, "ours-fp8": {"base_dtype": "fp8"}}
 """Settings of our loop by variant."""
 TRAINERS = {"trainer": "float32", "trainer-bf16": "bfloat16"}
@@ -91,7 +91,7 @@ def _process(name: str, options: argparse.Namespace, left_s: float) -> list[dict
         output.seek(0)
         text = output.read()
     rows = [json.loads(line.removeprefix("ROW ")) for line in text.splitlines() if line.startswith("ROW ")]
-    wanted = 1 if name == "small" else len(options.lengths.split(","))
+    wanted = len(SMALL_ROWS) if name == "small" else len(options.lengths.split(","))
     if len(rows) < wanted:
         rows.append({"variant": name, "error": ended, "output_tail": text[-1500:]})
     rows[-1]["process_s"] = round(time.monotonic() - begin, 1)
@@ -135,9 +135,9 @@ def _child(options: argparse.Namespace) -> int:
     import torch  # noqa: PLC0415 -- seconds, and the parent needs none of it
 
     failed = 0
-    for length in [56] if options.one == "small" else [int(text) for text in options.lengths.split(",")]:
+    for length in SMALL_ROWS if options.one == "small" else [int(text) for text in options.lengths.split(",")]:
         torch._dynamo.reset()  # noqa: SLF001 -- each length pays for its own compiling, with no dynamic shapes
-        row: dict[str, Any] = {"variant": options.one, "row_tokens": length}
+        row: dict[str, Any] = {"variant": options.one, "rows" if options.one == "small" else "row_tokens": length}
         try:
             row |= _measured(options, length)
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is this variant's result
@@ -173,7 +173,7 @@ def _measured(options: argparse.Namespace, length: int) -> dict[str, Any]:
         from finetune_opponent import trainer  # noqa: PLC0415 -- transformers' Trainer takes seconds to import
 
         return trainer(_config(options, length, {}), adapters=TRAINERS[options.one], clock=Clock(), cpu=options.cpu)
-    return _small(options) if options.one == "small" else _ours(options, length)
+    return _small(options, length) if options.one == "small" else _ours(options, length)
 
 
 def _config(options: argparse.Namespace, length: int, changes: dict[str, Any]) -> Any:
@@ -246,13 +246,14 @@ def _ours(options: argparse.Namespace, length: int) -> dict[str, Any]:
     }
 
 
-def _small(options: argparse.Namespace) -> dict[str, Any]:
-    """The proof of the acceptance, for its curve."""
+def _small(options: argparse.Namespace, rows: int) -> dict[str, Any]:
+    """The first losses of the acceptance's proof with so many rows a step, as many GPUs have them together."""
     from finetune_smoke.settings.config import preset  # noqa: PLC0415 -- after the path is set
     from finetune_smoke.training.loop import finetune  # noqa: PLC0415 -- seconds
 
-    outcome = finetune(preset("tiny", steps=CURVE) if options.cpu else preset("small"))
-    return {"losses": outcome.losses[:CURVE], "loss": outcome.loss, "exact_match": outcome.exact_match, "notes": outcome.notes}
+    short = {"steps": CURVE, "heldout_rows": 4, "greedy_rows": 0, "restore_check": False, "loss_limit": None, "audit_every": 0}
+    outcome = finetune(preset("tiny" if options.cpu else "small", **{**short, "rows": 8 if options.cpu else rows}))
+    return {"losses": outcome.losses, "notes": outcome.notes}
 
 
 if __name__ == "__main__":

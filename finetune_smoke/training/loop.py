@@ -17,7 +17,7 @@ import torch
 
 from finetune_smoke import digests, ranks
 from finetune_smoke.checkpoints import export, reading, writing
-from finetune_smoke.checks import exact
+from finetune_smoke.checks import band, exact
 from finetune_smoke.evaluation import forward_time, heldout
 from finetune_smoke.parallel import strategy
 from finetune_smoke.reporting import tensorboard
@@ -198,6 +198,7 @@ def _audit_at_end(at: steps.Steps, step: int) -> None:
         steps.audit(at, step)
     _compare_base(run)
     _compare_adapters(run, step)
+    band.record(run.checks, run.config, device=run.ranks.device.type, step_rows=run.step_rows, losses=log.losses)
     exact.record_finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
 
 

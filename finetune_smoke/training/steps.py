@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from finetune_smoke.run import TrainingRun
 
 
+AUDITED_TOKENS = 4096
+"""The most tokens of an audit, or one row: 2 rows of the 7B shape, whose eager pass must fit beside its training."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
     """What this rank reads at a step: ``rows``, the number of the ``first`` one, and a batch for each pass in host memory."""
@@ -288,7 +292,7 @@ def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torc
 
     The pass runs eagerly: a compiled layer would be compiled again for the repeatable kernels.
     """
-    count = min(run.rows, 16)
+    count = min(run.rows, 16, max(1, AUDITED_TOKENS // run.config.row_tokens))
     rows = [run.source.row(step * count + number) for number in range(count)]
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
     with strategy.eager(run), run.autocast():
