@@ -28,8 +28,8 @@ MOST = 20
 
 SAME = (
     "model", "dataset", "seed", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "vocab_size",
-    "tie_embeddings", "clustering", "mimetic", "damping", "lora_rank", "lora_alpha", "row_tokens", "packed", "learning_rate",
-    "warmup_steps", "beta2", "clip_norm",
+    "tie_embeddings", "clustering", "mimetic", "damping", "lora_rank", "lora_alpha", "lora_dropout", "target_modules",
+    "row_tokens", "packed", "learning_rate", "warmup_steps", "beta2", "clip_norm",
 )  # fmt: skip
 """Settings on which the first losses depend, beside the rows of a step of all ranks and passes."""
 

@@ -7,6 +7,8 @@ of rows that were read (checkpoints/compatibility.py), and every rank can check 
 
 from __future__ import annotations
 
+import functools
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -159,7 +161,7 @@ def synthetic(config: Config, codec: Codec) -> Source:
 
 
 def texts(config: Config, codec: Codec, content: Sequence[str], *, step_rows: int) -> Source:
-    """Rows of running text: one text a row, cut at ``row_tokens``, every token predicted, read in order and repeatedly.
+    """Rows of running text: one text a row, cut at ``row_tokens``, every token predicted. The rows stand in their order here.
 
     The last ``heldout_rows`` texts, at most a tenth, are held out. Raises InputError if the rest are fewer than the rows of
     one step: ``step_rows`` of all ranks in each pass.
@@ -181,6 +183,18 @@ def texts(config: Config, codec: Codec, content: Sequence[str], *, step_rows: in
         blind_floor_nats=None,
         digest=digest_bytes("\0".join(content).encode()),
     )
+
+
+def shuffled(row: Callable[[int], Row], size: int, seed: int) -> Callable[[int], Row]:
+    """``size`` rows as an endless sequence: all of them in an order drawn from the seed, then all in another one, and so on."""
+
+    @functools.lru_cache(maxsize=4)
+    def order(epoch: int) -> list[int]:
+        numbers = list(range(size))
+        random.Random(f"{seed}/order/{epoch}").shuffle(numbers)
+        return numbers
+
+    return lambda index: row(order(index // size)[index % size])
 
 
 def _answer_row(example: calls.Example, codec: Codec) -> Row:

@@ -101,6 +101,7 @@ class Log:
     rows_s: float = 0.0
     memory_peak_gib: float | None = None
     norms: list[float] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
     forward_ms: list[float] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     positions: int = 0

@@ -63,6 +63,7 @@ class _Curves:
             at = step - len(log.norms) + number
             self.writer.add_scalar("loss", log.losses[at], at)
             self.writer.add_scalar("gradient_norm", log.norms[number], at)
+            self.writer.add_scalar("learning_rate", log.learning_rates[number], at)
         self.written = len(log.norms)
         window = log.clock.windows[-1]
         self.writer.add_scalar("tokens_per_s_per_gpu", window.tokens / window.seconds, step - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> TrainingRun:
     """Make everything that step 0 needs; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
     require_same_settings(config, ranks)
+    config, notes = _for_dropout(config, ranks)
     shared = ranks.run_on_all_ranks(lambda: _strategy(config, ranks))
     strategy.require_gathers(config, ranks)
     fault = ranks.run_on_all_ranks(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
@@ -38,7 +40,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
     exact.record_equal(record, "base_digest", values=[base_digest], what="weights of the frozen base")
     exact.record_equal(record, "data_digest", values=[source.digest], what="content of the data set")
 
-    model = build.SummedLoss(build.add_adapters(base, config))
+    model = build.SummedLoss(ranks.run_on_all_ranks(lambda: build.add_adapters(base, config)))
     model.train()
     adapters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     ours = ranks.run_on_all_ranks(lambda: _own_forward(config, model))
@@ -67,8 +69,20 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
         initial=initial,
         checks=record,
         progress=progress,
-        notes=[] if dropout is None else [dropout],
+        notes=notes if dropout is None else [*notes, dropout],
     )
+
+
+def _for_dropout(config: Config, ranks: Ranks) -> tuple[Config, list[str]]:
+    """With ``lora_dropout``: peft's forward and no audits, with a note; each rank draws numbers of its own."""
+    if not config.lora_dropout:
+        return config, []
+    torch.manual_seed(config.seed + 2 + ranks.rank)
+    note = (
+        f"lora_dropout {config.lora_dropout:g}: by peft's forward; lock-step audits are off, because every rank draws other "
+        "numbers, and a resumed run draws others again"
+    )
+    return replace(config, own_lora=False, audit_every=0), [note]
 
 
 def _source(config: Config, world_size: int, progress: ProgressCallback) -> tuple[batches.Source, int]:

@@ -109,6 +109,7 @@ def _use_device(device: torch.device) -> None:
 def _record_skipped_audits(run: TrainingRun) -> None:
     """Mark audits that never ran as left out, with the reason."""
     no_audit = "--audit-every is 0" if not run.config.audit_every else None
+    no_audit = "--lora-dropout draws other numbers on every rank" if run.config.lora_dropout else no_audit
     why = {"lock_step": no_audit, "all_reduce": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
     several = run.ranks.world_size > 1
     for name, reason in why.items():
@@ -155,6 +156,7 @@ def window(at: Steps, steps: range) -> float:
     sums, norms = zip(*done, strict=True)
     log.losses += (run.ranks.sum_(torch.stack(sums).double()) / counts).tolist()
     log.norms += torch.stack(norms).tolist()
+    log.learning_rates += [learning_rate(run, step) for step in steps]
     run.ranks.wait()
     return _close(at, steps, taken, digests(), marks)
 

@@ -73,10 +73,10 @@ def _wrong_product(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("plant", [_half_rate, _swapped_betas, _lost_gradient, _wrong_product])
 def test_what_is_planted_lies_outside(plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a single rank, where no other check sees it: nothing differs from anything."""
+    """On a single rank, where nothing differs from anything; only adapters without any gradient are seen besides."""
     plant(monkeypatch)
     found = run()
-    assert [name for name, check in found.checks.items() if not check["passed"]] == ["loss_band"]
+    assert {name for name, check in found.checks.items() if not check["passed"]} - {"adapters_moved"} == {"loss_band"}
     assert "was recorded" in found.checks["loss_band"]["detail"]
 
 
