@@ -1,17 +1,17 @@
-"""How fast the fine-tune is: the 7B shape eager, compiled and over float8, preset small, a published recipe, strategies.
+"""How fast the fine-tune is: the 7B shape eager and compiled, preset small, a published recipe, strategies.
 
     python3 benchmarks/finetune.py                                   (one GPU, about 150 s)
     python3 benchmarks/finetune.py --cases 'recipe-*'                (the published recipe and what its variant changes)
-    python3 benchmarks/finetune.py --cases 7b-eager,7b-fp8 --steps 100 --learning-rate 2e-5
+    python3 benchmarks/finetune.py --cases 7b-eager,7b-compiled --steps 100 --learning-rate 2e-5
     torchrun --nproc-per-node=4 benchmarks/finetune.py               (ddp and fsdp, compiled, about 60 s)
     torchrun --nproc-per-node=2 benchmarks/finetune.py --cases '7b-*-8-rows,7b-fsdp-offload'
     python3 benchmarks/finetune.py --cpu                             (rehearsal of every line with a tiny shape)
 
-One JSON line a case, and a table at the end: tokens/s/GPU and step time as by the wall clock over windows of 4 steps,
-loading inside, the first windows (and compiling) left out; MFU by finetune_smoke/model/flops.py over ``--peak-tflops``; memory; seconds to a loss below
-0.5; the first losses; and, beside the case it is compared with, the ratio of the rates and by how much the losses lie
-apart, where both saw the same rows. ``--json FILE`` is whole after every case, whatever ends the run. A case that fails
-is a line with ``error``, and the exit code 1; several ranks stop there, one goes on with the next case.
+One JSON line a case, and a table at the end: tokens/s/GPU and step time by the wall clock over windows of 4 steps, loading
+inside, the first windows (and compiling) left out; MFU by finetune_smoke/model/flops.py over ``--peak-tflops``; memory;
+seconds to a loss below 0.5; the first losses; and, beside the case it is compared with, the ratio of the rates and by how
+much the losses lie apart, where both saw the same rows. ``--json FILE`` is whole after every case, whatever ends the run. A
+case that fails is a line with ``error``, and the exit code 1; several ranks stop there, one goes on with the next case.
 """
 
 from __future__ import annotations

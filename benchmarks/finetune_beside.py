@@ -4,11 +4,11 @@
     python3 benchmarks/finetune_beside.py --variants ours,trainer,ours --lengths 2048
     python3 benchmarks/finetune_beside.py --cpu                      (rehearsal with a tiny shape)
 
-Variants: ``ours``; ``ours-peft``, our loop with peft's own forward; ``ours-fp8``, over a float8 base; ``trainer``, peft and
-transformers' Trainer with each decoder layer compiled, liger's loss where liger-kernel is installed, TF32, the fused
-optimiser, and loader processes that pin; ``trainer-bf16``, the same with bf16 adapters and no autocast; ``small``, the
-first losses of the acceptance's proof, with the rows of 1, 2, 4 and 8 GPUs a step. Every variant is a process with a time limit, so one that fails costs
-nobody else's figure. All train the shape of Qwen2-7B from the same seed, rows, adapters and tokens a step (8,192).
+Variants: ``ours``; ``ours-peft``, our loop with peft's own forward; ``trainer``, peft and transformers' Trainer with each
+decoder layer compiled, liger's loss where liger-kernel is installed, TF32, the fused optimiser, and loader processes that
+pin; ``trainer-bf16``, the same with bf16 adapters and no autocast; ``small``, the first losses of the acceptance's proof,
+with the rows of 1, 2, 4 and 8 GPUs a step. Every variant is a process with a time limit, so one that fails costs nobody
+else's figure. All train the shape of Qwen2-7B from the same seed, rows, adapters and tokens a step (8,192).
 
 A rate is positions of the steps after the warm-up over the wall clock between two moments at which the GPU was waited for.
 Rows, batches, copies, clipping and the optimiser lie inside. For our loop the clock stands outside it, at its lines of
@@ -18,6 +18,7 @@ progress; its own rate stands beside (``own_rate_over_this``).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -33,7 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 WARM_STEPS, STEPS, WINDOW = 4, 20, 2
 TOKENS_A_STEP = 8192
 CURVE, SMALL_ROWS = 20, (64, 128, 256, 512)
-BESIDE_OURS = {"ours": {}, "ours-peft": {"own_lora": False}, "ours-fp8": {"base_dtype": "fp8"}}
+BESIDE_OURS = {"ours": {}, "ours-peft": {"own_lora": False}}
 """Settings of our loop by variant."""
 TRAINERS = {"trainer": "float32", "trainer-bf16": "bfloat16"}
 """Types of the adapters by variant."""
@@ -80,8 +81,10 @@ def _process(name: str, options: argparse.Namespace, left_s: float) -> list[dict
     """The rows of a variant: its process prints one a length."""
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
-        command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--one", name]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--one", name],
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
         try:
             ended = f"exit code {process.wait(min(options.limit, left_s))}"
         except subprocess.TimeoutExpired:
@@ -103,10 +106,8 @@ def _process(name: str, options: argparse.Namespace, left_s: float) -> list[dict
 
 def _end(process: subprocess.Popen[Any]) -> None:
     """End what a variant started, its loader processes too."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     process.wait()
 
 

@@ -78,7 +78,7 @@ def _arguments(config: Config, *, autocast: bool) -> tuple[TrainingArguments, li
 
 
 def _let_compile_read_tf32() -> None:
-    """transformers sets TF32 by torch's new switch; then the old one, which dynamo reads, raises an error."""
+    """Transformers sets TF32 by torch's new switch; then the old one, which dynamo reads, raises an error."""
     try:
         torch._C._get_cublas_allow_tf32()  # noqa: SLF001 -- what dynamo asks
     except RuntimeError:

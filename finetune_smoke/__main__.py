@@ -68,6 +68,8 @@ def _recorded(work: Callable[[], Outcome]) -> Outcome:
 
     Unusable input is no failure of the program: it has a line of its own.
     """
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return work()
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 -- as above
 
     def known() -> Outcome | InputError:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from finetune_smoke.run import TrainingRun
 
 SETTINGS = (
-    "lora_rank", "lora_alpha", "lora_dropout", "target_modules", "base_dtype", "seed", "row_tokens", "packed",
+    "lora_rank", "lora_alpha", "lora_dropout", "target_modules", "seed", "row_tokens", "packed",
     "steps", "learning_rate", "warmup_steps", "beta2", "clip_norm",
 )  # fmt: skip
 """Settings that determine the losses, besides base, data and the rows of a step."""

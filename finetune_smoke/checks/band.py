@@ -65,7 +65,16 @@ RECORDED: tuple[Curve, ...] = (
         device="cpu",
         step_rows=64,
         losses=(
-            6.8548, 6.5585, 5.9489, 5.2848, 4.9526, 5.0821, 4.9487, 4.7768, 4.789, 4.5546,
+            6.8548,
+            6.5585,
+            5.9489,
+            5.2848,
+            4.9526,
+            5.0821,
+            4.9487,
+            4.7768,
+            4.789,
+            4.5546,
         ),
         source="torch 2.13 on a CPU, float32, 2026-11-26",
     ),
@@ -74,8 +83,26 @@ RECORDED: tuple[Curve, ...] = (
         device="cuda",
         step_rows=64,
         losses=(
-            6.7304, 6.4591, 5.9095, 5.4402, 5.1854, 5.0883, 5.0399, 4.8324, 4.6787, 4.5494, 4.4359, 4.2349, 3.9463, 3.8209,
-            3.7631, 3.5778, 3.4288, 3.3252, 3.3673, 3.1931,
+            6.7304,
+            6.4591,
+            5.9095,
+            5.4402,
+            5.1854,
+            5.0883,
+            5.0399,
+            4.8324,
+            4.6787,
+            4.5494,
+            4.4359,
+            4.2349,
+            3.9463,
+            3.8209,
+            3.7631,
+            3.5778,
+            3.4288,
+            3.3252,
+            3.3673,
+            3.1931,
         ),
         source="one H100, torch 2.11, 2026-11-26",
     ),
@@ -84,7 +111,14 @@ RECORDED: tuple[Curve, ...] = (
         device="cuda",
         step_rows=4,
         losses=(
-            12.1453, 9.8486, 12.0828, 9.142, 9.6368, 10.9767, 11.3096, 12.3549,
+            12.1453,
+            9.8486,
+            12.0828,
+            9.142,
+            9.6368,
+            10.9767,
+            11.3096,
+            12.3549,
         ),
         source="one H100, torch 2.11, 2026-11-26: the mean of two runs, which differ by 0.4 %",
     ),
@@ -107,7 +141,7 @@ def outside(losses: Sequence[float], curve: Curve) -> str | None:
         apart = abs(mine - recorded) / recorded
         if not apart <= allowed or not math.isfinite(mine):
             return (
-                f"loss of step {step}: {mine:.5f}, where {recorded:.5f} was recorded ({curve.source}): {100 * apart:.2f} % apart, "
-                f"and {100 * allowed:g} % is allowed"
+                f"loss of step {step}: {mine:.5f}, where {recorded:.5f} was recorded ({curve.source}): "
+                f"{100 * apart:.2f} % apart, and {100 * allowed:g} % is allowed"
             )
     return None

@@ -166,5 +166,6 @@ def _text(row: Any, where: str) -> str:
         if all(isinstance(part, str) for part in parts):
             return "\n".join(part for part in parts if part)
     raise InputError(
-        f"{where}: a row needs 'text', or 'chat' with or without 'system', or 'output' with or without 'instruction' and 'input'"
+        f"{where}: a row needs 'text', or 'chat' with or without 'system', or 'output' with or without 'instruction' and "
+        "'input'"
     )

@@ -7,14 +7,13 @@ kernel. By default it would wait 5 ms each time to get it back; so the threads p
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SWITCH_S = 0.0002
 """How long a thread may keep the interpreter lock while another one wants it."""

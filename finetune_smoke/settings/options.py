@@ -24,8 +24,8 @@ RANK_0_LEAD_S = 10.0
 
 HELP = {
     "model": "directory or hub id of any causal language model; default: the shaped random base",
-    "dataset": "directory or hub id with .jsonl or .json rows of 'text', of 'system' and 'chat', or of 'instruction', 'input' and "
-    "'output', trained on in full, shuffled by the seed; "
+    "dataset": "directory or hub id with .jsonl or .json rows of 'text', of 'system' and 'chat', or of 'instruction', 'input' "
+    "and 'output', trained on in full, shuffled by the seed; "
     "default: synthetic function calls, loss on the answers only",
     "steps": "training steps; the learning rate falls to 0 over them",
     "rows": "rows of a pass, of which a step has --accumulation: of all ranks with --rows-shared, else of each",
@@ -35,12 +35,8 @@ HELP = {
     "target_modules": "linears with adapters: all-linear (161 M weights on Qwen2-7B at rank 64), or names with commas "
     "(q_proj,k_proj,v_proj,o_proj: 40.4 M)",
     "cpu_offload": "with strategy fsdp: shards lie in host memory and are copied to the GPU for each use",
-    "fsdp_gather": "with strategy fsdp: NCCL brings shards together by kernels or, on the GPUs of one host, by copy-engines, "
-    "which leave all SMs free to compute",
-    "base_dtype": "fp8: frozen linears in float8 (Hopper and newer); auto: bf16 on a GPU",
     "own_lora": "compute the adapters with fewer kernels than peft does; the layout stays peft's",
     "compile": "layers: torch.compile every decoder layer; off",
-    "attention": "cudnn: prefer cuDNN's kernel; auto: what torch chooses",
     "cuda_graph": "capture a step as CUDA graphs, for models that launches slow down",
     "loader_workers": "threads that make rows ahead; 0: none",
     "prefetch": "number of steps for which rows are made ahead",

@@ -7,13 +7,14 @@ program always does is accepted with the value that says so, and any other value
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finetune_smoke.settings.config import flaw
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_gpucluster.config import yaml_lines
 
 SECTIONS = ("model", "lora", "training", "data", "distributed")
@@ -106,7 +107,9 @@ def settings(data: dict[Any, Any]) -> dict[str, object]:
 def remarks(data: dict[Any, Any]) -> list[str]:
     """A line for each key of the file that means something else here."""
     named = {(str(section), str(name)) for section, keys in data.items() for name in keys}
-    return [f"{section}.{name} means {key.means}" for (section, name), key in KEYS.items() if key.means and (section, name) in named]
+    return [
+        f"{section}.{name} means {key.means}" for (section, name), key in KEYS.items() if key.means and (section, name) in named
+    ]
 
 
 def _flaw(section: str, name: str, value: object) -> str | None:

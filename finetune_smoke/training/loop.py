@@ -1,6 +1,6 @@
 """The fine-tune: one readable loop.
 
-CPU runs compute in float32, GPU runs with a bf16 or float8 base and float32 adapters. The steps run in windows
+CPU runs compute in float32, GPU runs with a bf16 base and float32 adapters. The steps run in windows
 (training/steps.py). Audits, digests and checkpoints lie between windows, outside the timed part. Evaluation and the final
 checks run eagerly and with unsharded layers, whatever the training used.
 """
@@ -21,10 +21,10 @@ from finetune_smoke.checks import band, exact
 from finetune_smoke.evaluation import forward_time, heldout
 from finetune_smoke.parallel import strategy
 from finetune_smoke.reporting import tensorboard
+from finetune_smoke.reporting.clock import Clock
 from finetune_smoke.reporting.outcome import Log, Outcome, collect_outcome, mean_last
 from finetune_smoke.settings.config import OwnInputError
 from finetune_smoke.training import steps, stopping
-from finetune_smoke.reporting.clock import Clock
 from finetune_smoke.training.setup import prepare
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin:
     start = _starting_point(run)
     run = start.run
     with (
-        strategy.fsdp_gathers(run),
         _without_input_casts(run),
         tensorboard.curve_writer(run) as board,
         writing.saver(run, start.damaged) as saver,

@@ -14,7 +14,7 @@ from finetune_smoke.model import build, flops, gradients
 from finetune_smoke.parallel import strategy
 from finetune_smoke.ranks import require_same_settings
 from finetune_smoke.run import InitialState, ProgressCallback, TrainingRun
-from finetune_smoke.settings.config import Config, InputError, require_limit_below_floor
+from finetune_smoke.settings.config import Config, require_limit_below_floor
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
@@ -24,8 +24,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
     """Make everything that step 0 needs; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
     require_same_settings(config, ranks)
     config, notes = _for_dropout(config, ranks)
-    shared = ranks.run_on_all_ranks(lambda: _strategy(config, ranks))
-    strategy.require_gathers(config, ranks)
+    shared = ranks.run_on_all_ranks(lambda: strategy.choose(config, ranks))
     fault = ranks.run_on_all_ranks(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
     progress("preparing data", None)
     source, data_digest = ranks.run_on_all_ranks(lambda: _source(config, ranks.world_size, progress))
@@ -96,20 +95,13 @@ def _source(config: Config, world_size: int, progress: ProgressCallback) -> tupl
     return source, cache.data_digest(config, codec)
 
 
-def _strategy(config: Config, ranks: Ranks) -> str:
-    """The strategy; raises InputError if this GPU lacks what the settings need."""
-    if config.base_dtype == "fp8" and ranks.device.type == "cuda" and torch.cuda.get_device_capability(ranks.device) < (8, 9):
-        raise InputError(f"base_dtype fp8 needs a GPU with float8 products, and {torch.cuda.get_device_name()} has none")
-    return strategy.choose(config, ranks)
-
-
 def _own_forward(config: Config, model: build.SummedLoss) -> bool:
     """Install our LoRA forward if wanted; whether all LoRA linears use it. peft's own forward needs autocast."""
     if not config.own_lora:
         return False
     from finetune_smoke.model import lora  # noqa: PLC0415 -- brings peft
 
-    return lora.take_over(model, fp8_base=config.base_dtype == "fp8")
+    return lora.take_over(model)
 
 
 def _optimizer(config: Config, adapters: dict[str, torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -89,10 +89,7 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     ahead = max(config.prefetch, config.window_steps) if config.loader_workers else 0
     use_device = functools.partial(_use_device, run.ranks.device)
     workers = config.loader_workers
-    with (
-        loader.loading(make, workers=workers, ahead=ahead, last=config.steps, begin=use_device) as rows,
-        strategy.attention(config),
-    ):
+    with loader.loading(make, workers=workers, ahead=ahead, last=config.steps, begin=use_device) as rows:
         log.clock.start(ahead=ahead)
         yield Steps(run=run, log=log, rows=rows, capturing=capturing)
     _record_skipped_audits(run)
@@ -123,16 +120,22 @@ def demanded_rows(run: TrainingRun, step: int) -> range:
     return batches.indices(step, rank=run.ranks.rank, world_size=run.ranks.world_size, rows=rows)
 
 
+def read_rows(run: TrainingRun, step: int) -> list[batches.Row]:
+    """The rows that this rank reads at ``step``."""
+    due = demanded_rows(run, step)
+    rows = [run.source.row(number) for number in run.fault.wrong_indices(due, run.ranks.rank)]
+    return run.fault.wrong_answers(rows, due, run.source)
+
+
 def step_rows(run: TrainingRun, step: int, *, width: int | None) -> StepRows:
     """What this rank reads at ``step``, filled to ``width`` tokens if given; page-locked for a GPU."""
-    due = demanded_rows(run, step)
-    numbers = run.fault.wrong_indices(due, run.ranks.rank)
-    rows = run.fault.wrong_answers([run.source.row(number) for number in numbers], due, run.source)
-    passes = [rows[first : first + run.rows] for first in range(0, len(rows), run.rows)]
+    rows = read_rows(run, step)
+    first = run.fault.wrong_indices(demanded_rows(run, step), run.ranks.rank).start
+    passes = [rows[at : at + run.rows] for at in range(0, len(rows), run.rows)]
     made = [batches.batch(each, run.source.pad_id, width) for each in passes]
     if run.ranks.device.type == "cuda":
         made = [batch.pinned() for batch in made]
-    return StepRows(rows=rows, first=numbers.start, batches=made)
+    return StepRows(rows=rows, first=first, batches=made)
 
 
 def window(at: Steps, steps: range) -> float:
@@ -150,9 +153,7 @@ def window(at: Steps, steps: range) -> float:
         room = len(at.captured.batch.targets)
         passes = [[cuda_graphs.padded(batch, room) if at.captured.fits(batch) else batch for batch in each] for each in passes]
     marks: list[tuple[Any, Any]] = []
-    done = [
-        _step(at, step, its_batches, scale, marks) for step, its_batches, scale in zip(steps, passes, scales, strict=True)
-    ]
+    done = [_step(at, step, its_batches, scale, marks) for step, its_batches, scale in zip(steps, passes, scales, strict=True)]
     sums, norms = zip(*done, strict=True)
     log.losses += (run.ranks.sum_(torch.stack(sums).double()) / counts).tolist()
     log.norms += torch.stack(norms).tolist()
@@ -161,9 +162,7 @@ def window(at: Steps, steps: range) -> float:
     return _close(at, steps, taken, digests(), marks)
 
 
-def _close(
-    at: Steps, steps: range, taken: list[StepRows], digests: tuple[int, int], marks: list[tuple[Any, Any]]
-) -> float:
+def _close(at: Steps, steps: range, taken: list[StepRows], digests: tuple[int, int], marks: list[tuple[Any, Any]]) -> float:
     """Log the times and counts of a window whose work is done, record ``data_digest``; returns the slowest rank's s a step."""
     run, log = at.run, at.log
     due = demanded_rows(run, steps.start)

@@ -334,7 +334,11 @@ def train(call: SimulatedCall) -> Any:
     )
     peak_tflops = call.kwargs.get("peak_bf16_tflops")
     return made(
-        "measurements.training:Trained", outcome=outcome, telemetry=_telemetry(call), device=call.device, peak_tflops=peak_tflops
+        "measurements.training:Trained",
+        outcome=outcome,
+        telemetry=_telemetry(call),
+        device=call.device,
+        peak_tflops=peak_tflops,
     )
 
 

@@ -155,9 +155,7 @@ def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Traine
     wrong = [f"{name}: {check['detail']}" for name, check in checks.items() if not check["passed"] and name != SPREAD]
     if wrong:
         raise ArithmeticError(f"the training went wrong: {'; '.join(wrong)}")
-    return Trained(
-        outcome=found.outcome, telemetry=found.telemetry, device=found.device, peak_tflops=config.peak_bf16_tflops
-    )
+    return Trained(outcome=found.outcome, telemetry=found.telemetry, device=found.device, peak_tflops=config.peak_bf16_tflops)
 
 
 def sharded_memory(*, preset: str, single_rank: bool = False, **overrides: Any) -> ShardedMemory:

@@ -136,6 +136,5 @@ def test_every_setting_that_changes_a_loss_is_compared() -> None:
         "rows_shared", "accumulation", "loader_workers", "prefetch", "steps", "loss_limit", "spread_limit", "heldout_rows",
         "greedy_rows", "restore_check", "window_steps", "audit_every", "digest_every", "peak_bf16_tflops", "checkpoint_dir",
         "checkpoint_every", "checkpoint_async", "keep_checkpoints", "resume", "output", "tensorboard", "scratch", "fault",
-        "fsdp_gather", "base_dtype", "attention",
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(preset("tiny"))} == free | set(band.SAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,7 @@ def test_loss_that_is_no_number_is_null(capsys: pytest.CaptureFixture[str]) -> N
         (["--steps", "-3"], "steps is -3: at least 1 is needed"),
         (["--lora-rank", "0"], "lora_rank is 0: at least 1 is needed"),
         (["--learning-rate", "nan"], "learning_rate is nan: a finite number is needed"),
-        (["--base-dtype", "int3"], "base_dtype is 'int3': one of auto, fp8"),
+        (["--compile", "int3"], "compile is 'int3': one of off, layers"),
         (["--keep-checkpoints", "-1"], "keep_checkpoints is -1: at least 0 is needed"),
         (["--model", ""], "model is empty: a name or path is needed"),
         (["--output", "/dev/null/adapter", *OPTIONS], "directory for the adapter cannot be written: "),
@@ -190,6 +191,7 @@ def test_what_a_rank_raises_is_left_for_torchrun(tmp_path: Path, monkeypatch: py
     """The traceback in torchrun's file; unusable input has a line of its own and leaves none."""
     file = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    monkeypatch.setattr(faulthandler, "enable", lambda **_: None)  # pytest's stderr is no file
 
     def refuse(*_: object, **__: object) -> None:
         raise InputError("no such thing")

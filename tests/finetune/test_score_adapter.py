@@ -90,7 +90,8 @@ def test_answer_is_one_call_and_then_ends(given: str, exact: bool) -> None:  # n
 def test_rows_without_a_call_count_and_what_is_left_out_is_told(tmp_path: Path) -> None:
     """A call over two lines is read, a broken one counted; of a row without a call, the answer must have none."""
     call = "ASSISTANT: <functioncall> {\n"
-    rows = ["USER: a " + call + '"name": "w", "arguments": {}} <|endoftext|>', "USER: b " + call + "broken", "USER: c ASSISTANT: hi"]
+    rows = ["USER: a " + call + '"name": "w", "arguments": {}} <|endoftext|>', "USER: b " + call + "broken"]
+    rows.append("USER: c ASSISTANT: hi")
     rows += ["no speaker", "USER: " + "d" * 3000 + call + '"name": "w", "arguments": {}}']
     filler = ["USER: x ASSISTANT: y"] * 45
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"chat": text}) for text in filler + rows))

@@ -94,7 +94,6 @@ def test_inductor_makes_the_same_of_it() -> None:
     torch._dynamo.reset()
     eager = run(**PACKED)
     assert run(**PACKED, compile="layers").losses == pytest.approx(eager.losses, rel=1e-5)
-    assert run(**PACKED, compile="layers", base_dtype="fp8").losses == pytest.approx(eager.losses, rel=0.02)
 
 
 def test_graphs_that_cannot_be_are_left_out_with_a_note() -> None:

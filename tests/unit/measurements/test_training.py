@@ -37,7 +37,8 @@ def outcome(**changes: Any) -> Any:
         "tokens_per_s_per_gpu": 19_000.0, "mfu": 0.56, "step_ms": 430.0, "memory_peak_gib": [53.9, 54.2],
         "wire_gb_per_step": 0.65, "strategy": "ddp", "world_size": 2, "step_rows": 8, "compile_s": 10.0,
         "checks": {"finite": {"passed": True, "detail": "1 of 1 looks", "ranks": []}},
-        "positions_per_s_per_gpu": 19_060.0, "window_rates": [18_900.0, 19_100.0], "timed_steps": 4, "timed_s": 1.7, "rows_s": 0.1,
+        "positions_per_s_per_gpu": 19_060.0, "window_rates": [18_900.0, 19_100.0], "timed_steps": 4, "timed_s": 1.7,
+        "rows_s": 0.1,
         "notes": ["steps run compiled"], "left_out": {"lock_step": "--audit-every is 0"},
     }  # fmt: skip
     return SimpleNamespace(**{**fields, **changes})
