@@ -78,9 +78,10 @@ def _recorded(work: Callable[[], Outcome]) -> Outcome:
         except InputError as error:
             return error
 
-    found: Outcome | InputError = record(known)()
+    found = record(known)()
     if isinstance(found, InputError):
         raise found
+    assert found is not None  # torch's types: record passes on what it wraps
     return found
 
 
