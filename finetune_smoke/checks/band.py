@@ -35,7 +35,7 @@ SAME = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class RecordedCurve:
     """The first losses of ``preset`` with ``step_rows`` rows a step on a ``device`` (cuda or cpu), and where they are from."""
 
     preset: str
@@ -52,15 +52,15 @@ class Curve:
         return all(getattr(config, name) == getattr(recorded, name) for name in SAME)
 
 
-RECORDED: tuple[Curve, ...] = (
-    Curve(
+RECORDED: tuple[RecordedCurve, ...] = (
+    RecordedCurve(
         preset="tiny",
         device="cpu",
         step_rows=32,
         losses=(6.47246, 6.24769, 5.81981, 5.43517, 5.11671, 4.86232, 4.70491, 4.36297, 3.95119, 3.83157, 3.22555),
         source="torch 2.13 on a CPU, 2026-11-26; 1 rank of 32 rows and 4 passes of 8 within 3e-7",
     ),
-    Curve(
+    RecordedCurve(
         preset="small",
         device="cpu",
         step_rows=64,
@@ -78,7 +78,7 @@ RECORDED: tuple[Curve, ...] = (
         ),
         source="torch 2.13 on a CPU, float32, 2026-11-26",
     ),
-    Curve(
+    RecordedCurve(
         preset="small",
         device="cuda",
         step_rows=64,
@@ -106,7 +106,7 @@ RECORDED: tuple[Curve, ...] = (
         ),
         source="one H100, torch 2.11, 2026-11-26",
     ),
-    Curve(
+    RecordedCurve(
         preset="7b-shape",
         device="cuda",
         step_rows=4,
@@ -134,7 +134,7 @@ def record(checks: Checks, config: Config, *, device: str, step_rows: int, losse
     checks.record("loss_band", problem=outside(losses, curve), at_fault=())
 
 
-def outside(losses: Sequence[float], curve: Curve) -> str | None:
+def outside(losses: Sequence[float], curve: RecordedCurve) -> str | None:
     """The first loss that lies outside the band, as a message; None if there is none."""
     for step, (mine, recorded) in enumerate(zip(losses[:MOST], curve.losses, strict=False)):
         allowed = LATER if step else FIRST

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from finetune_smoke.checks import band, faults
-from finetune_smoke.checks.band import Curve
+from finetune_smoke.checks.band import RecordedCurve
 from finetune_smoke.model import lora
 from finetune_smoke.settings.config import PRESETS, preset
 from finetune_smoke.training import setup, steps
@@ -80,7 +80,7 @@ def test_what_is_planted_lies_outside(plant: Callable[..., None], monkeypatch: p
     assert "was recorded" in found.checks["loss_band"]["detail"]
 
 
-CURVE = Curve(preset="tiny", device="cpu", step_rows=32, losses=(6.0, 5.0), source="made up")
+CURVE = RecordedCurve(preset="tiny", device="cpu", step_rows=32, losses=(6.0, 5.0), source="made up")
 
 
 @pytest.mark.parametrize(
