@@ -1,18 +1,17 @@
-"""How fast the fine-tune is: the 7B shape eager, compiled and over float8, preset small, a published recipe, strategies.
+"""How fast the fine-tune is: the 7B shape eager and compiled, preset small, a published recipe, strategies.
 
     python3 benchmarks/finetune.py                                   (one GPU, about 150 s)
-    python3 benchmarks/finetune.py --trainer                         (beside it: transformers' own Trainer, eager)
     python3 benchmarks/finetune.py --cases 'recipe-*'                (the published recipe and what its variant changes)
-    python3 benchmarks/finetune.py --cases 7b-eager,7b-fp8 --steps 100 --learning-rate 2e-5
+    python3 benchmarks/finetune.py --cases 7b-eager,7b-compiled --steps 100 --learning-rate 2e-5
     torchrun --nproc-per-node=4 benchmarks/finetune.py               (ddp and fsdp, compiled, about 60 s)
     torchrun --nproc-per-node=2 benchmarks/finetune.py --cases '7b-*-8-rows,7b-fsdp-offload'
     python3 benchmarks/finetune.py --cpu                             (rehearsal of every line with a tiny shape)
 
-One JSON line a case, and a table at the end: tokens/s/GPU and step time as medians over windows of 4 steps, the first
-window (and compiling) left out; MFU by finetune_smoke/model/flops.py over ``--peak-tflops``; memory; seconds to a loss below
-0.5; the first losses; and, beside the case it is compared with, the ratio of the rates and by how much the losses lie
-apart, where both saw the same rows. ``--json FILE`` is whole after every case, whatever ends the run. A case that fails
-is a line with ``error``, and the exit code 1; several ranks stop there, one goes on with the next case.
+One JSON line a case, and a table at the end: tokens/s/GPU and step time by the wall clock over windows of 4 steps, loading
+inside, the first windows (and compiling) left out; MFU by finetune_smoke/model/flops.py over ``--peak-tflops``; memory;
+seconds to a loss below 0.5; the first losses; and, beside the case it is compared with, the ratio of the rates and by how
+much the losses lie apart, where both saw the same rows. ``--json FILE`` is whole after every case, whatever ends the run. A
+case that fails is a line with ``error``, and the exit code 1; several ranks stop there, one goes on with the next case.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def main() -> int:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     file = Path(options.json) if options.json and first else None
     rows = Rows(_about(options), file)
-    for name in [*names, *(["7b-trainer"] if options.trainer and not together else [])]:
+    for name in names:
         rows.put(name, {"error": NOT_RUN})
     curves: dict[str, tuple[Config, dict[str, Any]]] = {}
     for name in list(rows.rows):
@@ -85,7 +84,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, help="of every case; default: its preset's")
     parser.add_argument("--json", metavar="FILE", help="all rows with their whole curves, written anew after every case")
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="dense bf16 peak of a GPU; default: H100, H200")
-    parser.add_argument("--trainer", action="store_true", help="also transformers' Trainer on the 7B shape, 10 steps")
     parser.add_argument("--cpu", action="store_true", help="rehearse with a tiny shape")
     options = parser.parse_args()
     try:
@@ -106,10 +104,6 @@ def _row(
     name: str, cases: dict[str, Case], options: argparse.Namespace, curves: dict[str, tuple[Config, dict[str, Any]]]
 ) -> dict[str, Any]:
     """The row of case ``name``, compared with an earlier case; adds its losses to ``curves``."""
-    if name not in cases:
-        from finetune_trainer import trainer  # noqa: PLC0415 -- transformers' Trainer takes seconds to import
-
-        return trainer(options.peak_tflops, tiny=options.cpu)
     config = _config(cases[name], options)
     row = measured(config)
     curves[name] = config, row
@@ -169,6 +163,8 @@ def measured(config: Config) -> dict[str, Any]:
     peaks = outcome.memory_peak_gib
     return {
         "tokens_per_s_per_gpu": outcome.tokens_per_s_per_gpu,
+        "positions_per_s_per_gpu": outcome.positions_per_s_per_gpu,
+        "window_rates": outcome.window_rates,
         "mfu": outcome.mfu,
         "step_ms": outcome.step_ms,
         "memory_peak_gib": max(peaks) if peaks else None,

@@ -44,13 +44,8 @@ ALONE = {
     "7b-peft-eager": Case(preset="7b-shape", settings={**SHAPE_7B, "own_lora": False, "compile": "off"}),
     "7b-eager": Case(preset="7b-shape", settings={**SHAPE_7B, "compile": "off"}, beside=("7b-peft-eager",), on_request=True),
     "7b-compiled": Case(preset="7b-shape", settings=COMPILED, beside=("7b-eager", "7b-peft-eager")),
-    "7b-compiled-cudnn": Case(
-        preset="7b-shape", settings={**COMPILED, "attention": "cudnn"}, beside=("7b-eager", "7b-peft-eager")
-    ),
-    "7b-fp8": Case(preset="7b-shape", settings={**COMPILED, "base_dtype": "fp8"}, beside=("7b-eager", "7b-peft-eager")),
     "small-eager": Case(preset="small", settings={"cuda_graph": False}),
     "small-graph": Case(preset="small", settings={"cuda_graph": True}, beside=("small-eager",)),
-    "small-fp8": Case(preset="small", settings={"cuda_graph": True, "base_dtype": "fp8"}, beside=("small-graph",)),
     **RECIPES,
 }
 """Cases for one process."""
@@ -64,22 +59,10 @@ TOGETHER = {
         beside=("7b-fsdp", "7b-ddp"),
         on_request=True,
     ),
-    "7b-fsdp-copy-engines": Case(
-        preset="7b-shape",
-        settings={**COMPILED, "strategy": "fsdp", "fsdp_gather": "copy-engines"},
-        beside=("7b-ddp", "7b-fsdp"),
-        on_request=True,
-    ),
     "7b-ddp-8-rows": Case(preset="7b-shape", settings={**COMPILED, "strategy": "ddp", "rows": 8}, on_request=True),
     "7b-fsdp-8-rows": Case(
         preset="7b-shape",
         settings={**COMPILED, "strategy": "fsdp", "rows": 8},
-        beside=("7b-ddp-8-rows",),
-        on_request=True,
-    ),
-    "7b-fsdp-copy-engines-8-rows": Case(
-        preset="7b-shape",
-        settings={**COMPILED, "strategy": "fsdp", "fsdp_gather": "copy-engines", "rows": 8},
         beside=("7b-ddp-8-rows",),
         on_request=True,
     ),
@@ -90,7 +73,7 @@ TOGETHER = {
 REHEARSED: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 2, "kv_heads": 1, "lora_rank": 8, "vocab_size": 0,
     "rows": 2, "row_tokens": 256, "steps": 8, "window_steps": 4, "heldout_rows": 4, "greedy_rows": 0, "loss_limit": None,
-    "compile": "off", "fsdp_gather": "kernels",
+    "compile": "off",
 }  # fmt: skip
 """Settings with which each case takes about a second on a CPU."""
 

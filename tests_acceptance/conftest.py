@@ -43,9 +43,9 @@ def finetuned(cluster, recipe):
 
 
 @pytest.fixture(scope="session")
-def trained_alone(cluster, recipe):
+def trained_alone(cluster, recipe, compared_places):
     """A training on every GPU by itself, all at once."""
-    return cluster.run(train, per="gpu", single_rank=True, **recipe("training_throughput_gpu"))
+    return cluster.run(train, per="gpu", places=compared_places, single_rank=True, **recipe("training_throughput_gpu"))
 
 
 @pytest.fixture(scope="session")

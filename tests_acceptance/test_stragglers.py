@@ -30,6 +30,7 @@ COMPARED = {
     "fp32_tflops": Quantity(fixture="gemm_fp32", field="tflops", mark=compute),
     "bf16_at_clock": Quantity(fixture="gemm_sustained", field="of_peak_at_clock_ratio", mark=compute),
     "hbm_bandwidth": Quantity(fixture="hbm", field="tb_s", mark=pytest.mark.memory),
+    "training_throughput_gpu": Quantity(fixture="trained_alone", field="tokens_per_s_per_gpu", mark=pytest.mark.training),
     "host_to_device": Quantity(fixture="host_link_alone", field="h2d_gb_s", mark=links, way="h2d"),
     "device_to_host": Quantity(fixture="host_link_alone", field="d2h_gb_s", mark=links, way="d2h"),
 }

@@ -42,6 +42,7 @@ def test_finetune_loss(finetuned, criterion):
             "blind floor": outcome.blind_floor_nats,
             "below at step": outcome.step_below_limit,
             "curve [step, loss]": curve(outcome.losses),
+            "recorded curve": outcome.checks.get("loss_band", {}).get("detail", outcome.left_out.get("loss_band")),
             "notes": outcome.notes,
             **finetuned.value.evidence,
         },

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from finetune_smoke.run import TrainingRun
 
 SETTINGS = (
-    "lora_rank", "lora_alpha", "base_dtype", "seed", "row_tokens", "packed",
+    "lora_rank", "lora_alpha", "lora_dropout", "target_modules", "seed", "row_tokens", "packed",
     "steps", "learning_rate", "warmup_steps", "beta2", "clip_norm",
 )  # fmt: skip
 """Settings that determine the losses, besides base, data and the rows of a step."""
+
+BEFORE = {"lora_dropout": 0.0, "target_modules": "all-linear"}
+"""What checkpoints were trained with that were written before these settings were there."""
 
 
 def fits(run: TrainingRun) -> dict[str, object]:
@@ -43,7 +46,7 @@ def fits(run: TrainingRun) -> dict[str, object]:
 
 def differences(found: Mapping[str, object], run: TrainingRun) -> str:
     """How ``found``, an earlier result of ``fits``, differs from that of ``run``; empty if it does not."""
-    wanted = fits(run)
+    wanted, found = fits(run), {**BEFORE, **found}
     names = ("format",) if found.get("format") != FORMAT else tuple(wanted)  # another format has other fields
     return "; ".join(
         f"{name} {found.get(name)} there, {wanted[name]} here" for name in names if found.get(name) != wanted[name]

@@ -43,7 +43,7 @@ ADAPTER = "adapter_config.json"
 SUMMARY = "summary.txt"
 TOLERANCE = {"cpu": 1e-4, "cuda": 0.1}
 """By device: how far the loss through peft's modules may be from that of training, times (1 + loss), in nats. Training
-may use other kernels, in bf16 or float8. Without the adapter, or with another scale, the loss is whole nats away."""
+may use other kernels, in bf16. Without the adapter, or with another scale, the loss is whole nats away."""
 
 
 def destination(config: Config) -> Path | None:

@@ -238,11 +238,16 @@ def _save_and_load(run: TrainingRun) -> None:
 
 @torch.no_grad()
 def probe_loss(run: TrainingRun) -> float:
-    """The loss over a few rows that are the same on every rank, with repeatable kernels."""
+    """The loss over a few rows that are the same on every rank, with repeatable kernels and without dropout."""
     rows = [run.source.row(index) for index in range(min(run.rows, 16))]
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
-    with deterministic(), run.autocast():
-        return float(run.model(batch.ids, batch.positions, batch.targets))
+    was_training = run.model.training
+    run.model.eval()
+    try:
+        with deterministic(), run.autocast():
+            return float(run.model(batch.ids, batch.positions, batch.targets))
+    finally:
+        run.model.train(was_training)
 
 
 def _make(probe: Path) -> None:

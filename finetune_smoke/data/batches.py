@@ -7,6 +7,8 @@ of rows that were read (checkpoints/compatibility.py), and every rank can check 
 
 from __future__ import annotations
 
+import functools
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,10 +42,15 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The tokens of a row, and the positions (1 and up) of the tokens that the model has to predict."""
+    """The tokens of a row, and the positions (1 and up) of the tokens that the model has to predict, in order."""
 
     ids: list[int]
     predicted: list[int]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens without padding, which follows the last predicted one."""
+        return self.predicted[-1] + 1 if self.predicted else len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,10 @@ class Batch:
         """The same batch on ``device``."""
         tensors = (self.ids, self.positions, self.targets, self.owners)
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+
+    def pinned(self) -> Batch:
+        """The same batch in page-locked memory, from which a copy to a GPU runs beside other work."""
+        return Batch(*(tensor.pin_memory() for tensor in (self.ids, self.positions, self.targets, self.owners)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +161,7 @@ def synthetic(config: Config, codec: Codec) -> Source:
 
 
 def texts(config: Config, codec: Codec, content: Sequence[str], *, step_rows: int) -> Source:
-    """Rows of running text: one text a row, cut at ``row_tokens``, every token predicted, read in order and repeatedly.
+    """Rows of running text: one text a row, cut at ``row_tokens``, every token predicted. The rows stand in their order here.
 
     The last ``heldout_rows`` texts, at most a tenth, are held out. Raises InputError if the rest are fewer than the rows of
     one step: ``step_rows`` of all ranks in each pass.
@@ -172,6 +183,18 @@ def texts(config: Config, codec: Codec, content: Sequence[str], *, step_rows: in
         blind_floor_nats=None,
         digest=digest_bytes("\0".join(content).encode()),
     )
+
+
+def shuffled(row: Callable[[int], Row], size: int, seed: int) -> Callable[[int], Row]:
+    """``size`` rows as an endless sequence: all of them in an order drawn from the seed, then all in another one, and so on."""
+
+    @functools.lru_cache(maxsize=4)
+    def order(epoch: int) -> list[int]:
+        numbers = list(range(size))
+        random.Random(f"{seed}/order/{epoch}").shuffle(numbers)
+        return numbers
+
+    return lambda index: row(order(index // size)[index % size])
 
 
 def _answer_row(example: calls.Example, codec: Codec) -> Row:

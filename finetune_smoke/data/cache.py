@@ -70,7 +70,7 @@ def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callabl
         # Checks read rows beyond those of the last step: these are made in memory.
         return dataclasses.replace(whole, row=lambda index: made.row(index) if index < made.train else row(index))
     return batches.Source(
-        row=lambda index: made.row(index % made.train),
+        row=batches.shuffled(made.row, made.train, config.seed),
         heldout=tuple(made.row(made.train + number) for number in range(made.heldout)),
         pad_id=codec.pad_id,
         end_id=codec.end_id,
@@ -110,9 +110,12 @@ def _in_memory(config: Config, codec: batches.Codec, step_rows: int) -> batches.
     if config.dataset is None:
         return batches.synthetic(config, codec)
     if not config.packed:
-        return batches.texts(config, codec, hub.load_texts(config.dataset), step_rows=step_rows)
+        content = hub.load_texts(config.dataset)
+        rows = batches.texts(config, codec, content, step_rows=step_rows)
+        size = len(content) - len(rows.heldout)
+        return dataclasses.replace(rows, row=batches.shuffled(rows.row, size, config.seed))
     train, whole = _text_rows(config, codec, step_rows)
-    return dataclasses.replace(whole, row=lambda index: train[index % len(train)])
+    return dataclasses.replace(whole, row=batches.shuffled(train.__getitem__, len(train), config.seed))
 
 
 def _about(config: Config, codec: batches.Codec, step_rows: int) -> dict[str, object]:

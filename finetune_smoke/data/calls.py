@@ -157,13 +157,10 @@ class Tokenizer:
     """A fixed vocabulary made from the catalogue above; greedy longest match; lossless on printable ASCII."""
 
     def __init__(self) -> None:
-        """Build the vocabulary and, for each first character, the lengths to try, longest first."""
+        """Build the vocabulary, and the pattern that finds the longest fragment at each place."""
         self.fragments = _fragments()
         self._ids = {text: number for number, text in enumerate(self.fragments)}
-        lengths: dict[str, set[int]] = {}
-        for text in self.fragments:
-            lengths.setdefault(text[0], set()).add(len(text))
-        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        self._longest = re.compile("|".join(map(re.escape, sorted(self.fragments, key=len, reverse=True))))
         self.pad_id, self.end_id = self._ids["<|pad|>"], self._ids["<|end|>"]
 
     def __len__(self) -> int:
@@ -176,16 +173,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text``; raises KeyError for a character outside printable ASCII."""
-        ids, at = [], 0
-        while at < len(text):
-            fragment = next(
-                (text[at : at + n] for n in self._lengths.get(text[at], ()) if text[at : at + n] in self._ids), None
-            )
-            if fragment is None:
-                raise KeyError(f"no token for {text[at]!r}")
-            ids.append(self._ids[fragment])
-            at += len(fragment)
-        return ids
+        found = self._longest.findall(text)
+        if sum(map(len, found)) != len(text):
+            unknown = next(character for character in text if character not in self._ids)
+            raise KeyError(f"no token for {unknown!r}")
+        return [self._ids[fragment] for fragment in found]
 
     def decode(self, ids: list[int]) -> str:
         """The text that ``ids`` stand for."""

@@ -73,7 +73,8 @@ def load_codec(name: str) -> Codec:
 def load_texts(name: str) -> list[str]:
     """The texts of the JSON and JSONL files of a data set, in the files' natural order; raises InputError.
 
-    A row holds ``text``, or ``system`` and ``chat`` as glaive-function-calling-v2 does; all of it is one text.
+    A row holds ``text``, or ``system`` and ``chat`` as glaive-function-calling-v2 does, or ``instruction``, ``input`` and
+    ``output``; all of it is one text.
     """
     return [_text(row, where) for path in _files(name) for where, row in _rows(path)]
 
@@ -156,7 +157,15 @@ def _parsed(content: str, where: str) -> Any:
 
 def _text(row: Any, where: str) -> str:
     if isinstance(row, dict):
-        parts = [row["text"]] if "text" in row else [row.get("system", ""), row.get("chat")]
+        if "text" in row:
+            parts = [row["text"]]
+        elif "output" in row:
+            parts = [row.get("instruction", ""), row.get("input", ""), row["output"]]
+        else:
+            parts = [row.get("system", ""), row.get("chat")]
         if all(isinstance(part, str) for part in parts):
             return "\n".join(part for part in parts if part)
-    raise InputError(f"{where}: a row needs 'text', or 'chat' with or without 'system'")
+    raise InputError(
+        f"{where}: a row needs 'text', or 'chat' with or without 'system', or 'output' with or without 'instruction' and "
+        "'input'"
+    )

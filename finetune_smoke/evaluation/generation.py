@@ -25,13 +25,24 @@ ROWS = 64
 CALL = "<functioncall>"
 """The text before a call in glaive-function-calling-v2."""
 
-QUOTED = re.compile(r"""\{"name":\s*("[^"]*"),\s*"arguments":\s*'(.*)'\}""", re.DOTALL)
-"""A call as that data set writes it: JSON except for the single quotes around the arguments."""
+END = "<|endoftext|>"
+"""The text with which a turn ends in that data set."""
+SPEAKER = "ASSISTANT:"
+"""The text before an answer in that data set."""
+
+QUOTED = re.compile(r"""\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*'\s*""")
+"""The beginning of a call as that data set writes it: JSON except for the single quotes around the arguments."""
+QUOTED_END = re.compile(r"\s*'\s*\}")
+NO_CALL_TOKENS = 24
+"""So many tokens are generated where no call is right: a call begins at once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt as tokens, the text of the call that answers it, and how many tokens that is."""
+    """A prompt as tokens, the text of the call that answers it, and how many tokens that is.
+
+    ``answer`` is empty where no call is right.
+    """
 
     ids: list[int]
     answer: str
@@ -39,59 +50,167 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The questions, and how many held-out rows or calls were left out: unreadable ones, and those longer than a row."""
+
+    questions: list[Question]
+    unreadable: int = 0
+    too_long: int = 0
+
+    @property
+    def remark(self) -> str | None:
+        """What was left out, in a line; None if nothing was."""
+        left = {"cannot be read": self.unreadable, "are longer than a row": self.too_long}
+        parts = [f"{number} {why}" for why, number in left.items() if number]
+        return f"left out of the held-out calls: {', '.join(parts)}" if parts else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Shares (0 to 1) of ``prompts`` answers: calls in JSON, right name, right arguments, and both right (``exact``)."""
+    """Shares (0 to 1) of ``prompts`` answers: calls in JSON, right name, right arguments, and both right (``exact``).
+
+    ``no_call`` is the share of ``without_call`` further prompts, to which no call is right, that were answered without one;
+    None if there are none.
+    """
 
     prompts: int
     json_valid: float
     name: float
     arguments: float
     exact: float
+    without_call: int = 0
+    no_call: float | None = None
 
 
 def questions(config: Config, codec: Codec) -> list[Question]:
+    """The questions of ``held_out``."""
+    return held_out(config, codec).questions
+
+
+def held_out(config: Config, codec: Codec) -> Asked:
     """The held-out calls: synthetic ones, or those in the held-out rows of the data set; raises InputError for none."""
+    unreadable = 0
     if config.dataset is None:
         examples = [calls.example(config.seed, "heldout", index) for index in range(config.heldout_rows)]
         pairs = [(example.prompt, example.response) for example in examples]
     else:
         texts = hub.load_texts(config.dataset)
-        pairs = [pair for text in texts[-min(config.heldout_rows, max(1, len(texts) // 10)) :] for pair in _calls_in(text)]
-    found = [Question(codec.encode(prompt), answer, len(codec.encode(answer)) + 1) for prompt, answer in pairs]
+        rows = [_calls_in(text) for text in texts[-min(config.heldout_rows, max(1, len(texts) // 10)) :]]
+        pairs = [pair for found, _ in rows for pair in found]
+        unreadable = sum(bad for _, bad in rows)
+    found = [Question(codec.encode(prompt), answer, _tokens(codec, answer)) for prompt, answer in pairs]
     fitting = [one for one in found if len(one.ids) + one.answer_tokens <= config.row_tokens]
-    if not fitting:
+    if not any(one.answer for one in fitting):
         raise InputError(
             f"data set {config.dataset}: none of its held-out rows has a {CALL} with a call in JSON within "
             f"row_tokens = {config.row_tokens}"
         )
-    return fitting
+    return Asked(questions=fitting, unreadable=unreadable, too_long=len(found) - len(fitting))
 
 
-def _calls_in(text: str) -> list[tuple[str, str]]:
-    """(text before the call, the call) for each readable call in ``text``."""
-    pairs = []
+def _tokens(codec: Codec, answer: str) -> int:
+    return len(codec.encode(answer)) + 1 if answer else NO_CALL_TOKENS
+
+
+def _calls_in(text: str) -> tuple[list[tuple[str, str]], int]:
+    """((text before the call, the call) for each readable call in ``text``, how many cannot be read).
+
+    Of a row without a call, the text before its first answer, and an empty call.
+    """
+    pairs, bad = [], 0
     for mark in re.finditer(re.escape(CALL), text):
-        answer = written(text[mark.end() :])
-        if call_of(answer) is not None:
-            pairs.append((text[: mark.end()], answer))
-    return pairs
+        found = first_call(text[mark.end() :])
+        if found is None:
+            bad += 1
+            continue
+        _, length = found
+        pairs.append((text[: mark.end()], text[mark.end() : mark.end() + length].strip()))
+    if pairs or bad:
+        return pairs, bad
+    prompt, speaker, answer = text.partition(SPEAKER)
+    return ([(prompt + speaker, "")], 0) if answer.strip() else ([], 1)
 
 
 def written(text: str) -> str:
-    """The call at the beginning of ``text``, up to the end of its line or of the turn."""
-    return re.split(r"<\|endoftext\|>|\n", text.strip(), maxsplit=1)[0].strip()
+    """What is written in ``text`` up to the end of the turn."""
+    return text.partition(END)[0].strip()
 
 
-def call_of(text: str) -> tuple[str, dict[str, Any]] | None:
-    """(name, arguments) if ``text`` is exactly one call in JSON, otherwise None."""
-    quoted = QUOTED.fullmatch(text)
+Call = tuple[str, dict[str, Any]]
+
+
+def first_call(text: str) -> tuple[Call, int] | None:
+    """The call at the beginning of ``text`` as (name, arguments), and where it ends; None if there is none.
+
+    A call is a JSON object with a name and arguments, also over several lines. Arguments are an object, or one as a string
+    (as OpenAI writes them) or in single quotes (as glaive-function-calling-v2 does). A doubled key makes it unreadable.
+    """
+    begin = len(text) - len(text.lstrip())
     try:
-        call = {"name": json.loads(quoted[1]), "arguments": json.loads(quoted[2])} if quoted else json.loads(text)
-    except ValueError:
-        return None
-    if isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict):
-        return call["name"], call["arguments"]
+        value, end = _DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return _quoted_call(text, begin)
+    arguments = value.get("arguments") if isinstance(value, dict) else None
+    if isinstance(arguments, str):
+        arguments = _object(arguments)
+    if isinstance(arguments, dict) and isinstance(value.get("name"), str):
+        return (value["name"], arguments), end
     return None
+
+
+def _quoted_call(text: str, begin: int) -> tuple[Call, int] | None:
+    """The same of a call whose arguments stand in single quotes, in which a single quote may be escaped."""
+    head = QUOTED.match(text, begin)
+    if head is None:
+        return None
+    # An escaped quote is one character longer than the quote: a blank before the text's end keeps every place.
+    inside = re.sub(r"\\\\|\\'", lambda found: found[0] if found[0] == "\\\\" else "\x00'", text[head.end() :])
+    skipped = inside.replace("\x00", "")
+    try:
+        arguments, end = _DECODER.raw_decode(skipped)
+        name = json.loads(head[1])
+    except (ValueError, RecursionError):
+        return None
+    tail = QUOTED_END.match(skipped, end)
+    if tail is None or not isinstance(arguments, dict):
+        return None
+    return (name, arguments), head.end() + tail.end() + _dropped(inside, tail.end())
+
+
+def _dropped(inside: str, end: int) -> int:
+    """How many characters were dropped from ``inside`` before place ``end`` of what is left."""
+    kept = dropped = 0
+    for character in inside:
+        if kept == end:
+            break
+        dropped += character == "\x00"
+        kept += character != "\x00"
+    return dropped
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different; raises ValueError for others."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def call_of(text: str) -> Call | None:
+    """(name, arguments) if ``text`` is exactly one call and then ends, otherwise None."""
+    found = first_call(text)
+    return found[0] if found is not None and not text[found[1] :].strip() else None
 
 
 def judge(answer: str, given: str) -> tuple[bool, bool, bool, bool]:
@@ -99,17 +218,35 @@ def judge(answer: str, given: str) -> tuple[bool, bool, bool, bool]:
     right, call = call_of(answer), call_of(given)
     if right is None or call is None:
         return False, False, False, False
-    name, arguments = call[0] == right[0], call[1] == right[1]
+    name = call[0] == right[0]
+    try:
+        arguments = _same(call[1], right[1])
+    except RecursionError:
+        arguments = False
     return True, name, arguments, name and arguments
+
+
+def _same(mine: Any, other: Any) -> bool:
+    """Whether two values of JSON are equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(mine, dict) and isinstance(other, dict):
+        return mine.keys() == other.keys() and all(_same(value, other[key]) for key, value in mine.items())
+    if isinstance(mine, list) and isinstance(other, list):
+        return len(mine) == len(other) and all(map(_same, mine, other))
+    return isinstance(mine, bool) == isinstance(other, bool) and bool(mine == other)
 
 
 def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Shares:
     """The shares of right answers over all ranks; ``given`` are this rank's answers to ``asked``. A collective."""
-    judged = [judge(one.answer, written(text)) for one, text in zip(asked, given, strict=True)]
-    mine = [len(judged), *(sum(right[part] for right in judged) for part in range(4))]
-    total, *counts = (sum(column) for column in zip(*ranks.gather(mine), strict=True))
+    pairs = list(zip(asked, given, strict=True))
+    judged = [judge(one.answer, written(text)) for one, text in pairs if one.answer]
+    silent = [CALL not in text and first_call(text) is None for one, text in pairs if not one.answer]
+    mine = [len(judged), len(silent), sum(silent), *(sum(right[part] for right in judged) for part in range(4))]
+    total, without, right, *counts = (sum(column) for column in zip(*ranks.gather(mine), strict=True))
     valid, name, arguments, exact = (count / total for count in counts)
-    return Shares(prompts=total, json_valid=valid, name=name, arguments=arguments, exact=exact)
+    no_call = right / without if without else None
+    return Shares(
+        prompts=total, json_valid=valid, name=name, arguments=arguments, exact=exact, without_call=without, no_call=no_call
+    )
 
 
 @torch.no_grad()

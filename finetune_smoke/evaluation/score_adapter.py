@@ -42,8 +42,11 @@ UNUSED = (
     "output",
     "tensorboard",
     "fault",
+    "base_dtype",
+    "fsdp_gather",
+    "attention",
 )
-"""Settings of a training that an evaluation ignores."""
+"""Settings of a training that an evaluation ignores; the last three existed until November 2026."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,8 @@ def find_adapter(given: dict[str, Any]) -> AdapterSource:
         raise InputError("evaluate needs --adapter DIR or --checkpoint-dir DIR, one of them")
     if adapter is not None:
         path = Path(adapter)
+        if not path.is_dir():
+            raise InputError(f"no such adapter directory: {path}")
         origin = export.origin_of(path) or {}
         if not origin and path.is_dir() and not {"preset", "model"} & set(given):
             raise InputError(
@@ -113,7 +118,8 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
     require_same_settings(config, ranks)
     progress("preparing the base model", None)
     codec = ranks.run_on_all_ranks(lambda: hub.codec_of(config))
-    asked = ranks.run_on_all_ranks(lambda: generation.questions(config, codec))
+    found = ranks.run_on_all_ranks(lambda: generation.held_out(config, codec))
+    asked = found.questions
     base = ranks.run_on_all_ranks(lambda: _base(config, source, ranks.device)).eval()
     ranks.run_on_all_ranks(lambda: _same_base(source, base))
 
@@ -137,7 +143,7 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
         adapter=shares(model.eval()),
         adapter_digest=digests.as_hex(digests.digest(trained)),
         world_size=ranks.world_size,
-        notes=source.notes,
+        notes=[*source.notes, *([found.remark] if found.remark else [])],
     )
 
 
@@ -149,6 +155,9 @@ def table(scores: Scores) -> str:
     titles = {"json_valid": "calls in JSON", "name": "right name", "arguments": "right arguments", "exact": "both: exact"}
     for name, title in titles.items():
         lines.append(f"{title:24}{getattr(scores.base, name):8.1%}{getattr(scores.adapter, name):9.1%}")
+    if scores.base.no_call is not None and scores.adapter.no_call is not None:
+        title = f"no call, {scores.base.without_call} prompts"
+        lines.append(f"{title:24}{scores.base.no_call:8.1%}{scores.adapter.no_call:9.1%}")
     return "\n".join(lines)
 
 

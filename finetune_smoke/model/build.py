@@ -146,14 +146,14 @@ def without_dropout(model: Any) -> str | None:
 
 
 def add_adapters(model: Any, config: Config) -> Any:
-    """The model with rank-``lora_rank`` adapters in float32 on all its linears but the head; the base is frozen."""
+    """The model with rank-``lora_rank`` adapters in float32 on ``target_modules``; the base is frozen. Raises InputError."""
     from peft import LoraConfig, get_peft_model  # noqa: PLC0415 -- seconds; only where a model is made
 
     lora = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
+        lora_dropout=config.lora_dropout,
+        target_modules=_targets(model, config.target_modules),
         task_type="CAUSAL_LM",
     )
     device = next(model.parameters()).device
@@ -164,6 +164,18 @@ def add_adapters(model: Any, config: Config) -> Any:
         adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         adapted.enable_input_require_grads()
     return adapted
+
+
+def _targets(model: Any, wanted: str) -> str | list[str]:
+    """The names of the linears that get adapters; raises InputError for one that the model does not have."""
+    if wanted == "all-linear":
+        return wanted
+    names = [name.strip() for name in wanted.split(",")]
+    there = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)})
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise InputError(f"target_modules: this model has no linear {', '.join(missing)}; it has {', '.join(there)}")
+    return names
 
 
 NAMED = 3

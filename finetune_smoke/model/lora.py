@@ -15,8 +15,7 @@ from peft.tuners.lora import Linear as PeftLinear
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
-from finetune_smoke.model import fp8, products
-from finetune_smoke.settings.config import InputError
+from finetune_smoke.model import products
 
 
 class Product(torch.autograd.Function):
@@ -53,44 +52,6 @@ class Product(torch.autograd.Function):
         return to_x, None, None, (inner.t() @ rows).to(a.dtype), (gradient.t() @ narrow).to(b.dtype), None
 
 
-class Fp8Product(torch.autograd.Function):
-    """As ``Product`` with W in float8: the products with W run in float8, those with A and B in the type of x."""
-
-    @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 -- autograd takes operands by position
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        weight_scale: torch.Tensor,
-        turned: torch.Tensor,
-        turned_scale: torch.Tensor,
-        bias: torch.Tensor | None,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        """``weight`` and ``turned`` are W and W' in float8, each with the scales of its rows."""
-        rows = x.reshape(-1, x.shape[-1])
-        narrow = (rows @ a.to(x.dtype).t()) * scale
-        out = products.fused_product_fp8(rows, (weight, weight_scale), narrow, b.to(x.dtype).t())
-        ctx.save_for_backward(rows, narrow, turned, turned_scale, a, b)
-        ctx.scale = scale
-        return (out if bias is None else out + bias).view(*x.shape[:-1], weight.shape[0])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of x, A and B."""
-        rows, narrow, turned, turned_scale, a, b = ctx.saved_tensors
-        gradient = gradients[0].reshape(-1, turned.shape[1])
-        inner = (gradient @ b.to(gradient.dtype)) * ctx.scale
-        to_x = None
-        if ctx.needs_input_grad[0]:
-            to_x = products.fused_product_fp8(gradient, (turned, turned_scale), inner, a.to(gradient.dtype))
-            to_x = to_x.view(*gradients[0].shape[:-1], rows.shape[-1])
-        trained = (inner.t() @ rows).to(a.dtype), (gradient.t() @ narrow).to(b.dtype)
-        return to_x, None, None, None, None, None, *trained, None
-
-
 class OwnLinear(PeftLinear):  # type: ignore[misc]  # peft's types are not read
     """peft's LoRA linear, computed by ``Product``."""
 
@@ -103,41 +64,17 @@ class OwnLinear(PeftLinear):  # type: ignore[misc]  # peft's types are not read
         return result
 
 
-class OwnFp8Linear(OwnLinear):
-    """The same over a base in float8, which is stored in both layouts (fp8.py)."""
-
-    def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Base and adapter of ``x``."""
-        base, (name,) = self.base_layer, self.lora_A.keys()
-        a, b = self.lora_A[name].weight, self.lora_B[name].weight
-        both = (base.frozen, base.frozen_scale, base.turned, base.turned_scale)
-        scale = self.scaling[name]
-        result: torch.Tensor = Fp8Product.apply(x, *both, base.bias, a, b, scale)  # type: ignore[no-untyped-call]  # torch's
-        return result
-
-
-def take_over(model: nn.Module, *, fp8_base: bool) -> bool:
+def take_over(model: nn.Module) -> bool:
     """Give every LoRA linear of ``model`` the forward above; returns whether that was possible.
 
     It is all or none: peft's own forward runs under autocast, which would change the types that ours sees. peft has other
-    classes for anything but a plain linear (the transposed one of GPT-2). With ``fp8_base`` the frozen weights become
-    float8 in place; raises InputError if they cannot.
+    classes for anything but a plain linear (the transposed one of GPT-2).
     """
     adapted = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    other = [module for module in adapted if not _ours(module)]
-    if fp8_base and other:
-        raise InputError(f"base_dtype fp8 needs adapters over plain linears; {len(other)} of {len(adapted)} are others")
-    odd = [module.base_layer.weight.shape for module in adapted if fp8_base and not fp8.fits(module.base_layer.weight)]
-    if odd:
-        raise InputError(
-            f"base_dtype fp8 needs weights whose sizes are multiples of 16: {len(odd)} are not, {list(odd[0])} first"
-        )
-    if other:
+    if not all(map(_ours, adapted)):
         return False
     for module in adapted:
-        if fp8_base:
-            module.base_layer = fp8.Frozen(module.base_layer)
-        module.__class__ = OwnFp8Linear if fp8_base else OwnLinear
+        module.__class__ = OwnLinear
     return True
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import torch
 
-from finetune_smoke.model import fp8
-
 
 def fused_product(
     x: torch.Tensor, weight: torch.Tensor, narrow: torch.Tensor, side: torch.Tensor, bias: torch.Tensor | None
@@ -36,33 +34,3 @@ def _fused_product(
 @_fused_product.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, *_others: torch.Tensor | None) -> torch.Tensor:
     return x.new_empty(x.shape[0], weight.shape[1])
-
-
-def fused_product_fp8(x: torch.Tensor, weight: fp8.Rounded, narrow: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
-    """``x`` [n, i] times the transpose of ``weight`` [o, i], in float8, plus ``narrow`` [n, r] times ``side`` [r, o]."""
-    small, scale = fp8.rounded(x)
-    result: torch.Tensor = _fused_product_fp8(small, scale, weight[0], weight[1], narrow, side)
-    return result
-
-
-@torch.library.custom_op(
-    "finetune_smoke::fused_product_fp8",
-    mutates_args=(),
-    schema="(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor narrow, Tensor side) -> Tensor",
-)
-def _fused_product_fp8(  # noqa: PLR0913, PLR0917 -- an operator takes tensors
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    narrow: torch.Tensor,
-    side: torch.Tensor,
-) -> torch.Tensor:
-    return fp8.product((x, x_scale), (weight, weight_scale), narrow.dtype).addmm_(narrow, side)
-
-
-@_fused_product_fp8.register_fake
-def _(
-    x: torch.Tensor, _x_scale: torch.Tensor, weight: torch.Tensor, _scale: torch.Tensor, narrow: torch.Tensor, *_: torch.Tensor
-) -> torch.Tensor:
-    return narrow.new_empty(x.shape[0], weight.shape[0])

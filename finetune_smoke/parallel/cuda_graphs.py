@@ -39,6 +39,8 @@ def obstacle(config: Config, ranks: Ranks) -> str | None:
         return "a planted fault needs every step run afresh"
     if config.strategy == "fsdp":
         return "strategy fsdp has collectives in forward and backward"
+    if config.lora_dropout:
+        return "dropout draws random numbers"
     if config.gradient_checkpointing:
         return "gradient checkpointing asks the host for random state"
     return None

@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from finetune_smoke import digests
-from finetune_smoke.model import fp8
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
@@ -86,41 +84,12 @@ def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ran
     fully_shard(root, mesh=mesh, ignored_params=trained | outside)  # a common root lets FSDP2 gather layers ahead
 
 
-def require_gathers(config: Config, ranks: Ranks) -> None:
-    """Raises InputError, on all ranks, if they cannot gather as ``fsdp_gather`` says."""
-    if config.fsdp_gather == "kernels":
-        return
-    from finetune_smoke.parallel import copy_engine_gather  # noqa: PLC0415 -- only for this
-
-    why_not = copy_engine_gather.obstacle(ranks)
-    if why_not:
-        raise InputError(f"fsdp_gather {config.fsdp_gather} cannot be had here: {why_not}")
-
-
-@contextmanager
-def fsdp_gathers(run: TrainingRun) -> Iterator[None]:
-    """Gather sharded layers as ``fsdp_gather`` says, within the block."""
-    if run.config.fsdp_gather == "kernels":
-        yield
-        return
-    from finetune_smoke.parallel import copy_engine_gather  # noqa: PLC0415 -- only for this
-
-    layers: list[Any] = layers_of(run.model)
-    with copy_engine_gather.copy_engines(run.ranks) as gather:
-        for layer in layers:
-            layer.set_custom_all_gather(gather)
-        yield
-
-
 def frozen(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter]) -> Iterator[torch.Tensor]:
     """The parts of the base that this rank holds, in order: weights or, between steps under FSDP, its shards."""
     trained = set(adapters.values())
     for weight in model.parameters():
         if weight not in trained:
             yield weight.to_local() if isinstance(weight, DTensor) else weight
-    for module in model.modules():
-        if isinstance(module, fp8.Frozen):
-            yield from module.buffers()
 
 
 def local_base_digest(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter], device: torch.device) -> int:
@@ -151,11 +120,3 @@ def unsharded_eager(run: TrainingRun) -> Iterator[None]:
 def eager(run: TrainingRun) -> AbstractContextManager[object]:
     """Run compiled layers uncompiled within the block."""
     return nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
-
-
-def attention(config: Config) -> AbstractContextManager[object]:
-    """Prefer the fused attention that ``config`` names; "auto" leaves the choice to torch."""
-    if config.attention == "auto":
-        return nullcontext()
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(order, set_priority=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from finetune_smoke import digests
 from finetune_smoke.model import flops
 from finetune_smoke.parallel import strategy
+from finetune_smoke.reporting.clock import Clock
 
 if TYPE_CHECKING:
     from finetune_smoke.checks.exact import CheckResult
@@ -25,17 +26,21 @@ class Outcome:
     ``loss`` is the mean of the last 10 steps, ``losses`` the whole curve, ``step_below_limit`` the first step at
     which the mean of 10 was below ``loss_limit``, ``seconds_below_limit`` the time at which that was noted, from the first
     step of this process. ``exact_match`` is the share of held-out calls right to the last token, ``greedy_exact_match``
-    that of calls really generated. Rates count the tokens the kernels see, padding included; ``tokens_per_s_per_gpu``
-    and ``step_ms`` are medians over windows, the first left out, and None if no step was run; ``mfu`` also without a
-    GPU or its peak rate. Seconds are those of the slowest rank. ``checks`` that compare ranks are
-    absent for a single rank; ``left_out`` says why other checks do not apply. ``stopped``: a signal ended the run early,
+    that of calls really generated. Seconds are those of the slowest rank. ``checks`` that compare ranks are absent
+    for a single rank; ``left_out`` says why other checks do not apply. ``stopped``: a signal ended the run early,
     with a checkpoint; values that need a finished training are then NaN or None. ``resumed_at`` is the step of the
     checkpoint that was resumed, ``saved_step`` that of the newest one which this run saved or resumed. ``notes`` say which
     checkpoints were passed over or not saved, which failures a resumed one carried, and what was left out or changed.
 
     ``step_rows`` is the effective batch: rows of all ranks and passes of a step. ``wire_gb_per_step`` (10^9 bytes) is what
     each GPU has to send by ``flops.wire_bytes``. ``memory_peak_gib`` is the peak of each rank's training, None on a CPU.
-    ``compile_s`` lies outside the rates. ``rows_s`` is how long training waited for rows.
+    ``rows_s`` is how long training waited for rows.
+
+    Rates are by the wall clock over everything but compiling, capturing and the checks (reporting/clock.py), in the
+    ``timed_windows``: ``timed_steps`` steps in ``timed_s`` seconds, after the first windows. ``tokens_per_s_per_gpu`` counts
+    no padding, ``positions_per_s_per_gpu`` does; both are the mean of the ranks. ``window_rates`` has the tokens/s/GPU of each
+    timed window. All are None or empty if no step was run; ``mfu`` also without a GPU or its peak rate. It counts what the
+    kernels compute, padding included.
     """
 
     loss: float
@@ -70,6 +75,10 @@ class Outcome:
     compile_s: float | None = None
     rows_s: float = 0.0
     left_out: dict[str, str] = field(default_factory=dict)
+    positions_per_s_per_gpu: float | None = None
+    window_rates: list[float] = field(default_factory=list)
+    timed_steps: int = 0
+    timed_s: float = 0.0
 
     def problems(self) -> list[str]:
         """A line for each failed check and for a loss above its limit; empty if the run is good."""
@@ -92,10 +101,10 @@ class Log:
     rows_s: float = 0.0
     memory_peak_gib: float | None = None
     norms: list[float] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
     forward_ms: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
-    tokens_per_s: list[float] = field(default_factory=list)
-    tokens: int = 0
+    clock: Clock = field(default_factory=Clock)
+    positions: int = 0
     predicted: int = 0
     rows: int = 0
     step_below_limit: int | None = None
@@ -127,7 +136,7 @@ def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
     seconds = [log.setup_s, log.train_s, log.eval_s, log.seconds_below_limit, log.rows_s, log.compile_s or 0.0]
     slowest = [max(column) for column in zip(*run.ranks.gather_floats(seconds), strict=True)]
     setup_s, train_s, eval_s, seconds_below, rows_s, compile_s = slowest
-    rate, step_ms = _rates(run, log)
+    rates = _rates(run, log)
     digest = run.ranks.gather([digests.digest(run.adapters.values())])[0][0]
     return Outcome(
         loss=mean_last(log.losses),
@@ -142,9 +151,13 @@ def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
         heldout_loss=log.heldout_loss,
         steps=len(log.losses),
         world_size=run.ranks.world_size,
-        tokens_per_s_per_gpu=rate,
-        mfu=_mfu(run, log, rate),
-        step_ms=step_ms,
+        tokens_per_s_per_gpu=rates.tokens_per_s,
+        positions_per_s_per_gpu=rates.positions_per_s,
+        window_rates=rates.windows,
+        timed_steps=rates.steps,
+        timed_s=rates.seconds,
+        mfu=_mfu(run, log, rates.positions_per_s),
+        step_ms=rates.step_ms,
         adapter_digest=digests.as_hex(digest),
         checks=run.checks.results(),
         train_s=train_s,
@@ -184,14 +197,36 @@ def _wire_gb(run: TrainingRun) -> float:
     return flops.wire_bytes(reduced, world_size=run.ranks.world_size, sharded_bytes=sharded, gathers=gathers) / 1e9
 
 
-def _rates(run: TrainingRun, log: Log) -> tuple[float | None, float | None]:
-    """(tokens per second and GPU, milliseconds a step), or None each if no step was run."""
-    if not log.step_s:
-        return None, None
-    settled = slice(1 if len(log.step_s) > 1 else 0, None)
-    medians = [statistics.median(log.tokens_per_s[settled]), statistics.median(log.step_s[settled])]
-    rates, steps = zip(*run.ranks.gather_floats(medians), strict=True)
-    return statistics.fmean(rates), 1e3 * max(steps)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Rates of a GPU over the timed windows; None and empty if no step was run."""
+
+    tokens_per_s: float | None = None
+    positions_per_s: float | None = None
+    step_ms: float | None = None
+    windows: list[float] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+
+
+def _rates(run: TrainingRun, log: Log) -> Rates:
+    """The mean of the ranks' rates; the seconds are those of the slowest rank. A collective."""
+    timed = log.clock.timed()
+    if not timed:
+        return Rates()
+    seconds, steps = sum(window.seconds for window in timed), sum(window.last - window.first for window in timed)
+    sums = [sum(window.tokens for window in timed) / seconds, sum(window.positions for window in timed) / seconds, seconds]
+    everyone = run.ranks.gather_floats([*sums, *(window.tokens / window.seconds for window in timed)])
+    tokens, positions, _, *windows = (statistics.fmean(column) for column in zip(*everyone, strict=True))
+    slowest_s = max(row[2] for row in everyone)
+    return Rates(
+        tokens_per_s=tokens,
+        positions_per_s=positions,
+        step_ms=1e3 * slowest_s / steps,
+        windows=windows,
+        steps=steps,
+        seconds=slowest_s,
+    )
 
 
 def _mfu(run: TrainingRun, log: Log, rate: float | None) -> float | None:
@@ -199,7 +234,8 @@ def _mfu(run: TrainingRun, log: Log, rate: float | None) -> float | None:
     peak = run.config.peak_bf16_tflops
     if rate is None or peak is None or run.shape is None or run.ranks.device.type != "cuda":
         return None
-    tokens, predicted, rows = map(sum, zip(*run.ranks.gather([log.tokens, log.predicted, log.rows]), strict=True))
+    counts = run.ranks.gather([log.positions, log.predicted, log.rows])
+    positions, predicted, rows = map(sum, zip(*counts, strict=True))
     rank = run.config.lora_rank
-    per_token = flops.flops_per_token(run.shape, row_tokens=tokens / rows, rank=rank, predicted=predicted / tokens)
+    per_token = flops.flops_per_token(run.shape, row_tokens=positions / rows, rank=rank, predicted=predicted / positions)
     return rate * per_token / (peak * 1e12)

@@ -47,7 +47,7 @@ def summary(config: Config, outcome: Outcome) -> str:
         lines.append(f"held-out calls exact: {outcome.exact_match:.1%}{drawn}")
     if outcome.tokens_per_s_per_gpu is not None and outcome.step_ms is not None:
         mfu = "" if outcome.mfu is None else f", MFU {outcome.mfu:.1%}"
-        lines.append(f"{outcome.step_ms:.1f} ms a step, {outcome.tokens_per_s_per_gpu:.0f} tokens/s/GPU{mfu}")
+        lines.append(f"{outcome.step_ms:.1f} ms a step, {outcome.tokens_per_s_per_gpu:.0f} tokens/s/GPU{mfu}{_spread(outcome)}")
     lines.append(f"set-up {outcome.setup_s:.1f} s, training {outcome.train_s:.1f} s, evaluation {outcome.eval_s:.1f} s")
     peak = f", peak memory {max(outcome.memory_peak_gib):.1f} GiB" if outcome.memory_peak_gib else ""
     lines.append(
@@ -62,6 +62,13 @@ def summary(config: Config, outcome: Outcome) -> str:
     if outcome.stopped:
         lines.append(f"STOPPED after step {outcome.steps} of {config.steps}, {_resumable(outcome)}")
     return "\n".join(lines)
+
+
+def _spread(outcome: Outcome) -> str:
+    """From what the rate was made, and how far the windows lie apart."""
+    padded = "" if outcome.positions_per_s_per_gpu is None else f" ({outcome.positions_per_s_per_gpu:.0f} with padding)"
+    between = f"{min(outcome.window_rates):.0f} to {max(outcome.window_rates):.0f}" if outcome.window_rates else "none"
+    return f"{padded}; {len(outcome.window_rates)} windows, {between}, waits for rows and copies inside"
 
 
 def _resumable(outcome: Outcome) -> str:

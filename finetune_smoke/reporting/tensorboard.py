@@ -63,7 +63,9 @@ class _Curves:
             at = step - len(log.norms) + number
             self.writer.add_scalar("loss", log.losses[at], at)
             self.writer.add_scalar("gradient_norm", log.norms[number], at)
+            self.writer.add_scalar("learning_rate", log.learning_rates[number], at)
         self.written = len(log.norms)
-        self.writer.add_scalar("tokens_per_s_per_gpu", log.tokens_per_s[-1], step - 1)
-        self.writer.add_scalar("step_ms", 1e3 * log.step_s[-1], step - 1)
+        window = log.clock.windows[-1]
+        self.writer.add_scalar("tokens_per_s_per_gpu", window.tokens / window.seconds, step - 1)
+        self.writer.add_scalar("step_ms", 1e3 * window.step_s, step - 1)
         self.writer.flush()

@@ -38,10 +38,7 @@ FAULTS: dict[str, str] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "strategy": ("auto", "ddp", "fsdp"),
-    "fsdp_gather": ("kernels", "copy-engines"),
-    "base_dtype": ("auto", "fp8"),
     "compile": ("off", "layers"),
-    "attention": ("auto", "cudnn"),
     "resume": ("no", "auto"),
 }
 """The choices of settings that name one. Config describes each."""
@@ -78,9 +75,9 @@ class Config:
 
     ``rows`` is the number of rows of a pass: of all ranks with ``rows_shared``, otherwise of each rank. A step has
     ``accumulation`` passes. With ``strategy`` ddp every rank holds the base, with fsdp a shard of it. ``cpu_offload`` keeps
-    the shards in host memory, and ``fsdp_gather`` copy-engines gathers them without SMs. ``base_dtype`` fp8 rounds the
-    frozen linears to float8. ``own_lora`` off uses peft's forward under autocast. ``compile`` layers compiles each decoder
-    layer. ``attention`` cudnn prefers cuDNN's kernel. ``cuda_graph`` captures the step, for small models.
+    the shards in host memory. ``own_lora`` off uses peft's forward under autocast. ``compile`` layers compiles each decoder
+    layer. ``lora_dropout`` above 0 uses peft's forward too, and audits nothing, since ranks draw different numbers.
+    ``target_modules`` is all-linear or names of linears, with commas. ``cuda_graph`` captures the step, for small models.
     ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token,
     None if the preset promises no loss. ``vocab_size`` 0 means the tokenizer's. The fields from ``hidden_size`` to
     ``damping`` describe the random base and are unused with ``model``.
@@ -104,14 +101,13 @@ class Config:
 
     lora_rank: int = 64
     lora_alpha: int = 128
+    lora_dropout: float = 0.0
+    target_modules: str = "all-linear"
     gradient_checkpointing: bool = False
     strategy: str = "auto"
     cpu_offload: bool = False
-    fsdp_gather: str = "kernels"
-    base_dtype: str = "auto"
     own_lora: bool = True
     compile: str = "off"
-    attention: str = "auto"
     cuda_graph: bool = False
 
     rows: int = 32
@@ -181,10 +177,6 @@ def _check_combinations(config: Config) -> None:
         raise InputError(
             f"cpu_offload needs strategy fsdp, and it is {config.strategy}: with ddp every GPU holds the whole base"
         )
-    if config.fsdp_gather != "kernels" and config.strategy != "fsdp":
-        raise InputError(f"fsdp_gather {config.fsdp_gather} needs strategy fsdp, and it is {config.strategy}")
-    if config.base_dtype == "fp8" and (config.strategy == "fsdp" or not config.own_lora):
-        raise InputError("base_dtype fp8 goes with own_lora and without strategy fsdp: float8 weights are not sharded")
 
 
 def flaw(name: str, value: object) -> str | None:
@@ -215,7 +207,7 @@ def _number_flaw(name: str, value: float) -> str | None:
         needed = "more than 0 is needed"
     elif name in SHARES and not 0 <= value <= 1:
         needed = "0 to 1 is needed"
-    elif name == "beta2" and not 0 <= value < 1:
+    elif name in {"beta2", "lora_dropout"} and not 0 <= value < 1:
         needed = "0 or more, and less than 1, is needed"
     elif name == "learning_rate" and value < 0:
         needed = "0 or more is needed"

@@ -1,4 +1,4 @@
-"""Settings in a YAML file (``--config FILE``): the fields of Config by name, and nothing else.
+"""Settings in a YAML file (``--config FILE``): the fields of Config by name, or the sections of a recipe (recipe_file.py).
 
 The file is untrusted: it must hold plain data only, known keys, and values of the field's type and range. Each message has
 file and line. ``text`` writes the settings of a run, from which the same run can be started.
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from finetune_smoke.settings import recipe_file
 from finetune_smoke.settings.config import Config, InputError, flaw
 from pytest_gpucluster.config import yaml_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NAME = "config.yaml"
@@ -28,11 +30,19 @@ HEADER = """\
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes if it looks like a number)"}
 
 
-def read(path: Path) -> dict[str, object]:
-    """The settings in ``path`` by field of Config; raises InputError with file and line for an invalid entry."""
+def read(path: Path, *, tell: Callable[[str], None] = lambda _line: None) -> dict[str, object]:
+    """The settings in ``path`` by field of Config; raises InputError with file and line for an invalid entry.
+
+    ``tell`` is called with a line for each key of a recipe that means something else here.
+    """
     file = str(path)
     document = yaml_lines.read(path, file=file)
-    problems = document.problems or _problems(document)
+    is_recipe = not document.problems and recipe_file.is_one(document.data)
+    problems = document.problems or (recipe_file.problems(document) if is_recipe else _problems(document))
+    if not problems and is_recipe:
+        for remark in recipe_file.remarks(document.data):
+            tell(f"{file}: {remark}")
+        return recipe_file.settings(document.data)
     if not problems:
         types = typing.get_type_hints(Config)
         return {str(name): _value(types[str(name)], value) for name, value in document.data.items()}

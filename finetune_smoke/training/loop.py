@@ -1,6 +1,6 @@
 """The fine-tune: one readable loop.
 
-CPU runs compute in float32, GPU runs with a bf16 or float8 base and float32 adapters. The steps run in windows
+CPU runs compute in float32, GPU runs with a bf16 base and float32 adapters. The steps run in windows
 (training/steps.py). Audits, digests and checkpoints lie between windows, outside the timed part. Evaluation and the final
 checks run eagerly and with unsharded layers, whatever the training used.
 """
@@ -17,10 +17,11 @@ import torch
 
 from finetune_smoke import digests, ranks
 from finetune_smoke.checkpoints import export, reading, writing
-from finetune_smoke.checks import exact
+from finetune_smoke.checks import band, exact
 from finetune_smoke.evaluation import forward_time, heldout
 from finetune_smoke.parallel import strategy
 from finetune_smoke.reporting import tensorboard
+from finetune_smoke.reporting.clock import Clock
 from finetune_smoke.reporting.outcome import Log, Outcome, collect_outcome, mean_last
 from finetune_smoke.settings.config import OwnInputError
 from finetune_smoke.training import steps, stopping
@@ -34,8 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "finetune"]
 
+WINDOW_S = 5.0
+"""A window ends after at most so long, by the time of the last one: only between windows is a signal obeyed. torchrun kills
+30 s after it; the audits and a checkpoint of the 7B shape take the rest."""
 
-def finetune(config: Config, *, progress: ProgressCallback | None = None, single_rank: bool = False) -> Outcome:
+
+def finetune(
+    config: Config, *, progress: ProgressCallback | None = None, single_rank: bool = False, clock: Clock | None = None
+) -> Outcome:
     """Run ``config`` on this rank and return the outcome, which is equal on every rank.
 
     An initialised default process group is used as it is. Otherwise torchrun's variables make a group if WORLD_SIZE is
@@ -45,6 +52,7 @@ def finetune(config: Config, *, progress: ProgressCallback | None = None, single
         config: what to train.
         progress: called as ``progress(step, fraction)`` with what happens on this rank.
         single_rank: train on this rank by itself, whatever group it is in.
+        clock: a new clock, which has this rank's windows of steps afterwards.
 
     Raises:
         InputError: (a ValueError) the model, data set, checkpoint or a setting cannot be used, on this or on another rank,
@@ -56,16 +64,16 @@ def finetune(config: Config, *, progress: ProgressCallback | None = None, single
     signals = stopping.handle_signals(wanted=config.checkpoint_dir is not None)
     group = ranks.single_rank() if single_rank else ranks.all_ranks()
     with signals as stop, group as members, _explain_out_of_memory(config, members):
-        return _finetune(config, members, progress or (lambda _step, _fraction: None), stop)
+        begin = time.monotonic()
+        run = prepare(config, ranks=members, progress=progress or (lambda _step, _fraction: None))
+        return _finetune(run, stop, clock or Clock(), begin)
 
 
-def _finetune(config: Config, members: ranks.Ranks, progress: ProgressCallback, stop: stopping.StopRequest) -> Outcome:
-    begin = time.monotonic()
-    run = prepare(config, ranks=members, progress=progress)
+def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin: float) -> Outcome:
+    """Train and evaluate; the set-up began at ``begin``."""
     start = _starting_point(run)
     run = start.run
     with (
-        strategy.fsdp_gathers(run),
         _without_input_casts(run),
         tensorboard.curve_writer(run) as board,
         writing.saver(run, start.damaged) as saver,
@@ -76,6 +84,7 @@ def _finetune(config: Config, members: ranks.Ranks, progress: ProgressCallback, 
             resumed_at=start.step or None,
             notes=[*run.notes, *start.notes],
             setup_s=time.monotonic() - begin,
+            clock=clock,
         )
         begin = time.monotonic()
         _train(run, start.step, log, WindowEnd(saver=saver, stop=stop, board=board))
@@ -158,21 +167,24 @@ def _windows(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -
     run, log, config = at.run, at.log, at.run.config
     if first == config.steps:
         _audit_at_end(at, first)
+    step_s = None
     while first < config.steps:
         if _due(first, config.audit_every):
-            steps.audit(at, first)
-        last = _window_end(config, first)
-        steps.window(at, range(first, last))
+            with log.clock.outside():
+                steps.audit(at, first)
+        last = _window_end(config, first, step_s)
+        step_s = steps.window(at, range(first, last))
         log.note_limit(config.loss_limit, seconds=time.monotonic() - begin)
-        window_end.board(last, log)
         log.stopped = window_end.stop.on_any_rank(run.ranks) and last < config.steps
-        if log.stopped or last == config.steps:
-            _audit_at_end(at, last)  # before saving: the audits decide whether the state is worth saving
-        elif _due(last, config.digest_every):
-            _compare_adapters(run, last)
+        run.progress(_progress_text(config, last, log), last / config.steps)
+        window_end.board(last, log)
+        with log.clock.outside():
+            if log.stopped or last == config.steps:
+                _audit_at_end(at, last)  # before saving: the audits decide whether the state is worth saving
+            elif _due(last, config.digest_every):
+                _compare_adapters(run, last)
         if window_end.saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
             window_end.saver.save(step=last, losses=log.losses, norms=log.norms)
-        run.progress(_progress_text(config, last, log), last / config.steps)
         if log.stopped:
             return
         first = last
@@ -185,13 +197,15 @@ def _audit_at_end(at: steps.Steps, step: int) -> None:
         steps.audit(at, step)
     _compare_base(run)
     _compare_adapters(run, step)
+    band.record(run.checks, run.config, device=run.ranks.device.type, step_rows=run.step_rows, losses=log.losses)
     exact.record_finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
 
 
 def _progress_text(config: Config, step: int, log: Log) -> str:
     """Step, loss, speed of this rank and time left, by the last window."""
-    left_s = (config.steps - step) * log.step_s[-1]
-    speed = f"{log.tokens_per_s[-1]:.0f} tokens/s/GPU, {left_s:.0f} s left"
+    window = log.clock.windows[-1]
+    left_s = (config.steps - step) * window.step_s
+    speed = f"{window.tokens / window.seconds:.0f} tokens/s/GPU, {left_s:.0f} s left"
     stopped = ", stopped by a signal" if log.stopped else ""
     return f"step {step} of {config.steps}: loss {mean_last(log.losses):.4f}, {speed}{stopped}"
 
@@ -200,10 +214,14 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _window_end(config: Config, first: int) -> int:
-    """The step at which the window from ``first`` ends: the next one at which something is due."""
+def _window_end(config: Config, first: int, step_s: float | None) -> int:
+    """The step at which the window from ``first`` ends: the next one at which something is due, after at most 5 s.
+
+    ``step_s`` is the slowest rank's time of a step in the last window. The first window has one step, since nobody knows.
+    """
     intervals = (config.window_steps, config.audit_every, config.digest_every, config.checkpoint_every)
-    return min(config.steps, *((first // every + 1) * every for every in intervals if every))
+    most = 1 if step_s is None else max(1, int(WINDOW_S / step_s))
+    return min(config.steps, first + most, *((first // every + 1) * every for every in intervals if every))
 
 
 def _compare_adapters(run: TrainingRun, step: int) -> None:

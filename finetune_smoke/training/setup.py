@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from finetune_smoke.model import build, flops, gradients
 from finetune_smoke.parallel import strategy
 from finetune_smoke.ranks import require_same_settings
 from finetune_smoke.run import InitialState, ProgressCallback, TrainingRun
-from finetune_smoke.settings.config import Config, InputError, require_limit_below_floor
+from finetune_smoke.settings.config import Config, require_limit_below_floor
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> TrainingRun:
     """Make everything that step 0 needs; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
     require_same_settings(config, ranks)
-    shared = ranks.run_on_all_ranks(lambda: _strategy(config, ranks))
-    strategy.require_gathers(config, ranks)
+    config, notes = _for_dropout(config, ranks)
+    shared = ranks.run_on_all_ranks(lambda: strategy.choose(config, ranks))
     fault = ranks.run_on_all_ranks(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
     progress("preparing data", None)
     source, data_digest = ranks.run_on_all_ranks(lambda: _source(config, ranks.world_size, progress))
@@ -38,7 +39,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
     exact.record_equal(record, "base_digest", values=[base_digest], what="weights of the frozen base")
     exact.record_equal(record, "data_digest", values=[source.digest], what="content of the data set")
 
-    model = build.SummedLoss(build.add_adapters(base, config))
+    model = build.SummedLoss(ranks.run_on_all_ranks(lambda: build.add_adapters(base, config)))
     model.train()
     adapters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     ours = ranks.run_on_all_ranks(lambda: _own_forward(config, model))
@@ -67,8 +68,20 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
         initial=initial,
         checks=record,
         progress=progress,
-        notes=[] if dropout is None else [dropout],
+        notes=notes if dropout is None else [*notes, dropout],
     )
+
+
+def _for_dropout(config: Config, ranks: Ranks) -> tuple[Config, list[str]]:
+    """With ``lora_dropout``: peft's forward and no audits, with a note; each rank draws numbers of its own."""
+    if not config.lora_dropout:
+        return config, []
+    torch.manual_seed(config.seed + 2 + ranks.rank)
+    note = (
+        f"lora_dropout {config.lora_dropout:g}: by peft's forward; lock-step audits are off, because every rank draws other "
+        "numbers, and a resumed run draws others again"
+    )
+    return replace(config, own_lora=False, audit_every=0), [note]
 
 
 def _source(config: Config, world_size: int, progress: ProgressCallback) -> tuple[batches.Source, int]:
@@ -82,20 +95,13 @@ def _source(config: Config, world_size: int, progress: ProgressCallback) -> tupl
     return source, cache.data_digest(config, codec)
 
 
-def _strategy(config: Config, ranks: Ranks) -> str:
-    """The strategy; raises InputError if this GPU lacks what the settings need."""
-    if config.base_dtype == "fp8" and ranks.device.type == "cuda" and torch.cuda.get_device_capability(ranks.device) < (8, 9):
-        raise InputError(f"base_dtype fp8 needs a GPU with float8 products, and {torch.cuda.get_device_name()} has none")
-    return strategy.choose(config, ranks)
-
-
 def _own_forward(config: Config, model: build.SummedLoss) -> bool:
     """Install our LoRA forward if wanted; whether all LoRA linears use it. peft's own forward needs autocast."""
     if not config.own_lora:
         return False
     from finetune_smoke.model import lora  # noqa: PLC0415 -- brings peft
 
-    return lora.take_over(model, fp8_base=config.base_dtype == "fp8")
+    return lora.take_over(model)
 
 
 def _optimizer(config: Config, adapters: dict[str, torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,7 +1,7 @@
 """Steps, window by window: rows, forward and backward, one all-reduce, clip, optimiser.
 
-Nothing waits for the device inside a window. Losses and norms stay on the device and are read at the window's end.
-Compiling and capturing lie before the timed part of a window.
+Nothing waits for the device inside a window. Losses and norms stay on the device and are read at the window's end. The clock
+of the rates (reporting/clock.py) runs all the time; compiling, capturing and audits lie outside it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,41 @@ if TYPE_CHECKING:
     from finetune_smoke.run import TrainingRun
 
 
+AUDITED_TOKENS = 4096
+"""The most tokens of an audit, or one row: 2 rows of the 7B shape, whose eager pass must fit beside its training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """What this rank reads at a step: ``rows``, the number of the ``first`` one, and a batch for each pass in host memory."""
+
+    rows: list[batches.Row]
+    first: int
+    batches: list[batches.Batch]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens without padding."""
+        return sum(row.tokens for row in self.rows)
+
+    @property
+    def positions(self) -> int:
+        """Tokens that the kernels see, padding included."""
+        return sum(batch.ids.numel() for batch in self.batches)
+
+    @property
+    def predicted(self) -> int:
+        """Tokens that count in the loss."""
+        return sum(batch.targets.numel() for batch in self.batches)
+
+
 @dataclass(slots=True, kw_only=True)
 class Steps:
     """What the windows of a run share. ``captured`` is None until the CUDA graphs exist, and in a run without graphs."""
 
     run: TrainingRun
     log: Log
-    rows: loader.Loader
+    rows: loader.Loader[StepRows]
     capturing: bool
     captured: cuda_graphs.Captured | None = None
 
@@ -56,20 +84,29 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     run.progress(f"{batch}; {run.gradients.flat.numel() / 1e6:.1f} M trained parameters, strategy {run.strategy}", None)
     if run.ranks.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.ranks.device)
-    make = functools.partial(read_rows, run)
-    with (
-        loader.loading(make, workers=config.loader_workers, ahead=config.prefetch, last=config.steps) as rows,
-        strategy.attention(config),
-    ):
-        yield Steps(run=run, log=log, rows=rows, capturing=config.cuda_graph and why_not is None)
+    capturing = config.cuda_graph and why_not is None
+    make = functools.partial(step_rows, run, width=config.row_tokens if capturing else None)
+    ahead = max(config.prefetch, config.window_steps) if config.loader_workers else 0
+    use_device = functools.partial(_use_device, run.ranks.device)
+    workers = config.loader_workers
+    with loader.loading(make, workers=workers, ahead=ahead, last=config.steps, begin=use_device) as rows:
+        log.clock.start(ahead=ahead)
+        yield Steps(run=run, log=log, rows=rows, capturing=capturing)
     _record_skipped_audits(run)
     if run.ranks.device.type == "cuda":
         log.memory_peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
 
 
+def _use_device(device: torch.device) -> None:
+    """In a thread of the loader: page-lock memory by this rank's GPU, not by the first one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def _record_skipped_audits(run: TrainingRun) -> None:
     """Mark audits that never ran as left out, with the reason."""
     no_audit = "--audit-every is 0" if not run.config.audit_every else None
+    no_audit = "--lora-dropout draws other numbers on every rank" if run.config.lora_dropout else no_audit
     why = {"lock_step": no_audit, "all_reduce": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
     several = run.ranks.world_size > 1
     for name, reason in why.items():
@@ -85,66 +122,72 @@ def demanded_rows(run: TrainingRun, step: int) -> range:
 
 def read_rows(run: TrainingRun, step: int) -> list[batches.Row]:
     """The rows that this rank reads at ``step``."""
-    indices = demanded_rows(run, step)
-    rows = [run.source.row(index) for index in run.fault.wrong_indices(indices, run.ranks.rank)]
-    return run.fault.wrong_answers(rows, indices, run.source)
+    due = demanded_rows(run, step)
+    rows = [run.source.row(number) for number in run.fault.wrong_indices(due, run.ranks.rank)]
+    return run.fault.wrong_answers(rows, due, run.source)
 
 
-def window(at: Steps, steps: range) -> None:
-    """Train on the rows of ``steps`` without waiting in between, and log losses and times."""
+def step_rows(run: TrainingRun, step: int, *, width: int | None) -> StepRows:
+    """What this rank reads at ``step``, filled to ``width`` tokens if given; page-locked for a GPU."""
+    rows = read_rows(run, step)
+    first = run.fault.wrong_indices(demanded_rows(run, step), run.ranks.rank).start
+    passes = [rows[at : at + run.rows] for at in range(0, len(rows), run.rows)]
+    made = [batches.batch(each, run.source.pad_id, width) for each in passes]
+    if run.ranks.device.type == "cuda":
+        made = [batch.pinned() for batch in made]
+    return StepRows(rows=rows, first=first, batches=made)
+
+
+def window(at: Steps, steps: range) -> float:
+    """Train on the rows of ``steps`` without waiting in between, log losses and times; returns the slowest rank's s a step."""
     run, log = at.run, at.log
-    passes, counts = _passes(at, steps)
-    tokens = sum(batch.ids.numel() for batches in passes for batch in batches)
+    taken = run.ranks.run_on_all_ranks(lambda: _take(at, steps))
+    digests = at.rows.beside(functools.partial(_digests, run, steps.start, taken[0]))
+    passes = [[batch.to(run.ranks.device) for batch in each.batches] for each in taken]
+    counts = run.ranks.sum_(torch.tensor([each.predicted for each in taken], dtype=torch.float64).to(run.ranks.device))
     scales = (1.0 / counts).float()
-    _compile(at, passes[0], scales[0])
-    _capture(at, [batch for each in passes for batch in each])
+    with log.clock.outside():
+        _compile(at, passes[0], scales[0])
+        _capture(at, [batch for each in passes for batch in each])
     if at.captured is not None:
         room = len(at.captured.batch.targets)
         passes = [[cuda_graphs.padded(batch, room) if at.captured.fits(batch) else batch for batch in each] for each in passes]
-    sums: list[torch.Tensor] = []
-    norms: list[torch.Tensor] = []
     marks: list[tuple[Any, Any]] = []
-    run.ranks.wait()
-    begin = time.monotonic()
-    for step, its_batches, scale in zip(steps, passes, scales, strict=True):
-        summed, norm = _step(at, step, its_batches, scale, marks)
-        sums.append(summed)
-        norms.append(norm)
-    run.ranks.wait()
-    seconds = time.monotonic() - begin
+    done = [_step(at, step, its_batches, scale, marks) for step, its_batches, scale in zip(steps, passes, scales, strict=True)]
+    sums, norms = zip(*done, strict=True)
     log.losses += (run.ranks.sum_(torch.stack(sums).double()) / counts).tolist()
     log.norms += torch.stack(norms).tolist()
-    log.forward_ms += [_elapsed_ms(*mark) for mark in marks]
-    log.step_s.append(seconds / len(steps))
-    log.tokens_per_s.append(tokens / seconds)
-    log.tokens += tokens
+    log.learning_rates += [learning_rate(run, step) for step in steps]
+    run.ranks.wait()
+    return _close(at, steps, taken, digests(), marks)
 
 
-def _passes(at: Steps, steps: range) -> tuple[list[list[batches.Batch]], torch.Tensor]:
-    """(batches on the device by step and pass, predicted tokens of all ranks by step). Records ``data_digest``."""
+def _close(at: Steps, steps: range, taken: list[StepRows], digests: tuple[int, int], marks: list[tuple[Any, Any]]) -> float:
+    """Log the times and counts of a window whose work is done, record ``data_digest``; returns the slowest rank's s a step."""
     run, log = at.run, at.log
-    due = demanded_rows(run, steps[0])
-    rows, again = run.ranks.run_on_all_ranks(lambda: _take_rows(at, steps, due))
-    first = run.fault.wrong_indices(due, run.ranks.rank).start
-    exact.record_rows_read(run.checks, step=steps[0], read=(first, batches.digest_rows(rows[0])), demanded=(due.start, again))
-    width = run.config.row_tokens if at.capturing else None
-    passes = [
-        [batches.batch(each[first : first + run.rows], run.source.pad_id, width) for first in range(0, len(each), run.rows)]
-        for each in rows
-    ]
-    counts = torch.tensor([sum(batch.targets.numel() for batch in batches) for batches in passes], dtype=torch.float64)
-    log.predicted += int(counts.sum())
-    log.rows += sum(map(len, rows))
-    device = run.ranks.device
-    return [[batch.to(device) for batch in batches] for batches in passes], run.ranks.sum_(counts.to(device))
+    due = demanded_rows(run, steps.start)
+    exact.record_rows_read(run.checks, step=steps.start, read=(taken[0].first, digests[0]), demanded=(due.start, digests[1]))
+    log.forward_ms += [_elapsed_ms(*mark) for mark in marks]
+    log.predicted += sum(each.predicted for each in taken)
+    log.rows += sum(len(each.rows) for each in taken)
+    tokens, positions = (sum(getattr(each, kind) for each in taken) for kind in ("tokens", "positions"))
+    log.positions += positions
+    closed = log.clock.close(steps, tokens=tokens, positions=positions)
+    return max(step_s for (step_s,) in run.ranks.gather_floats([closed.step_s]))
 
 
-def _take_rows(at: Steps, steps: range, due: range) -> tuple[list[list[batches.Row]], int]:
-    """(this rank's rows by step, digest of the rows that are ``due`` at the first step). The wait counts as ``rows_s``."""
+def _take(at: Steps, steps: range) -> list[StepRows]:
+    """What this rank reads at ``steps``. The wait counts as ``rows_s``."""
     begin = time.monotonic()
-    rows = [at.rows.take(step) for step in steps]
+    taken = [at.rows.take(step) for step in steps]
     at.log.rows_s += time.monotonic() - begin
-    return rows, batches.digest_rows([at.run.source.row(index) for index in due])
+    return taken
+
+
+def _digests(run: TrainingRun, step: int, taken: StepRows) -> tuple[int, int]:
+    """Digests of the rows that were ``taken`` at ``step``, and of those that are due."""
+    again = [run.source.row(number) for number in demanded_rows(run, step)]
+    return batches.digest_rows(taken.rows), batches.digest_rows(again)
 
 
 def _compile(at: Steps, batches: Sequence[batches.Batch], scale: torch.Tensor) -> None:
@@ -160,7 +203,7 @@ def _compile(at: Steps, batches: Sequence[batches.Batch], scale: torch.Tensor) -
 
 def _capture(at: Steps, batches: Sequence[batches.Batch]) -> None:
     """Before the second window, if graphs are wanted: capture a step. The optimiser has its state by then."""
-    if not at.capturing or at.captured is not None or not at.log.step_s:
+    if not at.capturing or at.captured is not None or not at.log.clock.windows:
         return
     # All ranks need the same shape: other shapes may round differently, and replays are compared.
     room = max(most for (most,) in at.run.ranks.gather([cuda_graphs.capacity(batches, at.run.rows)]))
@@ -235,13 +278,14 @@ def _elapsed_ms(before: Any, after: Any) -> float:
 
 
 def learning_rate(run: TrainingRun, step: int) -> float:
-    """Linear warm-up, then cosine to a tenth of the peak at the last step."""
+    """Linear warm-up to the whole peak, then cosine, which would reach 0 one step after the last, as in transformers."""
     config = run.config
     if run.fault.name == "lr0":
         return 0.0
-    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    cosine = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / config.steps))
-    return config.learning_rate * warmup * cosine
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    falling = max(1, config.steps - config.warmup_steps)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - config.warmup_steps) / falling))
 
 
 def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -249,7 +293,7 @@ def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torc
 
     The pass runs eagerly: a compiled layer would be compiled again for the repeatable kernels.
     """
-    count = min(run.rows, 16)
+    count = min(run.rows, 16, max(1, AUDITED_TOKENS // run.config.row_tokens))
     rows = [run.source.row(step * count + number) for number in range(count)]
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
     with strategy.eager(run), run.autocast():

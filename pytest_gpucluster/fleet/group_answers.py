@@ -295,6 +295,10 @@ def _outcome(call: SimulatedCall, **measured: Any) -> Any:
         "compile_s": None,
         "rows_s": 0.1,
         "left_out": {},
+        "positions_per_s_per_gpu": None,
+        "window_rates": [],
+        "timed_steps": 0,
+        "timed_s": 0.0,
         **measured,
     }
     return {"$dataclass": "finetune_smoke.reporting.outcome:Outcome", "fields": fields}
@@ -302,7 +306,7 @@ def _outcome(call: SimulatedCall, **measured: Any) -> Any:
 
 def finetune(call: SimulatedCall) -> Any:
     """The small fine-tune that has to learn."""
-    return made("measurements.training:Finetuned", outcome=_outcome(call), telemetry=_telemetry(call))
+    return made("measurements.training:Finetuned", outcome=_outcome(call), telemetry=_telemetry(call), device=call.device)
 
 
 def train(call: SimulatedCall) -> Any:
@@ -314,9 +318,13 @@ def train(call: SimulatedCall) -> Any:
     outcome = _outcome(
         call,
         checks={},
-        losses=[2.4] * 12,
-        steps=12,
+        losses=[2.4] * 20,
+        steps=20,
         tokens_per_s_per_gpu=rate,
+        positions_per_s_per_gpu=1.003 * rate,
+        window_rates=[rate] * 8,
+        timed_steps=16,
+        timed_s=16 * 8192 / rate,
         mfu=rate / 33_700,
         step_ms=8192e3 / rate,
         memory_peak_gib=[54.0] * min(8, len(call.group.ranks)),
@@ -325,7 +333,13 @@ def train(call: SimulatedCall) -> Any:
         wire_gb_per_step=0.0 if reach == 1 else 1.3,
     )
     peak_tflops = call.kwargs.get("peak_bf16_tflops")
-    return made("measurements.training:Trained", outcome=outcome, telemetry=_telemetry(call), peak_tflops=peak_tflops)
+    return made(
+        "measurements.training:Trained",
+        outcome=outcome,
+        telemetry=_telemetry(call),
+        device=call.device,
+        peak_tflops=peak_tflops,
+    )
 
 
 def sharded_memory(call: SimulatedCall) -> Any:

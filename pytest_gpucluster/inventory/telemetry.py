@@ -135,6 +135,11 @@ class Sampler:
         due = int((time.monotonic() - max(since_s, self._started_s)) / self._interval_s)
         return replace(_summary(window, reasons_of=samples, stopped=self.error), due=max(1, due))
 
+    def between(self, since_s: float, until_s: float) -> Telemetry | None:
+        """Telemetry of the samples between two moments of ``time.monotonic``, event reasons too; None without a sample."""
+        window = [sample for sample in list(self._samples) if since_s <= sample.at_s <= until_s]
+        return _summary(window, reasons_of=window, stopped=self.error) if window else None
+
     def _note_silence(self, heard_s: float) -> None:
         """NVML that has hung raises nothing: what was seen before it stopped is not the whole."""
         silent_s = time.monotonic() - heard_s

@@ -31,7 +31,7 @@ OUTLIER_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993
 FALSE_NAMES = 1 / 4000
 """How often a run may name a healthy GPU, over all that it compares, where healthy ones differ as the recipes say: one run in
 1000 is asked for, and three quarters of it are left for what the formula of :meth:`Healthy.lowest_percent` neglects."""
-COMPARED = 7
+COMPARED = 8
 """Quantities that a run compares: the entries ``straggler[...]``. Each has an equal share (Bonferroni), alike or not."""
 FALSE_NAMES_BY_SPREAD = 1 / 200
 """The same where the siblings differ by more than healthy ones, and their own spread is the measure: a run of a criterion."""

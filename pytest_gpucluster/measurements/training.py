@@ -33,10 +33,14 @@ CURVE_POINTS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finetuned:
-    """The outcome of a fine-tune, the same on every rank, and what all GPUs did meanwhile (None without NVML)."""
+    """The outcome of a fine-tune, the same on every rank, and what all GPUs did while it was timed (None without NVML).
+
+    ``device`` is the model of this rank's GPU, as torch names it.
+    """
 
     outcome: Outcome
     telemetry: GroupTelemetry | None
+    device: str = ""
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -60,7 +64,7 @@ class Trained(Finetuned):
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Tokens per second and GPU, padding included: the median over windows of steps without the first."""
+        """Tokens per second and GPU without padding, by the wall clock over all but compiling and the checks."""
         assert self.outcome.tokens_per_s_per_gpu is not None
         return self.outcome.tokens_per_s_per_gpu
 
@@ -71,6 +75,10 @@ class Trained(Finetuned):
         known = {
             "MFU %": None if outcome.mfu is None else 100 * outcome.mfu,
             "ms a step": outcome.step_ms,
+            "tokens/s/GPU with padding": outcome.positions_per_s_per_gpu,
+            "lowest to highest window": _spread(outcome.window_rates),
+            "timed": f"{outcome.timed_steps} steps, {outcome.timed_s:.1f} s, {len(outcome.window_rates)} windows",
+            "s waiting for rows": outcome.rows_s,
             "peak GiB": None if outcome.memory_peak_gib is None else max(outcome.memory_peak_gib),
             "GB sent a step": outcome.wire_gb_per_step,
             "strategy": outcome.strategy,
@@ -100,6 +108,10 @@ class ShardedMemory:
     def peak_gib(self) -> float:
         """The highest of all ranks."""
         return max(self.peaks_gib)
+
+
+def _spread(rates: Sequence[float]) -> str | None:
+    return f"{min(rates):.0f} to {max(rates):.0f} tokens/s/GPU" if rates else None
 
 
 def curve(losses: Sequence[float]) -> list[list[float]]:
@@ -143,7 +155,7 @@ def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Traine
     wrong = [f"{name}: {check['detail']}" for name, check in checks.items() if not check["passed"] and name != SPREAD]
     if wrong:
         raise ArithmeticError(f"the training went wrong: {'; '.join(wrong)}")
-    return Trained(outcome=found.outcome, telemetry=found.telemetry, peak_tflops=config.peak_bf16_tflops)
+    return Trained(outcome=found.outcome, telemetry=found.telemetry, device=found.device, peak_tflops=config.peak_bf16_tflops)
 
 
 def sharded_memory(*, preset: str, single_rank: bool = False, **overrides: Any) -> ShardedMemory:
@@ -200,8 +212,16 @@ def _config(preset: str, overrides: dict[str, Any]) -> Config:
 
 
 def _run(config: Config, *, single_rank: bool = False) -> Finetuned:
+    from finetune_smoke.reporting.clock import Clock
     from finetune_smoke.training.loop import finetune as run
 
+    clock = Clock()
     with Sampler(timing.gpu_uuid()) as sampler:  # about a millisecond ten times a second, hardly ever with the GIL
-        outcome = run(config, progress=progress.report, single_rank=single_rank)
-    return Finetuned(outcome=outcome, telemetry=collectives.gather_telemetry(sampler.summary(), single_rank=single_rank))
+        outcome = run(config, progress=progress.report, single_rank=single_rank, clock=clock)
+    timed = clock.timed()
+    mine = sampler.between(timed[0].began_s, timed[-1].ended_s) if timed else None
+    return Finetuned(
+        outcome=outcome,
+        telemetry=collectives.gather_telemetry(mine, single_rank=single_rank),
+        device=timing.device_name(),
+    )

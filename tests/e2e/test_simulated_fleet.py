@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SAID = "SIMULATED fleet, no GPU was measured"
 PRODUCTS = ("bf16_tflops", "fp16_tflops", "fp8_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "int8_tops")
-COMPARED = ("bf16_tflops", "bf16_sustained", "fp32_tflops", "bf16_at_clock")
+COMPARED = ("bf16_tflops", "bf16_sustained", "fp32_tflops", "bf16_at_clock", "training_throughput_gpu")
 MOVED_BETWEEN_NODES = [f"inter_node_busbw[{name}]" for name in ("all_gather", "reduce_scatter", "all_to_all")]
 BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node0-gpu0:late": {},

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 TOLERANCES = {  # of four GPUs: the limit, or what the lowest healthy one of a run reaches
-    "bf16_tflops": 8.237,
-    "bf16_sustained": 5.148,
-    "bf16_at_clock": 4.633,
+    "bf16_tflops": 8.294,
+    "bf16_sustained": 5.183,
+    "bf16_at_clock": 4.665,
     "fp32_tflops": 2.5,
     "hbm_bandwidth": 3,
+    "training_throughput_gpu": 5.183,
     "host_to_device": 8,
     "device_to_host": 8,
 }
+STANDARD = ("bf16_sustained", "bf16_at_clock", "fp32_tflops", "training_throughput_gpu")
 KEYS = {quantity: f"straggler[{quantity}]" for quantity in TOLERANCES}
 PLACES = [f"node0-cpu{number}" for number in range(4)]
 HEALTHY = dict.fromkeys(PLACES, "passed")
@@ -130,7 +132,7 @@ def test_level_quick_does_not_load_for_long(ran: Any) -> None:
     """What is compared from the lasting load belongs to level standard, as its floor does."""
     quick = ran(level="quick")
     for quantity, key in KEYS.items():
-        outcome = "not_selected" if quantity in ("bf16_sustained", "bf16_at_clock", "fp32_tflops") else "passed"
+        outcome = "not_selected" if quantity in STANDARD else "passed"
         assert set(quick.outcomes(key).values()) <= {outcome}, key
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from finetune_smoke.__main__ import main, parse
 from finetune_smoke.settings import options
-from finetune_smoke.settings.config import preset
-from finetune_smoke.training import steps
+from finetune_smoke.settings.config import InputError, preset
+from finetune_smoke.training import loop, steps
 from finetune_smoke.training.loop import finetune
 from tests.support.finetune.runs import QUICK
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
 
@@ -116,7 +120,7 @@ def test_loss_that_is_no_number_is_null(capsys: pytest.CaptureFixture[str]) -> N
         (["--steps", "-3"], "steps is -3: at least 1 is needed"),
         (["--lora-rank", "0"], "lora_rank is 0: at least 1 is needed"),
         (["--learning-rate", "nan"], "learning_rate is nan: a finite number is needed"),
-        (["--base-dtype", "int3"], "base_dtype is 'int3': one of auto, fp8"),
+        (["--compile", "int3"], "compile is 'int3': one of off, layers"),
         (["--keep-checkpoints", "-1"], "keep_checkpoints is -1: at least 0 is needed"),
         (["--model", ""], "model is empty: a name or path is needed"),
         (["--output", "/dev/null/adapter", *OPTIONS], "directory for the adapter cannot be written: "),
@@ -201,3 +205,25 @@ def test_help_lists_faults(capsys: pytest.CaptureFixture[str]) -> None:
     assert left.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "noallreduce: all ranks: gradients are never all-reduced" in text
+
+
+def test_what_a_rank_raises_is_left_for_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The traceback in torchrun's file; unusable input has a line of its own and leaves none."""
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    monkeypatch.setattr(faulthandler, "enable", lambda **_: None)  # pytest's stderr is no file
+
+    def refuse(*_: object, **__: object) -> None:
+        raise InputError("no such thing")
+
+    monkeypatch.setattr(loop, "finetune", refuse)
+    assert main(OPTIONS) == 2
+    assert not file.exists()
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(loop, "finetune", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(OPTIONS)
+    assert "ZeroDivisionError: planted" in file.read_text()

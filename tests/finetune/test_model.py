@@ -1,4 +1,4 @@
-"""Our own arithmetic: LoRA linears, the chunked loss, float8."""
+"""Our own arithmetic: LoRA linears, the chunked loss."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from finetune_smoke.data.calls import Tokenizer
-from finetune_smoke.model import build, fp8, lora, loss
-from finetune_smoke.settings.config import Config, InputError, preset
-from finetune_smoke.training.loop import finetune
+from finetune_smoke.model import build, lora, loss
+from finetune_smoke.settings.config import Config, preset
 from tests.support.finetune.runs import QUICK
 
 
@@ -43,7 +42,7 @@ def test_own_linears_compute_what_pefts_do() -> None:
     """Loss and every gradient, in float32 to rounding; with and without bias, under the same names."""
     theirs = adapted()
     ours = copy.deepcopy(theirs)
-    assert lora.take_over(ours, fp8_base=False)
+    assert lora.take_over(ours)
     assert {type(each) for each in ours.modules() if hasattr(each, "lora_A")} == {lora.OwnLinear}
     expected, found = loss_and_gradients(theirs), loss_and_gradients(ours)
     assert found[0].item() == pytest.approx(expected[0].item(), rel=1e-6)
@@ -58,7 +57,7 @@ def test_input_that_needs_no_gradient_gets_none() -> None:
     linear = theirs.get_base_model().model.layers[0].self_attn.q_proj
     x = torch.randn(2, 5, 64, requires_grad=True)
     (expected,) = torch.autograd.grad(linear(x).square().sum(), [x])
-    lora.take_over(theirs, fp8_base=False)
+    lora.take_over(theirs)
     (found,) = torch.autograd.grad(linear(x).square().sum(), [x])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     linear(x.detach()).square().sum().backward()
@@ -69,10 +68,8 @@ def test_one_linear_of_another_kind_leaves_all_to_peft() -> None:
     """Linears half under autocast and half not would see each other's types."""
     made = adapted()
     made.get_base_model().model.layers[0].mlp.up_proj.fan_in_fan_out = True
-    assert not lora.take_over(made, fp8_base=False)
+    assert not lora.take_over(made)
     assert not any(isinstance(each, lora.OwnLinear) for each in made.modules())
-    with pytest.raises(InputError, match="fp8 needs adapters over plain linears; 1 of 7 are others"):
-        lora.take_over(made, fp8_base=True)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 21, 25])
@@ -133,43 +130,3 @@ def test_rows_need_no_mask() -> None:
     torch.testing.assert_close(made.logits(ids, positions), expected)
     made.inner.config.model_type = "llama"
     assert build.SummedLoss(made.model).masks is None
-
-
-def test_float8_rounds_each_row_to_three_bits() -> None:
-    """Relative to the number where that is not tiny against its row's largest; zeros stay zeros, and nothing overflows."""
-    values = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 8)[:, None]
-    values[3] = 0
-    small, scale = fp8.rounded(values)
-    again = small.float() * scale
-    large = values.abs() > values.abs().amax(1, keepdim=True) / 100
-    assert float(((again - values).abs() / values.abs())[large].max()) <= 2**-4 + 1e-6
-    assert again[3].eq(0).all()
-    assert again.isfinite().all()
-
-
-@torch.no_grad()
-def test_product_in_float8_is_near() -> None:
-    """A few per cent of the result's size for random operands, and both layouts of a weight say the same."""
-    generator = torch.Generator().manual_seed(0)
-    x, linear = torch.randn(32, 64, generator=generator), nn.Linear(64, 48, bias=False)
-    frozen = fp8.Frozen(linear)
-    exact = x @ linear.weight.t()
-    found = fp8.product(fp8.rounded(x), (frozen.frozen, frozen.frozen_scale), torch.float32)
-    assert float((found - exact).norm() / exact.norm()) < 0.05
-    back = fp8.product(fp8.rounded(exact.detach()), (frozen.turned, frozen.turned_scale), torch.float32)
-    assert float((back - exact @ linear.weight).norm() / (exact @ linear.weight).norm()) < 0.05
-
-
-def test_base_in_float8_learns_like_the_float32_one() -> None:
-    """The whole run: another base by a hair, the same curve within 2 %; and it really is another."""
-    settings = {**QUICK, "audit_every": 0, "greedy_rows": 0}
-    plain, rounded = (finetune(preset("tiny", **settings, base_dtype=kind)) for kind in ("auto", "fp8"))
-    assert rounded.losses == pytest.approx(plain.losses, rel=0.02)
-    assert rounded.losses != plain.losses
-    assert rounded.problems() == []
-
-
-def test_float8_refuses_sizes_it_has_no_products_for() -> None:
-    """Sizes without a float8 product are refused, instead of leaving some linears in bf16."""
-    with pytest.raises(InputError, match=r"multiples of 16: \d of them|multiples of 16: \d are not, \[40, 40\] first"):
-        finetune(preset("tiny", **{**QUICK, "hidden_size": 40, "base_dtype": "fp8"}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from typing import TYPE_CHECKING, Any, cast
@@ -13,14 +14,13 @@ from finetune_smoke.__main__ import main
 from finetune_smoke.checks import exact
 from finetune_smoke.data import batches, calls, hub
 from finetune_smoke.evaluation import generation, heldout
+from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
 from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from finetune_smoke.ranks import Ranks
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in {**QUICK, "audit_every": 0}.items()]
 RIGHT = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
@@ -53,6 +53,68 @@ def test_call_of_glaive_is_read() -> None:
     assert generation.call_of(generation.written(text)) == ("news", {"country": "US", "n": 3})
     assert generation.judge('{"name": "f", "arguments": {"a": 1}}', """{"name": "f", "arguments": '{"a": 1}'}""")[3]
     assert generation.call_of("""{"name": "f", "arguments": '{"a": }'}""") is None
+
+
+NESTED = '{"name": "f", "arguments": {"n": 1, "s": "it\'s"}}'
+DEEP = '{"a": ' * 5000 + "1" + "}" * 5000
+
+
+@pytest.mark.parametrize(
+    ("given", "exact"),
+    [
+        (NESTED, True),
+        (f"  {NESTED} <|endoftext|> anything", True),
+        ('{\n "name": "f",\n "arguments": {\n  "n": 1,\n  "s": "it\'s"\n }\n}', True),
+        ('{"name": "f", "arguments": "{\\"n\\": 1, \\"s\\": \\"it\'s\\"}"}', True),
+        ("""{"name": "f", "arguments": '{"n": 1, "s": "it\\'s"}'}""", True),
+        ("""{"name": "f", "arguments": '{"n": 1,\n "s": "it's"}'\n}""", True),
+        ('{"name": "f", "arguments": {"n": 1.0, "s": "it\'s"}}', True),
+        (f"{NESTED}\n{NESTED}", False),
+        (f"{NESTED}\nmore", False),
+        (f"{NESTED} more", False),
+        ("""{"name": "f", "arguments": '{"n": 1, "s": "it\\'s"}'} more""", False),
+        ('{"name": "f", "arguments": {"n": 2, "n": 1, "s": "it\'s"}}', False),
+        ('{"name": "f", "arguments": "{\\"n\\": 2, \\"n\\": 1, \\"s\\": \\"it\'s\\"}"}', False),
+        ('{"name": "g", "name": "f", "arguments": {"n": 1, "s": "it\'s"}}', False),
+        ('{"name": "f", "arguments": {"n": true, "s": "it\'s"}}', False),
+        (f'{{"name": "f", "arguments": {DEEP}}}', False),
+        ("[" * 5000, False),
+        (f"""{{"name": "f", "arguments": '{DEEP}'}}""", False),
+    ],
+)
+def test_answer_is_one_call_and_then_ends(given: str, exact: bool) -> None:  # noqa: FBT001 -- a parameter of the test
+    """Lines, strings and quotes as they are written; a second call, more text or a doubled key is no right answer."""
+    assert generation.judge(NESTED, generation.written(given))[3] == exact
+
+
+def test_rows_without_a_call_count_and_what_is_left_out_is_told(tmp_path: Path) -> None:
+    """A call over two lines is read, a broken one counted; of a row without a call, the answer must have none."""
+    call = "ASSISTANT: <functioncall> {\n"
+    rows = ["USER: a " + call + '"name": "w", "arguments": {}} <|endoftext|>', "USER: b " + call + "broken"]
+    rows.append("USER: c ASSISTANT: hi")
+    rows += ["no speaker", "USER: " + "d" * 3000 + call + '"name": "w", "arguments": {}}']
+    filler = ["USER: x ASSISTANT: y"] * 45
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"chat": text}) for text in filler + rows))
+    codec = batches.own_codec(calls.Tokenizer())
+    codec = dataclasses.replace(codec, encode=lambda text: list(range(len(text))))
+    found = generation.held_out(preset("model", model="m", dataset=str(tmp_path), heldout_rows=5), codec)
+    assert [bool(one.answer) for one in found.questions] == [True, False]
+    assert (found.unreadable, found.too_long) == (2, 1)
+    assert found.remark == "left out of the held-out calls: 2 cannot be read, 1 are longer than a row"
+    alone = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
+    answer = found.questions[0].answer
+    silent = generation.shares(alone, found.questions, [answer, " hello"])
+    assert (silent.prompts, silent.exact, silent.without_call, silent.no_call) == (1, 1.0, 1, 1.0)
+    assert generation.shares(alone, found.questions, [answer, f"<functioncall> {answer}"]).no_call == 0.0
+    assert generation.shares(alone, found.questions, [answer, answer]).no_call == 0.0
+
+
+def test_evaluate_looks_before_it_makes_the_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that is not there is told at once, in a line."""
+    assert main(["evaluate", "--adapter", str(tmp_path / "nope"), *OPTIONS]) == 2
+    out, err = capsys.readouterr()
+    assert err == f"finetune_smoke: no such adapter directory: {tmp_path / 'nope'}\n"
+    assert "generating" not in out
 
 
 def glaive(folder: Path, rows: int) -> None:

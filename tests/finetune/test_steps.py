@@ -94,7 +94,6 @@ def test_inductor_makes_the_same_of_it() -> None:
     torch._dynamo.reset()
     eager = run(**PACKED)
     assert run(**PACKED, compile="layers").losses == pytest.approx(eager.losses, rel=1e-5)
-    assert run(**PACKED, compile="layers", base_dtype="fp8").losses == pytest.approx(eager.losses, rel=0.02)
 
 
 def test_graphs_that_cannot_be_are_left_out_with_a_note() -> None:
@@ -227,7 +226,7 @@ def test_replayed_steps_are_audited(plain: Outcome, monkeypatch: pytest.MonkeyPa
     outcome = run(cuda_graph=True, audit_every=3, steps=6)
     assert outcome.losses == pytest.approx(plain.losses, rel=1e-5)
     assert outcome.checks["lock_step"]["detail"] == "3 of 3 looks"
-    assert outcome.checks["graph_lock_step"] == {"passed": True, "detail": "1 of 1 looks", "ranks": []}
+    assert outcome.checks["graph_lock_step"] == {"passed": True, "detail": "2 of 2 looks", "ranks": []}
     assert "graph_lock_step" not in outcome.left_out
 
 
@@ -235,7 +234,7 @@ def test_replayed_steps_are_audited(plain: Outcome, monkeypatch: pytest.MonkeyPa
     ("settings", "left_out"),
     [
         ({"steps": 6, "audit_every": 0}, {"graph_lock_step": "--audit-every is 0", "lock_step": "--audit-every is 0"}),
-        ({"steps": 3, "audit_every": 3}, {"graph_lock_step": "no step was replayed before an audit"}),
+        ({"steps": 1, "audit_every": 1}, {"graph_lock_step": "no step was replayed before an audit"}),
     ],
 )
 def test_audits_that_never_looked_are_left_out(
@@ -245,7 +244,7 @@ def test_audits_that_never_looked_are_left_out(
     graph_stand_in.install(monkeypatch.setattr)
     outcome = run(cuda_graph=True, **settings)
     assert {name: why for name, why in outcome.left_out.items() if name.endswith("lock_step")} == left_out
-    assert any("steps run as CUDA graphs" in note for note in outcome.notes) == (settings["steps"] > 3)
+    assert any("steps run as CUDA graphs" in note for note in outcome.notes) == (settings["steps"] > 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="trains, and its stand-in takes the place of a GPU")

@@ -47,8 +47,8 @@ def test_curves_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     settings = {**CHEAP, "checkpoint_dir": str(tmp_path), "checkpoint_every": 3, "tensorboard": str(tmp_path / "board")}
     outcome = finetune(preset("tiny", **settings))
     assert list(Writer.written["loss"].values()) == outcome.losses
-    assert sorted(Writer.written["gradient_norm"]) == list(range(6))
-    assert sorted(Writer.written["step_ms"]) == sorted(Writer.written["tokens_per_s_per_gpu"]) == [2, 5]
+    assert sorted(Writer.written["gradient_norm"]) == sorted(Writer.written["learning_rate"]) == list(range(6))
+    assert sorted(Writer.written["step_ms"]) == sorted(Writer.written["tokens_per_s_per_gpu"]) == [0, 2, 5]
     assert Writer.closed
     assert Writer.folder == settings["tensorboard"]
     for name in ("_SUCCESS", "rank-0.safetensors"):

@@ -88,6 +88,18 @@ SEEN = {
         ],
         found_from=(4, 5),
     ),
+    "training_throughput_gpu": Seen(  # without loading
+        hosts=[
+            (18729.4, 18834.5),
+            (19173.9, 19147.2),
+            (19121.3, 19126.8),
+            (18463.1, 18722.1, 18545.3, 18586.1),
+            (19119.8, 18978.5, 18883.2, 19505.9),
+            (18864.7, 18718.0, 18781.7, 18603.8),
+            (18798.7, 18878.3),
+        ],
+        found_from=(7, 11),
+    ),
     "host_to_device": Seen(  # the memory of the last two hosts was in use by others
         hosts=[
             (55.334, 55.505, 55.469, 55.388),

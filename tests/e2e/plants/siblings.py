@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-MODULES = {"gemm": "gemm", "sustained": "sustained", "hbm_bandwidth": "hbm", "host_link": "host_link"}
+MODULES = {"gemm": "gemm", "sustained": "sustained", "hbm_bandwidth": "hbm", "host_link": "host_link", "train": "training"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class Rates:
     read_tb_s: float
     write_tb_s: float
     repeats_tb_s: list[float]
+    tokens_per_s_per_gpu: float
     h2d_gb_s: float
     d2h_gb_s: float
     repeats_h2d_gb_s: list[float]
@@ -78,6 +79,11 @@ def hbm_bandwidth(**_recipe: Any) -> Watched:
     return _rates(Watched)
 
 
+def train(**_recipe: Any) -> Watched:
+    """A training of its own."""
+    return _rates(Watched)
+
+
 def host_link(**_recipe: Any) -> Link:
     """The link to the host."""
     return _rates(Link)
@@ -95,6 +101,7 @@ def _rates(kind: Any) -> Any:
         tb_s=4 * share,
         **{f"{kind}_tb_s": 4 * share for kind in ("copy", "triad", "read", "write")},
         repeats_tb_s=[4 * share] * 3,
+        tokens_per_s_per_gpu=18000 * share,
         h2d_gb_s=55 * share,
         d2h_gb_s=54 * share,
         repeats_h2d_gb_s=[55 * share] * 3,

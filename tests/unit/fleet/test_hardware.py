@@ -38,6 +38,7 @@ COMPARED = {
     "bf16_sustained": "throttled",
     "bf16_at_clock": "slow",
     "hbm_bandwidth": "hbm",
+    "training_throughput_gpu": "slow",
     "host_to_device": "pcie",
     "device_to_host": "pcie",
 }

@@ -206,6 +206,20 @@ def test_every_result_has_telemetry_and_evidence(result: Any) -> None:
     assert hasattr(result, "evidence")
 
 
+def test_what_was_timed_is_all_that_counts() -> None:
+    """Samples and event reasons between two moments; none before or after, as while layers were compiled."""
+    sampler = telemetry.Sampler(None)
+    assert sampler.between(0.0, 100.0) is None
+    sampler._samples = [
+        telemetry._Sample(at_s=at_s, reasons=bits, values=dict.fromkeys(telemetry.SAMPLED, float(value)))
+        for at_s, bits, value in ((1.0, 0x8, 100), (2.0, 0x4, 200), (3.0, 0x0, 300), (4.0, 0x8, 400))
+    ]
+    found = sampler.between(1.5, 3.5)
+    assert found is not None
+    assert (found.samples, found.sm_clock_mean_mhz, found.sm_clock_max_mhz) == (2, 250, 300)
+    assert found.event_reasons == telemetry.event_reason_names(0x4)
+
+
 # --- a group, in brief ---
 
 

@@ -243,6 +243,7 @@ FROM_PERCENT = {
     "bf16_at_clock": 10,
     FP32: 5,
     HBM: 10,
+    "training_throughput_gpu": 10,
     "host_to_device": 30,
     "device_to_host": 30,
 }

@@ -37,6 +37,8 @@ def outcome(**changes: Any) -> Any:
         "tokens_per_s_per_gpu": 19_000.0, "mfu": 0.56, "step_ms": 430.0, "memory_peak_gib": [53.9, 54.2],
         "wire_gb_per_step": 0.65, "strategy": "ddp", "world_size": 2, "step_rows": 8, "compile_s": 10.0,
         "checks": {"finite": {"passed": True, "detail": "1 of 1 looks", "ranks": []}},
+        "positions_per_s_per_gpu": 19_060.0, "window_rates": [18_900.0, 19_100.0], "timed_steps": 4, "timed_s": 1.7,
+        "rows_s": 0.1,
         "notes": ["steps run compiled"], "left_out": {"lock_step": "--audit-every is 0"},
     }  # fmt: skip
     return SimpleNamespace(**{**fields, **changes})
@@ -76,6 +78,9 @@ def test_what_explains_a_rate(planted_outcome: Any) -> None:
         **seen,
         "MFU %": round(seen["MFU %"], 6),
     }.items()
+    assert seen["lowest to highest window"] == "18900 to 19100 tokens/s/GPU"
+    assert seen["timed"] == "4 steps, 1.7 s, 2 windows"
+    assert (seen["tokens/s/GPU with padding"], seen["s waiting for rows"]) == (19_060.0, 0.1)
     planted_outcome(mfu=None, memory_peak_gib=None, compile_s=None)
     assert {"MFU %", "peak GiB", "s compiling"}.isdisjoint(training.train(**SMALL).evidence)
 
@@ -140,6 +145,7 @@ def test_a_rank_alone_makes_the_checks_that_need_no_other() -> None:
         key[len("finetune_check[") : -1]: entry.needs.places for key, entry in entries if key.startswith("finetune_check[")
     }
     left_out = {"generation", "graph_lock_step"}  # no loss is promised here, and a CPU has no CUDA graphs
+    assert "no curve was recorded" in found.outcome.left_out.pop("loss_band")
     assert {name for name, needs in checks.items() if needs == 1} == set(found.outcome.checks) | left_out
     assert set(found.outcome.left_out) == left_out
     assert {name for name, needs in checks.items() if needs == 2} == {

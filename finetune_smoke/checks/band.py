@@ -1,0 +1,147 @@
+"""A band around a recorded loss curve: the same seed and the same rows give the same first losses, on every healthy part.
+
+It sees what a loss below a limit does not: half the learning rate, swapped betas, a gradient that is lost in one layer, and
+arithmetic that is wrong in the same way each time, also on a single GPU. Random weights differ between kinds of device, so
+each has curves of its own. Compared are the losses of the warm-up, which do not depend on the number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finetune_smoke.settings.config import preset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from finetune_smoke.checks.exact import Checks
+    from finetune_smoke.settings.config import Config
+
+FIRST = 0.001
+"""How far the first loss may lie from the recorded one, relative: nothing was learnt yet, only products are rounded."""
+LATER = 0.03
+"""The same for the others: five times the 0.6 % by which strategies and hosts differ (docs/finetune/checks.md)."""
+MOST = 20
+"""The most losses that are compared."""
+
+SAME = (
+    "model", "dataset", "seed", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "vocab_size",
+    "tie_embeddings", "clustering", "mimetic", "damping", "lora_rank", "lora_alpha", "lora_dropout", "target_modules",
+    "row_tokens", "packed", "learning_rate", "warmup_steps", "beta2", "clip_norm",
+)  # fmt: skip
+"""Settings on which the first losses depend, beside the rows of a step of all ranks and passes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCurve:
+    """The first losses of ``preset`` with ``step_rows`` rows a step on a ``device`` (cuda or cpu), and where they are from."""
+
+    preset: str
+    device: str
+    step_rows: int
+    losses: tuple[float, ...]
+    source: str
+
+    def fits(self, config: Config, device: str, step_rows: int) -> bool:
+        """Whether a run of these settings has this curve."""
+        if (self.device, self.step_rows) != (device, step_rows):
+            return False
+        recorded = preset(self.preset)
+        return all(getattr(config, name) == getattr(recorded, name) for name in SAME)
+
+
+RECORDED: tuple[RecordedCurve, ...] = (
+    RecordedCurve(
+        preset="tiny",
+        device="cpu",
+        step_rows=32,
+        losses=(6.47246, 6.24769, 5.81981, 5.43517, 5.11671, 4.86232, 4.70491, 4.36297, 3.95119, 3.83157, 3.22555),
+        source="torch 2.13 on a CPU, 2026-11-26; 1 rank of 32 rows and 4 passes of 8 within 3e-7",
+    ),
+    RecordedCurve(
+        preset="small",
+        device="cpu",
+        step_rows=64,
+        losses=(
+            6.8548,
+            6.5585,
+            5.9489,
+            5.2848,
+            4.9526,
+            5.0821,
+            4.9487,
+            4.7768,
+            4.789,
+            4.5546,
+        ),
+        source="torch 2.13 on a CPU, float32, 2026-11-26",
+    ),
+    RecordedCurve(
+        preset="small",
+        device="cuda",
+        step_rows=64,
+        losses=(
+            6.7304,
+            6.4591,
+            5.9095,
+            5.4402,
+            5.1854,
+            5.0883,
+            5.0399,
+            4.8324,
+            4.6787,
+            4.5494,
+            4.4359,
+            4.2349,
+            3.9463,
+            3.8209,
+            3.7631,
+            3.5778,
+            3.4288,
+            3.3252,
+            3.3673,
+            3.1931,
+        ),
+        source="one H100, torch 2.11, 2026-11-26",
+    ),
+    RecordedCurve(
+        preset="7b-shape",
+        device="cuda",
+        step_rows=4,
+        losses=(
+            12.1453,
+            9.8486,
+            12.0828,
+            9.142,
+            9.6368,
+            10.9767,
+            11.3096,
+            12.3549,
+        ),
+        source="one H100, torch 2.11, 2026-11-26: the mean of two runs, which differ by 0.4 %",
+    ),
+)
+
+
+def record(checks: Checks, config: Config, *, device: str, step_rows: int, losses: Sequence[float]) -> None:
+    """Record ``loss_band``, or why it is left out: nobody recorded a curve of these settings, rows and kind of device."""
+    curve = next((one for one in RECORDED if one.fits(config, device, step_rows)), None)
+    if curve is None:
+        checks.leave_out("loss_band", why=f"no curve was recorded for these settings with {step_rows} rows a step on {device}")
+        return
+    checks.record("loss_band", problem=outside(losses, curve), at_fault=())
+
+
+def outside(losses: Sequence[float], curve: RecordedCurve) -> str | None:
+    """The first loss that lies outside the band, as a message; None if there is none."""
+    for step, (mine, recorded) in enumerate(zip(losses[:MOST], curve.losses, strict=False)):
+        allowed = LATER if step else FIRST
+        apart = abs(mine - recorded) / recorded
+        if not apart <= allowed or not math.isfinite(mine):
+            return (
+                f"loss of step {step}: {mine:.5f}, where {recorded:.5f} was recorded ({curve.source}): "
+                f"{100 * apart:.2f} % apart, and {100 * allowed:g} % is allowed"
+            )
+    return None

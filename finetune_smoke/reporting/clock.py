@@ -1,0 +1,89 @@
+"""The clock of the rates: wall time over everything that a user waits for, by windows of steps.
+
+Rows, batching, copies, clipping, the optimiser, saving and the waits between windows lie inside. Compiling, capturing and
+the checks, which are no training, lie outside.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Steps ``first`` to ``last`` - 1 on this rank: ``tokens`` without padding, ``positions`` with it.
+
+    ``began_s`` and ``ended_s`` are of ``time.monotonic``. ``seconds`` is the time between, less what lay outside.
+    """
+
+    first: int
+    last: int
+    tokens: int
+    positions: int
+    seconds: float
+    began_s: float
+    ended_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds a step."""
+        return self.seconds / (self.last - self.first)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Runs from ``start`` on. Each ``close`` makes a Window of the time since the last one.
+
+    ``ahead`` is the number of steps for which rows may lie ready: rows made while layers were compiled.
+    """
+
+    ahead: int = 0
+    windows: list[Window] = field(default_factory=list)
+    _since_s: float = 0.0
+    _outside_s: float = 0.0
+
+    def start(self, *, ahead: int) -> None:
+        """Begin the first window now."""
+        self.ahead, self._since_s, self._outside_s = ahead, time.monotonic(), 0.0
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Let the time of the block count for no window."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self._outside_s += time.monotonic() - begin
+
+    def close(self, steps: range, *, tokens: int, positions: int) -> Window:
+        """End the window of ``steps``, whose work the device has finished, and begin the next one."""
+        now = time.monotonic()
+        window = Window(
+            first=steps.start,
+            last=steps.stop,
+            tokens=tokens,
+            positions=positions,
+            seconds=now - self._since_s - self._outside_s,
+            began_s=self._since_s,
+            ended_s=now,
+        )
+        self.windows.append(window)
+        self._since_s, self._outside_s = now, 0.0
+        return window
+
+    def timed(self) -> Sequence[Window]:
+        """The windows that a rate is made of.
+
+        The first is left out, and those whose rows may have been made before it ended: they would hide a slow loader.
+        A run too short for that leaves out the first alone, if there is another.
+        """
+        if len(self.windows) < 2:
+            return self.windows
+        settled = [window for window in self.windows[1:] if window.first >= self.windows[0].last + self.ahead]
+        return settled or self.windows[1:]

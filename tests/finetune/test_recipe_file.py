@@ -1,0 +1,153 @@
+"""A recipe in sections, as fine-tunes are described: taken as it is, each wrong key in one line, dropout and targets told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_smoke.__main__ import main, parse
+from finetune_smoke.data import batches, hub
+from finetune_smoke.settings import configfile, recipe_file
+from finetune_smoke.settings.config import InputError, preset
+from finetune_smoke.training.loop import finetune
+from tests.support.finetune.runs import QUICK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECIPE = """\
+model:
+  name: "Qwen/Qwen2-7B-Instruct"
+  torch_dtype: "bfloat16"
+lora:
+  r: 64
+  alpha: 128
+  dropout: 0.05
+  target_modules:
+    - q_proj
+    - k_proj
+    - v_proj
+    - o_proj
+training:
+  per_device_train_batch_size: 2
+  gradient_accumulation_steps: 4
+  learning_rate: 2.0e-5
+  max_steps: 100
+  warmup_steps: 10
+  bf16: true
+  gradient_checkpointing: true
+data:
+  dataset_name: "glaiveai/glaive-function-calling-v2"
+  max_seq_length: 4096
+distributed:
+  deepspeed: null
+"""
+MEANT: dict[str, Any] = {
+    "model": "Qwen/Qwen2-7B-Instruct", "dataset": "glaiveai/glaive-function-calling-v2", "lora_rank": 64, "lora_alpha": 128,
+    "lora_dropout": 0.05, "target_modules": "q_proj,k_proj,v_proj,o_proj", "rows": 2, "rows_shared": False, "accumulation": 4,
+    "learning_rate": 2e-5, "steps": 100, "warmup_steps": 10, "gradient_checkpointing": True, "row_tokens": 4096,
+}  # fmt: skip
+
+
+def test_recipe_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Each key is a setting of ours; the preset is that of a real model; options still win."""
+    file = tmp_path / "training_config.yaml"
+    file.write_text(RECIPE)
+    assert parse([f"--config={file}"], quiet=True) == preset("model", **MEANT)
+    assert parse([f"--config={file}", "--steps=3"], quiet=True).steps == 3
+
+
+def test_keys_that_mean_something_else_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each, with the file; nothing for the others."""
+    file = tmp_path / "training_config.yaml"
+    file.write_text(RECIPE)
+    parse([f"--config={file}"])
+    assert capsys.readouterr().out.splitlines() == [
+        f"{file}: model.torch_dtype means the base alone: adapters are float32, and on a CPU all is",
+        f"{file}: training.bf16 means products on a GPU: on a CPU all is float32",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("deepspeed: null", "deepspeed: zero3.json", 25, "distributed.deepspeed is 'zero3.json': there is no DeepSpeed here"),
+        ('torch_dtype: "bfloat16"', "torch_dtype: float32", 3, "model.torch_dtype is 'float32': the base is bfloat16"),
+        ("bf16: true", "bf16: false", 19, "training.bf16 is False: products are bfloat16"),
+        ("max_steps: 100", "max_steps: many", 17, "training.max_steps is 'many': a whole number is needed"),
+        ("max_steps: 100", "max_step: 100", 17, "no such key: training.max_step; did you mean max_steps?"),
+        ("dropout: 0.05", "dropout: 1.5", 7, "lora_dropout is 1.5: 0 or more, and less than 1, is needed"),
+        ("data:", "date:", 21, "no such section: date; a recipe has model, lora, training, data, distributed"),
+        ("r: 64", "r: 0", 5, "lora_rank is 0: at least 1 is needed"),
+    ],
+)  # fmt: skip
+def test_wrong_key_is_one_line(old: str, new: str, line: int, said: str, tmp_path: Path) -> None:
+    """With file and line."""
+    file = tmp_path / "c.yaml"
+    file.write_text(RECIPE.replace(old, new, 1))
+    with pytest.raises(InputError) as found:
+        configfile.read(file)
+    assert str(found.value).startswith(f"{file}:{line}: {said}")
+    assert "\n" not in str(found.value)
+
+
+def test_every_key_stands_for_a_setting_or_is_fixed() -> None:
+    """None is taken and forgotten, but for the one that must be null."""
+    fields = dataclasses.asdict(preset("tiny"))
+    for (section, name), key in recipe_file.KEYS.items():
+        assert section in recipe_file.SECTIONS
+        assert (key.setting in fields) if key.setting else (key.fixed or name == "deepspeed"), name
+
+
+def test_dropout_trains_by_pefts_forward_and_audits_nothing() -> None:
+    """It is told; the losses are others; held-out rows and the restore see no dropout."""
+    found = finetune(preset("tiny", **{**QUICK, "lora_dropout": 0.5}))
+    (note,) = [note for note in found.notes if "dropout" in note]
+    assert note.startswith("lora_dropout 0.5: by peft's forward; lock-step audits are off")
+    assert found.left_out["lock_step"] == "--lora-dropout draws other numbers on every rank"
+    assert "lock_step" not in found.checks
+    assert found.problems() == []
+    plain = finetune(preset("tiny", **QUICK))
+    assert found.losses[0] == pytest.approx(plain.losses[0], rel=1e-5)  # B is 0: dropout changes nothing yet
+    assert found.losses[-1] != pytest.approx(plain.losses[-1], rel=1e-6)
+
+
+def test_targets_are_those_that_are_named() -> None:
+    """Four of seven linears: fewer weights; one that the model does not have is named."""
+    some = finetune(preset("tiny", **{**QUICK, "target_modules": "q_proj, k_proj,v_proj,o_proj", "steps": 2}))
+    assert some.trained_parameters == 8 * (64 + 64 + 2 * (64 + 32) + 64 + 64)
+    with pytest.raises(InputError, match="target_modules: this model has no linear w_proj; it has down_proj, gate_proj"):
+        finetune(preset("tiny", **{**QUICK, "target_modules": "q_proj,w_proj"}))
+
+
+def test_rows_of_instructions(tmp_path: Path) -> None:
+    """instruction, input and output are one text; the first two may be missing."""
+    rows = [{"instruction": "You have f(city)", "input": "Tokyo?", "output": "<call>"}, {"output": "o"}, {"instruction": "i"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows[:2])))
+    assert hub.load_texts(str(tmp_path)) == ["You have f(city)\nTokyo?\n<call>", "o"]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows[2]))
+    with pytest.raises(InputError, match="'output' with or without 'instruction' and 'input'"):
+        hub.load_texts(str(tmp_path))
+
+
+def test_rows_are_shuffled_by_the_seed() -> None:
+    """Every row once an epoch, in another order each time and with each seed, and the same order on every rank."""
+    rows = [batches.Row([number], []) for number in range(50)]
+    read = batches.shuffled(rows.__getitem__, 50, 7)
+    first, second = ([read(epoch * 50 + at).ids[0] for at in range(50)] for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert len({tuple(first), tuple(second), tuple(range(50))}) == 3
+    again = batches.shuffled(rows.__getitem__, 50, 7)
+    assert [again(at).ids[0] for at in range(50)] == first
+    other = batches.shuffled(rows.__getitem__, 50, 8)
+    assert [other(at).ids[0] for at in range(50)] != first
+
+
+def test_unknown_option_names_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a file."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["--learnin-rate=3"])
+    assert "unrecognized arguments: --learnin-rate=3; did you mean --learning-rate?" in capsys.readouterr().err
