@@ -69,18 +69,10 @@ def settings(
         parser.add_argument("--" + name.replace("_", "-"), metavar=name.split("_")[-1].upper(), help=text)
     found, unknown = parser.parse_known_args(arguments)
     if unknown:
-        parser.error(_unknown(unknown, parser))
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     given = vars(found)
     file = given.pop("config", None)
     return given if file is None else {**_of_file(file, quiet=quiet), **given}
-
-
-def _unknown(words: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """Names the words that are no options, with the option that each is near to."""
-    known = [option for action in parser._actions for option in action.option_strings]  # noqa: SLF001 -- has no other list
-    near = [difflib.get_close_matches(word.partition("=")[0], known, n=1) for word in words if word.startswith("--")]
-    meant = [one for found in near for one in found]
-    return f"unrecognized arguments: {' '.join(words)}" + (f"; did you mean {', '.join(meant)}?" if meant else "")
 
 
 def _of_file(file: str, *, quiet: bool) -> dict[str, object]:

@@ -28,9 +28,9 @@ Member = TypeVar("Member", bound=Hashable)
 
 MAD_TO_SIGMA = 1.4826  # for normal data; Rousseeuw and Croux 1993
 OUTLIER_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993
-FALSE_NAMES = 1 / 4000
+FALSE_NAMES = 1 / 3500
 """How often a run may name a healthy GPU, over all that it compares, where healthy ones differ as the recipes say: one run in
-1000 is asked for, and three quarters of it are left for what the formula of :meth:`Healthy.lowest_percent` neglects."""
+1000 is asked for, and most of it is left for what the formula of :meth:`Healthy.lowest_percent` neglects."""
 COMPARED = 8
 """Quantities that a run compares: the entries ``straggler[...]``. Each has an equal share (Bonferroni), alike or not."""
 FALSE_NAMES_BY_SPREAD = 1 / 200

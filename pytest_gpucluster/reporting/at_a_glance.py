@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.failure_text import format_beside
 from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.judging.verdict import (
+    MISSING,
     NOISY,
     NOT_SELECTED,
     PASSED,
     SKIPPED,
+    WORDS,
     Record,
     count_misses,
     counted_as,
@@ -35,7 +37,7 @@ from pytest_gpucluster.reporting.table_rows import (
 from pytest_gpucluster.thresholds.limit import SIGNS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pytest_gpucluster.thresholds.limit import Limit
 
@@ -105,22 +107,29 @@ class SubjectLine:
 
 
 def subject_lines(
-    by_criterion: Mapping[str, Sequence[Record]], subjects: Mapping[str, str], *, unjudged: Collection[str], is_rehearsal: bool
+    by_criterion: Mapping[str, Sequence[Record]],
+    subjects: Mapping[str, str],
+    *,
+    unjudged: Mapping[str, int],
+    is_rehearsal: bool,
 ) -> list[SubjectLine]:
     """A line for each subject in which something was judged or measured, in the order of the plan.
 
     Args:
         by_criterion: the outcomes of each criterion that has any.
         subjects: the subject of each criterion.
-        unjudged: criteria of which something is missing or was not selected: their subject is not "all" good.
+        unjudged: criteria of which something is missing or was not selected, with how many are missing: their subject is not
+            "all" good.
         is_rehearsal: no number of it says anything, so none is shown.
     """
     members: dict[str, dict[str, Sequence[Record]]] = defaultdict(dict)
     for criterion, records in by_criterion.items():
         members[subjects[criterion]][criterion] = records
-    open_ones = {subjects[criterion] for criterion in unjudged}
+    missing: Counter[str] = Counter()
+    for criterion, number in unjudged.items():
+        missing[subjects[criterion]] += number
     return [
-        _line(subject, own, is_whole=subject not in open_ones, has_numbers=not is_rehearsal)
+        _line(subject, own, missing=missing.get(subject), has_numbers=not is_rehearsal)
         for subject, own in sorted(members.items(), key=lambda one: _place_in_order(one[0]))
     ]
 
@@ -129,12 +138,14 @@ def _place_in_order(subject: str) -> int:
     return SUBJECTS.index(subject) if subject in SUBJECTS else len(SUBJECTS)
 
 
-def _line(subject: str, own: Mapping[str, Sequence[Record]], *, is_whole: bool, has_numbers: bool) -> SubjectLine:
+def _line(subject: str, own: Mapping[str, Sequence[Record]], *, missing: int | None, has_numbers: bool) -> SubjectLine:
+    """``missing``: how many outcomes are; None where all is judged."""
     every = [record for records in own.values() for record in records if counted_as(record) != SKIPPED]
     judged = [counted_as(record) for record in every if not is_only_measured(record)]
     measured, misses = len(every) - len(judged), sum(record.advisory for record in every)
     is_good = {*judged} <= {PASSED}
-    words = [f"{'all ' if is_whole else ''}{len(judged)} {OK}" if is_good else outcome_text(judged)] if judged else []
+    words = [f"{'all ' if missing is None else ''}{len(judged)} {OK}" if is_good else outcome_text(judged)] if judged else []
+    words += [f"{missing} {WORDS[MISSING]}"] if missing else []
     words += [f"{measured} {MEASURED}"] if measured else []
     words += [count_misses(misses)] if misses else []
     known = [name for name in CAPTIONS if name in own] or list(own)
@@ -142,9 +153,15 @@ def _line(subject: str, own: Mapping[str, Sequence[Record]], *, is_whole: bool, 
     return SubjectLine(
         subject=subject,
         state=", ".join(words),
-        style=NOISY if is_good and misses else severest_of(judged) if judged else MEASURED,
+        style=_style(judged, is_good=is_good, misses=misses, missing=missing),
         numbers=numbers,
     )
+
+
+def _style(judged: Sequence[str], *, is_good: bool, misses: int, missing: int | None) -> str:
+    if is_good and missing:
+        return MISSING
+    return NOISY if is_good and misses else severest_of(judged) if judged else MEASURED
 
 
 def _number(criterion: str, records: Sequence[Record]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,10 @@ def criteria_table(
     absent = without_absent_nodes(by_criterion, places)
     left_out = {} if layout.is_whole else without_result(by_criterion)
     kept = {key: found for key, found in by_criterion.items() if key not in left_out}
-    unjudged = [*absent, *(criterion for criterion, outcome in left_out.items() if outcome != SKIPPED)]
+    unjudged = Counter({key: len(found) for key, found in absent.items()})
+    for key, outcome in left_out.items():
+        if outcome != SKIPPED:
+            unjudged[key] += sum(record.outcome == MISSING for record in by_criterion[key])
     if layout.is_whole:
         rows = [(criterion, row_of(criterion, found, names)) for criterion, found in by_criterion.items()]
         lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []

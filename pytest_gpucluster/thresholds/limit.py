@@ -78,12 +78,13 @@ class Limit:
     def margin_percent(self, value: float) -> float | None:
         """How far inside the limit (above 0) or outside (below 0) a value is, in percent of the limit.
 
-        None when the limit is 0 or the value is not finite.
+        None when the limit is 0, the value is not finite, or the distance is beyond every number.
         """
         if self.value == 0 or not _is_finite(value):
             return None
         distance = value - self.value if self.is_floor else self.value - value
-        return 100.0 * distance / abs(self.value)
+        percent = distance / abs(self.value) * 100.0
+        return percent if _is_finite(percent) else None
 
 
 def _is_finite(value: float) -> bool:

@@ -61,7 +61,7 @@ def test_words_of_yaml_1_1_are_text(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("steps: 3\nstep: 4\n", "run.yaml:2: no such setting: step; did you mean steps?"),
-        ("zzz: 4\n", "run.yaml:1: no such setting: zzz; known are accumulation, attention"),
+        ("zzz: 4\n", "run.yaml:1: no such setting: zzz; known are accumulation, "),
         ("1: 4\n", "run.yaml:1: no such setting: 1; known are"),
         ("\nsteps: many\n", "run.yaml:2: steps is 'many': a whole number is needed"),
         ("steps: 2.5\n", "steps is 2.5: a whole number is needed"),

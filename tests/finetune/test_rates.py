@@ -70,9 +70,9 @@ def test_what_a_step_waits_for_is_inside(part: str, now: SimpleNamespace, monkey
 
 
 def test_optimiser_and_clipping_are_inside(now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The learning rate is set before the optimiser's step: as slow as this, the step is."""
+    """The learning rate is read before the optimiser's step, and once more for the log: as slow as that, the step is."""
     monkeypatch.setattr(steps, "learning_rate", _taking(now, SLOW_S, steps.learning_rate))
-    assert run().positions_per_s_per_gpu == pytest.approx(POSITIONS / (STEP_S + SLOW_S))
+    assert run().positions_per_s_per_gpu == pytest.approx(POSITIONS / (STEP_S + 2 * SLOW_S))
 
 
 def test_saving_is_inside(now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

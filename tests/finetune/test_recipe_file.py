@@ -150,4 +150,4 @@ def test_unknown_option_names_the_near_one(capsys: pytest.CaptureFixture[str]) -
     """As in a file."""
     with pytest.raises(SystemExit, match="2"):
         main(["--learnin-rate=3"])
-    assert "unrecognized arguments: --learnin-rate=3; did you mean --learning-rate?" in capsys.readouterr().err
+    assert "unrecognized arguments: --learnin-rate=3. Did you mean --learning-rate?" in capsys.readouterr().err

@@ -101,10 +101,12 @@ def test_a_misspelt_key_is_seen(schema: str, path: Path, right: str, wrong: str,
     assert validated(schema, tmp_path / path.name).returncode == 1
 
 
-def test_the_citation_is_of_this_version() -> None:
+def test_the_citation_is_of_the_newest_release() -> None:
     """And has the licence and the summary of the package."""
     cited, pyproject = read(CITATION), (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    for key, value in {"version": cited["version"], "license": cited["license"], "description": cited["abstract"]}.items():
+    released = re.findall(r"(?m)^## \[(\d[^]]*)\] - ", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"))
+    assert cited["version"] == released[0]
+    for key, value in {"license": cited["license"], "description": cited["abstract"]}.items():
         assert f'{key} = "{value}"' in pyproject
 
 

@@ -52,7 +52,7 @@ def test_the_packaged_file_has_no_problems(lint: Lint) -> None:
 def test_a_unit_of_one_s_own_is_told_once(lint: Lint) -> None:
     """At its own line, with the unit to write; the packaged numbers are right, and stay unnamed."""
     code, lines = lint("a.yaml", a=f"{OVERLAY}criteria:\n  hbm_bandwidth: {{unit: GB/s, above: 2000}}\n")
-    said = "'hbm_bandwidth' is in GB/s, but 'bound' gpu.hbm_tb_s is in TB/s. Write it in TB/s."
+    said = "'hbm_bandwidth' is measured in TB/s, not in GB/s: leave 'unit' out (in 'hbm_bandwidth'). For 2000 GB/s say 2 TB/s."
     assert (code, [line.partition(": ")[2] for line in lines]) == (1, [said])
     assert lines[0].startswith("a.yaml:")
 

@@ -107,6 +107,21 @@ def _planted(record: Record, places: Mapping[str, Place], slow: set[str]) -> Rec
     return record
 
 
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [([], "memory    all {} ok"), ([17], "memory    1 of 32 missing")],
+)
+def test_a_subject_says_what_is_missing(missing: list[int], said: str) -> None:
+    """What was not measured is never among what is good."""
+    places, records = a_run(1)
+    of_memory = [index for index, record in enumerate(records) if subject_of(record.criterion) == "memory"]
+    for number in missing:
+        index = of_memory[number]
+        records[index] = replace(records[index], outcome="missing", value=None, reason="not run: the run was interrupted")
+    line = next(line for line in whole(records, places, width=100) if line.startswith("memory "))
+    assert line.startswith(said.format(len(of_memory) - len(missing)))
+
+
 FIVE = ("node23-gpu3", "node41-gpu6", "node90-gpu0", "node5-gpu1", "node77-gpu2")
 RUNS = {
     "healthy": (lambda: a_run(1), 40),

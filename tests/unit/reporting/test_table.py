@@ -278,7 +278,7 @@ def test_an_absent_node_is_one_row(*, hosts: tuple[str, ...], name: str, is_whol
     else:
         assert cells(shown[0]) == [
             "compute",
-            "12 ok",
+            "12 ok, 6 missing",
             "one 783.9 TFLOPS (> 700), two 783.9 TFLOPS (> 700), three 783.9 TFLOPS (> 700)",
         ]
 
@@ -628,7 +628,7 @@ def test_what_is_missing_everywhere_for_one_reason_is_one_line() -> None:
     ]
     rows, subjects = over("rate", [800.0, 810.0], limit()), {"rate": "a", "c0": "a", "c1": "b", "c2": "b"}
     lines = table(*rows, *gone, subjects=subjects)
-    assert lines == ["a  2 ok   rate 800 to 810 TFLOPS (> 700)", "missing (3): not run: node1 is missing: no"]
+    assert lines == ["a  2 ok, 1 missing   rate 800 to 810 TFLOPS (> 700)", "missing (3): not run: node1 is missing: no"]
     assert table(*rows, *gone, layout=replace(WIDE, color=True))[-1].startswith("\x1b[31mmissing (3)")
     assert cells(table(*rows, gone[0])[-1])[0] == "c0"
     other = replace(gone[1], reason="not run: terminated by SIGTERM")

@@ -42,6 +42,8 @@ def test_no_margin_to_zero() -> None:
     """A percentage of nothing means nothing, and a value without an end has none."""
     assert Limit(kind="max", value=0, unit="errors").margin_percent(3) is None
     assert [Limit(kind="max", value=1, unit="errors").margin_percent(value) for value in (math.inf, HUGE)] == [None, None]
+    assert Limit(kind="above", value=1e-300, unit="s").margin_percent(1e300) is None
+    assert Limit(kind="above", value=1.797693134862316e306, unit="s").margin_percent(0.0) == -100
 
 
 @pytest.mark.parametrize(
