@@ -143,10 +143,11 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session
 def deploy(session: nox.Session) -> None:
-    """Check deploy/: schemas of Kubernetes, models of Kubeflow, kustomize (if kubectl is there), hadolint, shellcheck."""
+    """Check deploy/: schemas of Kubernetes, models of Kubeflow, kustomize (if kubectl is there), hadolint, promtool."""
     install(session, "deploy")
-    files = [f"tests/project/{name}.py" for name in ("test_deploy", "test_deploy_kubernetes", "test_deploy_container")]
-    run(session, "pytest", *SHOWN, *(session.posargs or files), **FOR_TESTS)
+    names = ("project/test_deploy", "project/test_deploy_kubernetes", "project/test_deploy_container", "unit/page/test_metrics")
+    variables = {**FOR_TESTS, "GPUCLUSTER_TEST_PROMTOOL": unpack(session, "prometheus", program="promtool")}
+    run(session, "pytest", *SHOWN, *(session.posargs or [f"tests/{name}.py" for name in names]), **variables)
 
 
 @nox.session

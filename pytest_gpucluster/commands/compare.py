@@ -1,20 +1,28 @@
-"""``gpucluster compare A B``: what has changed between two runs, as text or Markdown; exit code 1 where something is worse."""
+"""``gpucluster compare A B``: what has changed between two runs, as text, Markdown or a page.
+
+The exit code is 1 where something is worse.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import WORDS
+from pytest_gpucluster.page.outputs import JOURNAL, RESULTS
+from pytest_gpucluster.page.render import page_without_script
 from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.records.matching import label_of
 from pytest_gpucluster.records.reading import read_results
+from pytest_gpucluster.reporting.files import require_writable, write_report
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
     from typing import Any
 
     from pytest_gpucluster.records.changes import Change
@@ -23,22 +31,38 @@ if TYPE_CHECKING:
 
 SAME, WORSE = 0, 1
 MOST = 20
-"""So many lines a section has."""
+"""So many lines a section has as text and Markdown."""
+MOST_ON_PAGE = 1_000
+"""So many it has on the page, those beyond :data:`MOST` behind a fold."""
+RUN_FACTS = ("id", "started", "ended", "host", "user")
 MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~"})
 
 Section = tuple[str, list[str]]
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Print what has changed; 0 where nothing is worse in B, else 1.
+    """Print what has changed, and write the page where one is wanted; 0 where nothing is worse in B, else 1.
 
     Raises:
-        ConfigurationError: a run cannot be read, or the two cannot be compared.
+        ConfigurationError: a run cannot be read, the two cannot be compared, or the page cannot be written there.
+        OSError: the disk refused the page.
     """
     found = compare(read_results(chosen.before), read_results(chosen.after))
+    if chosen.html is not None:
+        _write_page(chosen.html, found, runs=(chosen.before, chosen.after))
     lines = markdown_lines(found) if chosen.markdown else text_lines(found)
     sys.stdout.write("\n".join(lines) + "\n")
     return WORSE if found.is_worse else SAME
+
+
+def _write_page(file: Path, found: RunComparison, *, runs: Sequence[Path]) -> None:
+    folders = [run if run.is_dir() else run.parent for run in runs]
+    records = [folder / name for folder in folders for name in (RESULTS, JOURNAL)]
+    if file.exists() and any(file.samefile(one) for one in (*runs, *records) if one.exists()):
+        raise ConfigurationError(f"{file} is a record of a run, and is not replaced by a page")
+    require_writable(file)
+    write_report(file, page_of(found))
+    sys.stderr.write(f"page {file}\n")
 
 
 def text_lines(found: RunComparison) -> list[str]:
@@ -57,6 +81,25 @@ def markdown_lines(found: RunComparison) -> list[str]:
         lines += ["", f"### {title}", "", *(f"- {_escaped(item)}" for item in items[:MOST])]
         lines += [f"- ... and {len(items) - MOST} more"] if len(items) > MOST else []
     return lines
+
+
+def page_of(found: RunComparison) -> str:
+    """The same as one HTML file without a script."""
+    return page_without_script(
+        "compare.html.j2",
+        conclusion=conclusion(found),
+        tone="bad" if found.is_worse else "good",
+        runs=[(name, _facts(run)) for name, run in (("A", found.before), ("B", found.after))],
+        sections=[(title.capitalize(), items[:MOST], items[MOST:MOST_ON_PAGE], len(items)) for title, items in sections(found)],
+        most=MOST_ON_PAGE,
+    )
+
+
+def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a reader has to know of one run, beside its verdict line."""
+    facts = {"verdict": run["verdict_line"], **{name: run.get("run", {}).get(name) for name in RUN_FACTS}}
+    facts |= {name: run.get(name) for name in ("profile", "level")}
+    return [(name, str(value)) for name, value in facts.items() if value is not None]
 
 
 def conclusion(found: RunComparison) -> str:

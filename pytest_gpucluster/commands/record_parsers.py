@@ -55,6 +55,7 @@ def _add_compare(compare: CommandParser) -> None:
     compare.add_argument("before", type=Path, metavar="A", help="the results directory of the earlier run")
     compare.add_argument("after", type=Path, metavar="B", help="that of the later run")
     compare.add_argument("--markdown", action="store_true", help="Markdown in place of text")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="also write a page: one file, without a script")
     compare.set_defaults(act=_compare, usage_code=WRONG_USAGE)
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import OUTCOMES, VERDICTS, Record
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.records.columns import unpacked
-from pytest_gpucluster.records.reading import NEWEST
+from pytest_gpucluster.records.reading import NEWEST, evidence_values
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
@@ -132,15 +131,14 @@ def _from_columns(columns: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
         limit = _limit(column["limit"])
         limits = {name: _limit(other["limit"]) for other in column.get("other_limits", ()) for name in other["places"]}
         notes = {name: note for note in column.get("notes", ()) for name in note["places"]}
-        seen = [(one["key"], one.get("values"), one.get("all")) for one in column.get("evidence", ())]
+        seen = [(one["key"], evidence_values(one, len(places))) for one in column.get("evidence", ())]
         for index, (place, outcome, value) in enumerate(zip(places, column["outcome"], column["value"], strict=True)):
-            pairs = ((key, values[index] if values is not None else every) for key, values, every in seen)
             yield _record(
                 (column["criterion"], place, outcome),
                 value=value,
                 limit=limits.get(place, limit),
                 note=notes.get(place, {}),
-                evidence={key: unpacked(found) for key, found in pairs if found is not None},
+                evidence={key: found[index] for key, found in seen if found[index] is not None},
             )
 
 

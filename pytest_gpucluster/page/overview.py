@@ -177,7 +177,7 @@ def _of_the_mode(run: RunDocument) -> list[Gap]:
         words = "The run had not ended when this was written, or was killed."
         gaps.append(Gap(title="Not ended", text=words, tone=BAD))
     if environment.get("rebuilt_from_journal"):
-        words = "The run did not live to report. The report was made from its journal afterwards."
+        words = "The report was made from the journal afterwards, and not by the run itself."
         gaps.append(Gap(title="Rebuilt from the journal", text=words, tone=OPEN))
     return gaps
 

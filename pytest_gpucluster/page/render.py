@@ -87,11 +87,17 @@ def _versions(run: RunDocument) -> tuple[tuple[str, str], ...]:
 
 def page_from(model: PageModel) -> str:
     """The page: HTML with all that it needs inside."""
-    return _template().render(model=model, css=_asset("style.css"), js=_asset("page.js"), csp=_policy())
+    script = "page.js"
+    return _template("report.html.j2").render(model=model, css=_asset("style.css"), js=_asset(script), csp=_policy(script))
 
 
-@lru_cache(maxsize=1)
-def _template() -> jinja2.Template:
+def page_without_script(template: str, **view: object) -> str:
+    """Another page by a template of this folder, with the same style and with no script at all."""
+    return _template(template).render(**view, css=_asset("style.css"), csp=_policy())
+
+
+@lru_cache(maxsize=2)
+def _template(name: str) -> jinja2.Template:
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(
         loader=loader,
@@ -101,7 +107,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         finalize=_fit,
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def _fit(value: object) -> object:
@@ -118,12 +124,14 @@ def _asset(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8").strip()
 
 
-def _policy() -> str:
-    """The content security policy: nothing from anywhere, and of what is inside only our style and our script."""
-    style, script = (
-        base64.b64encode(hashlib.sha256(_asset(one).encode()).digest()).decode() for one in ("style.css", "page.js")
-    )
-    return f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; base-uri 'none'; form-action 'none'"
+def _policy(script: str | None = None) -> str:
+    """The content security policy: nothing from anywhere, and of what is inside only our style and our script, if any."""
+    allowed = [f"style-src '{_digest('style.css')}'", *([f"script-src '{_digest(script)}'"] if script is not None else [])]
+    return "; ".join(("default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"))
+
+
+def _digest(asset: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(_asset(asset).encode()).digest()).decode()}"
 
 
 def embedded_results(page: str) -> bytes | None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FEWEST_ROWS = 3
 """A list of so many objects with equal keys is kept as columns too."""
+MOST_WITHOUT = 0.25
+"""The share of places without evidence up to which a column of equal values is one value."""
 
 
 def values_in_columns(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -155,7 +157,7 @@ def _notes(rows: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def _evidence(rows: Sequence[Record]) -> list[dict[str, Any]]:
-    """The evidence by key, one value a place; null where a place has none, one value where all have the same."""
+    """The evidence by key, one value a place; null where a place has none, one value where all that have one have the same."""
     columns: dict[str, list[Any]] = {}
     names: dict[str, NamedQuantity] = {}
     for at, record in enumerate(rows):
@@ -174,6 +176,11 @@ def _evidence(rows: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _column(values: list[Any]) -> Mapping[str, Any]:
-    first = values[0]
-    is_same = all(type(value) is type(first) and value == first for value in values)
-    return {"all": first} if is_same else {"values": values}
+    """One value where all places have the same, but for a few that have none: an absent node makes no column long."""
+    without = [at for at, value in enumerate(values) if value is None]
+    if len(without) > MOST_WITHOUT * len(values):
+        return {"values": values}
+    first = next(value for value in values if value is not None)
+    if any(type(value) is not type(first) or value != first for value in values if value is not None):
+        return {"values": values}
+    return {"all": first, "without": without} if without else {"all": first}

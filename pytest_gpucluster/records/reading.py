@@ -62,9 +62,11 @@ def _checked(document: Any, file: Path) -> dict[str, Any]:
 
 
 def evidence_values(column: Mapping[str, Any], number: int) -> list[Any]:
-    """The values of one column of evidence, one for each of ``number`` places."""
-    values = [column["all"]] * number if "all" in column else column["values"]
-    return [unpacked(value) for value in values]
+    """The values of one column of evidence, one for each of ``number`` places; None where a place has none."""
+    if "all" not in column:
+        return [unpacked(value) for value in column["values"]]
+    without = set(column.get("without", ()))
+    return [None if at in without else unpacked(column["all"]) for at in range(number)]
 
 
 def rows_of(document: Mapping[str, Any], *, criterion: str | None = None) -> Iterator[dict[str, Any]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from tests.support.result_files import document, of_version_2, text_of
 PLACES = fleet(2, 4, absent=[1])
 RECORDS = outcomes(PLACES, [failed("bf16_tflops", "node0-gpu2", 543.25)])
 DEPLOY = REPOSITORY / "deploy" / "prometheus"
+UNPACKED = "GPUCLUSTER_TEST_PROMTOOL"
+"""Where the session `deploy` has unpacked Prometheus; empty or absent where it is installed, or cannot be had."""
 SAMPLE = re.compile(r'([a-z_]+)(?:{((?:[a-z0-9_]+="(?:[^"\\\n]|\\["\\n])*",?)*)})? (\S+)')
 LABEL = re.compile(r'([a-z0-9_]+)="((?:[^"\\\n]|\\["\\n])*)"')
 
@@ -114,11 +118,68 @@ def test_a_name_that_no_metric_has_is_found() -> None:
     assert names_in("gpucluster_acepted == 0") - set(HELP) == {"gpucluster_acepted"}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool of Prometheus is not installed")
-def test_promtool_takes_it() -> None:
-    """Prometheus' own reader has nothing to say."""
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=metrics(), text=True, capture_output=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yaml"], check=True, timeout=60)
+PROMTOOL = shutil.which("promtool") or shutil.which(Path(os.environ.get(UNPACKED) or "/", "usr", "bin", "promtool"))
+with_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool of Prometheus is not installed")
+
+
+def promtool(*words: str | Path, given: str = "", folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """What Prometheus' own reader says."""
+    command = [str(PROMTOOL), *map(str, words)]
+    return subprocess.run(command, input=given, cwd=folder, text=True, capture_output=True, check=False, timeout=60)
+
+
+@with_promtool
+@pytest.mark.parametrize("text", ["h200-sxm", 'a"b', "a\\b", "a\nb", "}", "é", "\x1b", "שלום"])
+def test_promtool_takes_it(text: str) -> None:
+    """Prometheus' own reader has nothing to say, whatever the host, serial number, profile and criterion are called."""
+    places = {name: replace(place, hostname=text, serial=text) for name, place in PLACES.items()}
+    found = metrics(places, outcomes(places, [failed(f"c{text}", "node0-gpu2", 543.25)]), profile=text)
+    done = promtool("check", "metrics", given=found)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@with_promtool
+@pytest.mark.parametrize(
+    ("ours", "broken"),
+    [('="REJECTED"', '="REJECTED'), ("gauge", "gage"), ("gpucluster_gpus{", "gpucluster-gpus{"), ("} 1", "} one")],
+)
+def test_promtool_refuses_what_is_broken(ours: str, broken: str) -> None:
+    """The check above can fail: a label without its end, an unknown type, a name with a hyphen, a word as a value."""
+    assert ours in metrics()
+    assert promtool("check", "metrics", given=metrics().replace(ours, broken)).returncode != 0
+
+
+BAD_PART = {"kind": "gpu", "host": "gpu-node-3", "gpu": "5", "serial": "S", "uuid": "U", "part": "0"}
+ALERTS = {
+    "not accepted": ("GpuclusterNotAccepted", ("gpucluster_accepted", {}, 0), "6m", True),
+    "not accepted, for a moment": ("GpuclusterNotAccepted", ("gpucluster_accepted", {}, 0), "1m", False),
+    "accepted": ("GpuclusterNotAccepted", ("gpucluster_accepted", {}, 1), "6m", False),
+    "a bad part": ("GpuclusterBadPart", ("gpucluster_bad_part", {**BAD_PART, "confidence": "high"}, 1), "1m", True),
+    "perhaps a bad part": ("GpuclusterBadPart", ("gpucluster_bad_part", {**BAD_PART, "confidence": "medium"}, 1), "1m", False),
+    "8 days old": ("GpuclusterRunTooOld", ("gpucluster_run_end_timestamp_seconds", {}, 0), "8d", True),
+    "6 days old": ("GpuclusterRunTooOld", ("gpucluster_run_end_timestamp_seconds", {}, 0), "6d", False),
+}
+
+
+@with_promtool
+@pytest.mark.parametrize("case", ALERTS)
+def test_each_alert_fires_when_it_should(case: str, tmp_path: Path) -> None:
+    """Prometheus evaluates our rules: an alert for a bad state, with host and serial number in its text, and none otherwise."""
+    name, (metric, own, value), at, fires = ALERTS[case]
+    labels = {"instance": "n1", **own}
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+    rule = next(one for one in rules if one["alert"] == name)
+    filled = lambda text: re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels[found[1]], text)  # noqa: E731
+    texts = {key: filled(text) for key, text in rule["annotations"].items()}
+    expected = [{"exp_labels": {**labels, **rule["labels"]}, "exp_annotations": texts}] if fires else []
+    series = {"series": f"{metric}{{{','.join(f'{key}={json.dumps(text)}' for key, text in labels.items())}}}"}
+    test = {
+        "interval": (step := "1h" if at.endswith("d") else "1m"),
+        "input_series": [{**series, "values": f"{value}x200"}],
+        "alert_rule_test": [{"eval_time": at, "alertname": name, "exp_alerts": expected}],
+    }
+    whole = {"rule_files": [str(DEPLOY / "alerts.yaml")], "evaluation_interval": step, "tests": [test]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
+    done = promtool("test", "rules", "test.yaml", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert promtool("check", "rules", DEPLOY / "alerts.yaml").returncode == 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
+from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.records.columns import packed, unpacked, values_in_columns
 from pytest_gpucluster.records.quantities import UNITS, described, quantity_of
@@ -87,6 +88,33 @@ def test_every_field_is_read_back() -> None:
     assert by_columns[1]["reason"] == "slow\nnext: cool it"
     assert by_columns[3]["advisory"] is True
     assert by_columns[4]["place"] is None
+
+
+@pytest.mark.parametrize("alike", [{"steps": 16}, {"steps": 0.0}, {"steps": [{"a": 1}] * 3}, {"steps": {}}, {"steps": False}])
+def test_an_absent_node_makes_no_column_long(alike: dict[str, Any]) -> None:
+    """Where few places have no evidence and all others the same, the value stands once; every reader leaves those few out."""
+    places = [f"node{node}-gpu{gpu}" for node in range(8) for gpu in range(8)]
+    gone = places[24:32]
+    rows = [
+        record(place, None, outcome="missing", limit=None) if place in gone else record(place, 750.0, evidence=alike)
+        for place in places
+    ]
+    found = document(rows)
+    (column,) = found["values"][0]["evidence"]
+    assert "values" not in column
+    assert column["without"] == list(range(24, 32))
+    by_columns = list(rows_of({**found, "criteria": []}))
+    assert [row["evidence"] for row in by_columns] == [{} if place in gone else alike for place in places]
+    read = document_of(json.dumps({**found, "criteria": []}).encode())
+    assert [dict(one.evidence) for one in read.records] == [row["evidence"] for row in by_columns]
+
+
+@pytest.mark.parametrize("values", [[1, None, None, 1], [1, None, 2, *[1] * 5], [1, None, True, *[1] * 5]])
+def test_a_column_that_differs_stays_whole(values: list[Any]) -> None:
+    """Where values differ, also by type alone, or where much is absent, each place has its own."""
+    rows = [record(f"node0-gpu{at}", 750.0, evidence={} if one is None else {"n": one}) for at, one in enumerate(values)]
+    (column,) = document(rows)["values"][0]["evidence"]
+    assert [(type(one), one) for one in column["values"]] == [(type(one), one) for one in values]
 
 
 def test_large_runs_list_what_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
