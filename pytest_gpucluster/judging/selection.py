@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WORD = re.compile(r"[\w:+\-.\[\]\\/]+")
 """What ``-k`` takes for one word."""
 OPERATORS = ("and", "or", "not")
-MARKS = (*SUBJECTS, "again", "at_end", "compares", "each_entry", "over_run", "distributed", "parametrize", "pytestmark")
+MARKS = (*SUBJECTS, "again", "at_end", "compares", "each_entry", "over_run", "distributed", "reads", "parametrize", "pytestmark")
 """What ``-k`` finds at tests besides their names, so no word of these leaves a test out."""
 BETWEEN = "\n"
 MOST_NAMED = 16

@@ -133,6 +133,8 @@ def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
     """pytest-xdist (``-n``) works on one node alone, with its own processes; a self-test needs workers that may die."""
     if config.option.gpucluster_selftest and config.option.gpucluster_inline:
         raise pytest.UsageError("--gpucluster-selftest kills workers, and --gpucluster-inline has none; leave one of them out")
+    if config.option.gpucluster_selftest and config.option.gpucluster_audit:
+        raise pytest.UsageError("--gpucluster-selftest works the GPUs, and --gpucluster-audit only reads; leave one of them out")
     if is_under_xdist(config):
         if launch is not None:
             raise pytest.UsageError(
