@@ -203,7 +203,8 @@ def plan(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: a shape or a profile that is not understood.
     """
-    _become_pytest(["-p", "pytest_gpucluster.plugin.plan_only", *_fleet(chosen), "--collect-only", "-qq", *SUITE, *chosen.beyond])
+    words = ["-p", "pytest_gpucluster.plugin.plan_only", *_fleet(chosen), "--collect-only", "-qq"]
+    _become_pytest([*words, *SUITE, *chosen.beyond])
 
 
 def audit(chosen: argparse.Namespace) -> int:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 
 OLDEST_PYTEST = 8
+NO_SELFTEST = {
+    "gpucluster_inline": "kills workers, and --gpucluster-inline has none",
+    "gpucluster_audit": "works the GPUs, and --gpucluster-audit only reads",
+}
+"""The options that a self-test cannot have beside it, and why."""
 
 
 def refuse_old_pytest() -> None:
@@ -131,10 +136,9 @@ def is_under_xdist(config: pytest.Config) -> bool:
 
 def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
     """pytest-xdist (``-n``) works on one node alone, with its own processes; a self-test needs workers that may die."""
-    if config.option.gpucluster_selftest and config.option.gpucluster_inline:
-        raise pytest.UsageError("--gpucluster-selftest kills workers, and --gpucluster-inline has none; leave one of them out")
-    if config.option.gpucluster_selftest and config.option.gpucluster_audit:
-        raise pytest.UsageError("--gpucluster-selftest works the GPUs, and --gpucluster-audit only reads; leave one of them out")
+    for name, why in NO_SELFTEST.items():
+        if config.option.gpucluster_selftest and getattr(config.option, name):
+            raise pytest.UsageError(f"--gpucluster-selftest {why}; leave one of them out")
     if is_under_xdist(config):
         if launch is not None:
             raise pytest.UsageError(

@@ -44,7 +44,8 @@ def test_tests_are_left_out_at_once() -> None:
 )
 def test_an_audit_takes_what_is_marked(mark: Any, is_distributed: bool, expected: bool) -> None:  # noqa: FBT001 -- a case
     """The nearest mark decides; the body of a distributed test runs in a process group, so it never belongs to an audit."""
-    marks = {"reads": None if mark is None else SimpleNamespace(kwargs=mark), "distributed": object() if is_distributed else None}
+    reads = None if mark is None else SimpleNamespace(kwargs=mark)
+    marks = {"reads": reads, "distributed": object() if is_distributed else None}
     item: Any = SimpleNamespace(get_closest_marker=marks.__getitem__)
     assert only_reads(item) is expected
 
