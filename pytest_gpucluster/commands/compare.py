@@ -5,23 +5,27 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import WORDS
 from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.records.matching import label_of
+from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, read_parts
 from pytest_gpucluster.records.reading import read_results
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
     from typing import Any
 
     from pytest_gpucluster.records.changes import Change
     from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison
     from pytest_gpucluster.records.matching import PartKey
 
-SAME, WORSE = 0, 1
+SAME, WORSE, UNKNOWN = 0, 1, 3
 MOST = 20
 """So many lines a section has."""
 MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~"})
@@ -35,10 +39,25 @@ def main(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: a run cannot be read, or the two cannot be compared.
     """
-    found = compare(read_results(chosen.before), read_results(chosen.after))
+    if chosen.order is not None:
+        return _compare_order(chosen.order, chosen.runs)
+    if len(chosen.runs) != 2:
+        raise ConfigurationError(f"two results directories are required, A and B; given: {len(chosen.runs)}")
+    found = compare(*map(read_results, chosen.runs))
     lines = markdown_lines(found) if chosen.markdown else text_lines(found)
     sys.stdout.write("\n".join(lines) + "\n")
     return WORSE if found.is_worse else SAME
+
+
+def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
+    """Print what differs from an order, part by part; what could not be decided is never called good."""
+    ordered = read_parts(order, is_order=True)
+    found = [one for file in inventories for one in read_parts(file, is_order=False)]
+    differs = compare_with_order(ordered, found if inventories else parts_of(read_machine()))
+    counts = f"{len(differs.wrong)} differences, {len(differs.unknown)} unknown"
+    lines = [f"{differs.same} of {len(ordered)} parts as ordered, {counts}", *(f"differs: {text}" for text in differs.wrong), *(f"unknown: {text}" for text in differs.unknown)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return WORSE if differs.wrong else UNKNOWN if differs.unknown else SAME
 
 
 def text_lines(found: RunComparison) -> list[str]:

@@ -117,6 +117,8 @@ def _add_info(info: argparse.ArgumentParser) -> None:
     views = ("summary", "gpu", "links", "ib", "host", "software", "all")
     info.add_argument("view", nargs="?", choices=views, default="summary", help="default: summary")
     info.add_argument("--json", action="store_true", help="everything that was read, as one JSON object")
+    words = "chassis, board, adapters and GPUs by serial, as CSV or with --json; exit code 3: a serial is not known"
+    info.add_argument("--inventory", action="store_true", help=words)
     info.set_defaults(act=_info)
 
 

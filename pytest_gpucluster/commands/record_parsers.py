@@ -51,9 +51,15 @@ def _add_show(show: CommandParser) -> None:
 
 
 def _add_compare(compare: CommandParser) -> None:
-    compare.description = "Exit code 0: nothing is worse in B; 1: something is; 4: the two cannot be compared."
-    compare.add_argument("before", type=Path, metavar="A", help="the results directory of the earlier run")
-    compare.add_argument("after", type=Path, metavar="B", help="that of the later run")
+    compare.usage = "gpucluster compare A B [--markdown] | --order FILE [INVENTORY ...]"
+    compare.description = (
+        "Exit code 0: nothing is worse in B; 1: something is; 4: the two cannot be compared. "
+        "With --order 0: as ordered; 1: something differs; 3: a serial is not known; 4: a file is wrong."
+    )
+    words = "the results directories of the earlier and the later run; with --order, inventories of hosts"
+    compare.add_argument("runs", type=Path, nargs="*", metavar="A B", help=words)
+    words = "an order, CSV or JSON, beside inventories (gpucluster info --inventory); beside this host where none is given"
+    compare.add_argument("--order", type=Path, metavar="FILE", help=words)
     compare.add_argument("--markdown", action="store_true", help="Markdown in place of text")
     compare.set_defaults(act=_compare, usage_code=WRONG_USAGE)
 
