@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import WORDS
@@ -41,8 +40,6 @@ def main(chosen: argparse.Namespace) -> int:
     """
     if chosen.order is not None:
         return _compare_order(chosen.order, chosen.runs)
-    if len(chosen.runs) != 2:
-        raise ConfigurationError(f"two results directories are required, A and B; given: {len(chosen.runs)}")
     found = compare(*map(read_results, chosen.runs))
     lines = markdown_lines(found) if chosen.markdown else text_lines(found)
     sys.stdout.write("\n".join(lines) + "\n")
@@ -55,7 +52,8 @@ def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
     found = [one for file in inventories for one in read_parts(file, is_order=False)]
     differs = compare_with_order(ordered, found if inventories else parts_of(read_machine()))
     counts = f"{len(differs.wrong)} differences, {len(differs.unknown)} unknown"
-    lines = [f"{differs.same} of {len(ordered)} parts as ordered, {counts}", *(f"differs: {text}" for text in differs.wrong), *(f"unknown: {text}" for text in differs.unknown)]
+    lines = [f"{differs.same} of {len(ordered)} parts as ordered, {counts}"]
+    lines += [f"differs: {text}" for text in differs.wrong] + [f"unknown: {text}" for text in differs.unknown]
     sys.stdout.write("\n".join(lines) + "\n")
     return WORSE if differs.wrong else UNKNOWN if differs.unknown else SAME
 

@@ -6,6 +6,7 @@ Wrong usage of them is exit code 4.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -61,7 +62,7 @@ def _add_compare(compare: CommandParser) -> None:
     words = "an order, CSV or JSON, beside inventories (gpucluster info --inventory); beside this host where none is given"
     compare.add_argument("--order", type=Path, metavar="FILE", help=words)
     compare.add_argument("--markdown", action="store_true", help="Markdown in place of text")
-    compare.set_defaults(act=_compare, usage_code=WRONG_USAGE)
+    compare.set_defaults(act=functools.partial(_compare, compare), usage_code=WRONG_USAGE)
 
 
 def _add_history(history: CommandParser) -> None:
@@ -108,8 +109,11 @@ def _show(chosen: argparse.Namespace) -> int:
     return show.main(chosen)
 
 
-def _compare(chosen: argparse.Namespace) -> int:
+def _compare(parser: CommandParser, chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import compare
+
+    if chosen.order is None and len(chosen.runs) != 2:
+        parser.error(f"two results directories are required, A and B; given: {len(chosen.runs)}")
 
     return compare.main(chosen)
 
