@@ -196,7 +196,7 @@ class Cluster:
             first_ones = _one_of_each_node(chosen, self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
             return self._noted(unnoted.run(function, places=first_ones, deadline_s=deadline_s, **kwargs).by_node(self.nodes))
         try:
-            name = self._name(function)
+            name = self._controller.name(_allowed(function, reads_only=self._reads_only))
             plain_data.to_plain(kwargs)
         except (RefusedError, plain_data.NotPlainDataError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
@@ -221,18 +221,6 @@ class Cluster:
         took_s = time.monotonic() - began_s
         return self._noted(Results(measured.values, measured.errors, again=again, took_s=took_s))
 
-    def _name(self, function: Callable[..., Any]) -> FunctionName:
-        """The function as workers find it.
-
-        Raises:
-            ConfigurationError: it may use a GPU, and this run only reads.
-            RefusedError: workers may not run it.
-        """
-        if self._reads_only and not uses_no_device(function):
-            name = getattr(function, "__name__", function)
-            raise ConfigurationError(f"an audit only reads, and {name} may use a GPU: leave the mark 'reads' off its test")
-        return self._controller.name(function)
-
     def _noted(self, made: Results) -> Results:
         if self._caller is not None:
             self._caller.note_results(made)
@@ -254,7 +242,7 @@ class Cluster:
         """
         members = [self._choose("node", group) for group in groups]
         chosen = [place for group in members for place in group]
-        name = self._name(function)
+        name = self._controller.name(_allowed(function, reads_only=self._reads_only))
         measured = _Measured(what=name.qualname, pairs=False)
         measured.errors.update(self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
         able = [group for group in members if not any(place in measured.errors for place in group)]
@@ -372,6 +360,18 @@ def look_again(cluster: Cluster) -> None:
     kept = {place: before[place] for place in before if place not in before.errors}
     errors = {place: error for place, error in before.errors.items() if place not in found}
     cluster._at_start = Results({**kept, **found}, errors)  # noqa: SLF001 -- as above
+
+
+def _allowed(function: Callable[..., Any], *, reads_only: bool) -> Callable[..., Any]:
+    """The function, unless it may use a GPU in a run that only reads.
+
+    Raises:
+        ConfigurationError: it may.
+    """
+    if reads_only and not uses_no_device(function):
+        name = getattr(function, "__name__", function)
+        raise ConfigurationError(f"an audit only reads, and {name} may use a GPU: leave the mark 'reads' off its test")
+    return function
 
 
 def _check(per: str, at_once: int | str | None, deadline_s: float | None) -> None:

@@ -51,11 +51,11 @@ def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
     ordered = read_parts(order, is_order=True)
     found = [one for file in inventories for one in read_parts(file, is_order=False)]
     differs = compare_with_order(ordered, found if inventories else parts_of(read_machine()))
-    counts = f"{len(differs.wrong)} differences, {len(differs.unknown)} unknown"
+    counts = f"{len(differs.wrong)} differences, {len(differs.undecided)} unknown"
     lines = [f"{differs.same} of {len(ordered)} parts as ordered, {counts}"]
-    lines += [f"differs: {text}" for text in differs.wrong] + [f"unknown: {text}" for text in differs.unknown]
+    lines += [f"differs: {text}" for text in differs.wrong] + [f"unknown: {text}" for text in differs.undecided]
     sys.stdout.write("\n".join(lines) + "\n")
-    return WORSE if differs.wrong else UNKNOWN if differs.unknown else SAME
+    return WORSE if differs.wrong else UNKNOWN if differs.undecided else SAME
 
 
 def text_lines(found: RunComparison) -> list[str]:

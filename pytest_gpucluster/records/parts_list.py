@@ -34,7 +34,7 @@ MOST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ListedPart:
     """One part of a host. An empty text is not known, or not asked for; ``unread`` says why the serial is not known."""
 
     host: str = ""
@@ -57,20 +57,20 @@ class Part:
         return one_line(f"{self.part} {self.serial or 'without a known serial'}{at}")
 
 
-COLUMNS = tuple(field.name for field in fields(Part))
+COLUMNS = tuple(field.name for field in fields(ListedPart))
 COMPARED = ("host", "model", "firmware")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderDifferences:
-    """What differs from an order: ``wrong`` is certain; ``unknown`` could not be decided, as a serial was not read."""
+    """What differs from an order: ``wrong`` is certain; ``undecided`` is what no serial decides, as one was not read."""
 
     wrong: tuple[str, ...]
-    unknown: tuple[str, ...]
+    undecided: tuple[str, ...]
     same: int
 
 
-def parts_of(machine: Mapping[str, Any]) -> list[Part]:
+def parts_of(machine: Mapping[str, Any]) -> list[ListedPart]:
     """The parts of a machine, from the plain data of ``read_machine``."""
     host, dmi, nics, gpus = (machine[name] for name in ("hostname", "dmi", "nics", "gpus"))
     board = {"model": dmi["board_name"], "serial": dmi["board_serial"], "firmware": dmi["bios_version"]}
@@ -83,7 +83,7 @@ def parts_of(machine: Mapping[str, Any]) -> list[Part]:
         readings = ({"model": nic["board_id"], "serial": nic["guid"], "firmware": nic["firmware"]} for nic in own)
         found += [_part(host, "nic", nic["device"], read) for nic, read in zip(own, readings, strict=True)]
     else:
-        found.append(Part(host=host, part="nic", unread=one_line(str(nics["not_available"]))))
+        found.append(ListedPart(host=host, part="nic", unread=one_line(str(nics["not_available"]))))
     for gpu in gpus["gpus"]:
         read = {"model": gpu["name"], "serial": gpu["serial"], "firmware": gpu["vbios"]}
         found.append(_part(host, "gpu", f"gpu{gpu['index']}", read))
@@ -92,10 +92,10 @@ def parts_of(machine: Mapping[str, Any]) -> list[Part]:
     if gpus["error"] and not gpus["gpus"]:
         hidden = max(hidden, 1)
     why = one_line(str(gpus["error"] or "NVML does not show it"))
-    return [*found, *(Part(host=host, part="gpu", unread=why) for _ in range(hidden))]
+    return [*found, *(ListedPart(host=host, part="gpu", unread=why) for _ in range(hidden))]
 
 
-def _part(host: str, kind: str, name: str, readings: Mapping[str, Any]) -> Part:
+def _part(host: str, kind: str, name: str, readings: Mapping[str, Any]) -> ListedPart:
     """One part, by its readings: model, serial and firmware."""
     known = {column: _text(value) for column, value in readings.items()}
     serial = known["serial"]
@@ -104,19 +104,19 @@ def _part(host: str, kind: str, name: str, readings: Mapping[str, Any]) -> Part:
         hidden = readings["serial"]
         unread = one_line(str(hidden["not_available"]) if isinstance(hidden, dict) else f"the firmware says {serial!r}")
         known["serial"] = ""
-    return Part(host=host, part=kind, name=name, unread=unread, **known)
+    return ListedPart(host=host, part=kind, name=name, unread=unread, **known)
 
 
 def _text(value: Any) -> str:
     return one_line(value).strip() if isinstance(value, str) else ""
 
 
-def json_text(parts: Iterable[Part]) -> str:
+def json_text(parts: Iterable[ListedPart]) -> str:
     """The parts as a JSON list of objects, every column a text."""
     return json.dumps([asdict(one) for one in parts], indent=1) + "\n"
 
 
-def csv_text(parts: Iterable[Part]) -> str:
+def csv_text(parts: Iterable[ListedPart]) -> str:
     """The parts as CSV with a head; what a spreadsheet would take for a formula comes behind an apostrophe."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -126,7 +126,7 @@ def csv_text(parts: Iterable[Part]) -> str:
     return text.getvalue()
 
 
-def read_parts(file: Path, *, is_order: bool) -> list[Part]:
+def read_parts(file: Path, *, is_order: bool) -> list[ListedPart]:
     """The parts that a CSV or JSON file lists; of an order each has a serial of its own.
 
     Raises:
@@ -183,7 +183,7 @@ def _json_rows(text: str, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from ((f"{file}, object {number}", one) for number, one in enumerate(content, 1))
 
 
-def _checked(row: Mapping[str, Any], where: str, *, is_order: bool) -> Part:
+def _checked(row: Mapping[str, Any], where: str, *, is_order: bool) -> ListedPart:
     unknown = [name for name in row if name not in COLUMNS]
     if unknown:
         hints = "".join(did_you_mean(name, COLUMNS) for name in unknown)
@@ -202,7 +202,7 @@ def _checked(row: Mapping[str, Any], where: str, *, is_order: bool) -> Part:
         raise ConfigurationError(f"{where}: a {kind} without a serial")
     if SHORTENED.fullmatch(serial):
         raise ConfigurationError(f"{where}: {serial!r} is a number that a spreadsheet shortened, and no serial")
-    return Part(**{**texts, "part": kind})
+    return ListedPart(**{**texts, "part": kind})
 
 
 def _cell(text: str) -> str:
@@ -210,14 +210,14 @@ def _cell(text: str) -> str:
     return text[1:] if text[:1] == "'" and text[1:].startswith(FORMULA) else text
 
 
-def compare_with_order(order: Sequence[Part], found: Sequence[Part]) -> OrderDifferences:
+def compare_with_order(order: Sequence[ListedPart], found: Sequence[ListedPart]) -> OrderDifferences:
     """What is ordered and not there, there and not ordered, there twice, or another than ordered.
 
     Parts of a kind that the order does not name are passed over. Where a part of that kind has no known serial, an ordered
     one that was not seen may be that part: nobody knows.
     """
-    there: dict[tuple[str, str], list[Part]] = defaultdict(list)
-    unread: dict[str, list[Part]] = defaultdict(list)
+    there: dict[tuple[str, str], list[ListedPart]] = defaultdict(list)
+    unread: dict[str, list[ListedPart]] = defaultdict(list)
     kinds, ordered = {one.part for one in order}, {one.key for one in order}
     for one in found:
         if one.part in kinds and one.serial:
@@ -241,10 +241,10 @@ def compare_with_order(order: Sequence[Part], found: Sequence[Part]) -> OrderDif
             places = ", ".join(filter(None, (f"{one.host} {one.name}".strip() for one in parts)))
             wrong.append(f"{parts[0].part} {parts[0].serial} is there {len(parts)} times: {places}")
     unknown += [f"{one.label}: {one.unread or 'no serial'}" for parts in unread.values() for one in parts]
-    return OrderDifferences(wrong=tuple(wrong), unknown=tuple(unknown), same=same)
+    return OrderDifferences(wrong=tuple(wrong), undecided=tuple(unknown), same=same)
 
 
-def _differences(ordered: Part, found: Part) -> Iterator[str]:
+def _differences(ordered: ListedPart, found: ListedPart) -> Iterator[str]:
     for name in COMPARED:
         wanted, is_there = getattr(ordered, name), getattr(found, name)
         if wanted and wanted.casefold() != is_there.casefold():

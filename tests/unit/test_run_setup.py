@@ -5,13 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import replace
 from importlib import metadata
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster import Results, run_setup, session
-from pytest_gpucluster.cluster.calls import Cluster
+from pytest_gpucluster import run_setup, session
+from pytest_gpucluster.cluster.calls import _allowed
 from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
@@ -178,9 +177,7 @@ def test_an_audit_accepts_nothing_and_opens_no_gpu(tmp_path: Path) -> None:
     on_gpus = replace(setup, inventory=replace(setup.inventory, device="cuda"))
     controller: Any = session._controller(on_gpus, tmp_path, None)
     assert controller.device == "cpu"
-    binding: Any = SimpleNamespace(at_start=Results({}, {}))
-    cluster = Cluster(controller, binding, reads_only=True)
-    assert cluster._name(gpu_state).qualname == "gpu_state"
+    assert _allowed(gpu_state, reads_only=True) is gpu_state
     for function in (gemm, clocks_under_load):
         with pytest.raises(ConfigurationError, match=f"an audit only reads, and {function.__name__} may use a GPU"):
-            cluster._name(function)
+            _allowed(function, reads_only=True)

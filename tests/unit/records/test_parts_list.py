@@ -12,7 +12,7 @@ from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.machine import read_dmi
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.records.parts_list import Part, compare_with_order, csv_text, json_text, parts_of, read_parts
+from pytest_gpucluster.records.parts_list import ListedPart, compare_with_order, csv_text, json_text, parts_of, read_parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,10 +42,10 @@ def written(folder: Path, text: str, name: str = "order.csv") -> Path:
     return file
 
 
-def compared(folder: Path, order: str, found: list[Part]) -> tuple[list[str], list[str]]:
+def compared(folder: Path, order: str, found: list[ListedPart]) -> tuple[list[str], list[str]]:
     """What is wrong and what is unknown."""
     differs = compare_with_order(read_parts(written(folder, order), is_order=True), found)
-    return [*differs.wrong], [*differs.unknown]
+    return [*differs.wrong], [*differs.undecided]
 
 
 def test_all_as_ordered(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_what_differs(tmp_path: Path, changed: dict[str, Any], wrong: list[str],
 
 def test_not_ordered_and_twice(tmp_path: Path) -> None:
     """A part beyond the order, and one serial at two hosts."""
-    other = Part(host="node-2", part="gpu", name="gpu0", serial="1654024000001", model="NVIDIA H200")
-    more = Part(host="node-2", part="gpu", name="gpu1", serial="77")
+    other = ListedPart(host="node-2", part="gpu", name="gpu0", serial="1654024000001", model="NVIDIA H200")
+    more = ListedPart(host="node-2", part="gpu", name="gpu1", serial="77")
     wrong, unknown = compared(tmp_path, ORDER, [*parts_of(machine()), other, more])
     assert wrong == [
         "gpu 1654024000001 is there 2 times: node-1 gpu0, node-2 gpu0",
@@ -88,7 +88,7 @@ def test_not_ordered_and_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [csv_text, json_text])
 def test_written_and_read_again(tmp_path: Path, text: Any) -> None:
     """Both forms, with a serial that a spreadsheet would take for a formula, and a text of several lines."""
-    parts = [*parts_of(machine()), Part(part="gpu", serial="=1+1", host="a", model="x, y", unread="")]
+    parts = [*parts_of(machine()), ListedPart(part="gpu", serial="=1+1", host="a", model="x, y", unread="")]
     assert read_parts(written(tmp_path, text(parts)), is_order=False) == parts
 
 
