@@ -225,6 +225,7 @@ def docs(session: nox.Session) -> None:
     install(session, "tests")
     run(session, "docs.generate_limits", "--check")
     run(session, "docs.generate_limits")
+    run(session, "docs.generate_requirements")
     pages = ("tests/project/test_docs.py", "tests/project/test_docs_commands.py", "tests/project/test_docs_site.py")
     run(session, "pytest", "-q", "-m", "not e2e", *pages, **FOR_TESTS)
     session.notify("site")

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 OLDEST_TORCH = (2, 7)
 REHEARSAL_RANKS = 2
+AUDIT = "AUDIT: looked only, no part was put under load"
+"""Why an audit accepts nothing, in the verdict line and all reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,6 +304,8 @@ def _read_waivers(profile: Profile, criteria: Mapping[str, Threshold], file: Pat
 def _objections(
     settings: Settings, launch: Launch | None, profile: Profile, inventory: Inventory, detected: Detected
 ) -> Iterator[str]:
+    if settings.audit:
+        yield AUDIT
     short = short_soak(profile, level=settings.level, soak_s=settings.soak_s)
     if short is not None:
         yield short

@@ -291,7 +291,8 @@ class Session:
             if state.binding is None:
                 state.binding = self._bind()
             binding = state.binding
-            self._cluster = Cluster(self.controller, binding, caller=self._caller, deadline_s=self.setup.deadline_s)
+            limits: dict[str, Any] = {"deadline_s": self.setup.deadline_s, "reads_only": self.setup.settings.audit}
+            self._cluster = Cluster(self.controller, binding, caller=self._caller, **limits)
             self._object_to_gpus(binding)
             state.changed_terms += [*_terms_of_nodes(binding), *_other_options(self.controller, self.setup.settings)]
             places, nodes = ([bound_facts(place) for place in some] for some in (binding.places, binding.nodes))
@@ -430,7 +431,7 @@ def _launched_by(setup: RunSetup) -> str:
 
 
 def _controller(setup: RunSetup, rootdir: Path, secret: Secret | None) -> Controller | InlineController:
-    device = setup.inventory.device
+    device = "cpu" if setup.settings.audit else setup.inventory.device
     if setup.simulation is not None:
         return FleetController(setup.simulation, rootdir=rootdir, secret=secret)
     if setup.settings.inline:

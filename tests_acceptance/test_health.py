@@ -8,7 +8,7 @@ from pytest_gpucluster import Finding, NotAvailable, health
 from pytest_gpucluster.measurements.driver_errors import gpu_xids
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
 
-pytestmark = pytest.mark.health
+pytestmark = [pytest.mark.health, pytest.mark.reads]
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +39,7 @@ def of_node(states, cluster, node, name):
     return {gpu: reading(states, gpu, name) for gpu in cluster.places if gpu.node == node.node}
 
 
+@pytest.mark.reads(only=False)
 def test_no_foreign_process(cluster, place, criterion):
     """No foreign process was on the GPU before this run. Measuring on a GPU that was not idle is an error, not a failure."""
     before = cluster.at_start[place]
@@ -142,6 +143,7 @@ def test_nvlink_domain(cluster, node, criterion):
     criterion.judge(health.judge_domain(node.id, present, nodes_per_domain=cluster.promised.nodes_per_domain))
 
 
+@pytest.mark.reads(only=False)
 def test_pcie_link(loaded_clocks, cluster, place, recipe, criterion):
     """Under load the GPU's PCIe link has the generation and the lanes that it should have."""
     clocks, promised, asked = loaded_clocks[place], cluster.promised.gpu_links, recipe("pcie_link")
@@ -151,6 +153,7 @@ def test_pcie_link(loaded_clocks, cluster, place, recipe, criterion):
     criterion.judge(health.judge_pcie_width(telemetry, most))
 
 
+@pytest.mark.reads(only=False)
 def test_clocks_under_load(loaded_clocks, place, criterion):
     """No thermal, hardware or power-brake slowdown under load; the power cap is normal."""
     clocks = loaded_clocks[place]

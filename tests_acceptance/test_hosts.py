@@ -10,7 +10,7 @@ import pytest
 from pytest_gpucluster import Blame, MeasurementError, NotAvailable, health
 from pytest_gpucluster.measurements.host import host_clock, host_errors, host_state
 
-pytestmark = pytest.mark.platform
+pytestmark = [pytest.mark.platform, pytest.mark.reads]
 
 
 @pytest.fixture(scope="session")

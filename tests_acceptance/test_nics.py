@@ -7,6 +7,8 @@ import pytest
 from pytest_gpucluster import NotAvailable, health
 from pytest_gpucluster.measurements.host import nic_state
 
+pytestmark = pytest.mark.reads
+
 
 @pytest.fixture(scope="session")
 def ports(nics_at_start, cluster, recipe):

@@ -7,7 +7,7 @@ import pytest
 from pytest_gpucluster import health
 from pytest_gpucluster.measurements.host import rank_binding, slurm_state
 
-pytestmark = pytest.mark.platform
+pytestmark = [pytest.mark.platform, pytest.mark.reads]
 
 
 def job_of(cluster):

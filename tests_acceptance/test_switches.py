@@ -7,7 +7,7 @@ import pytest
 from pytest_gpucluster import health
 from pytest_gpucluster.measurements.driver_errors import node_sxids
 
-pytestmark = pytest.mark.health
+pytestmark = [pytest.mark.health, pytest.mark.reads]
 
 
 @pytest.mark.over_run(node_sxids, per="host", between=health.judge_sxids_between)

@@ -24,7 +24,7 @@ from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.inventory.occupancy import read_occupancy_again
 from pytest_gpucluster.protocol import plain_data
-from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu
+from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu, uses_no_device
 from pytest_gpucluster.protocol.messages import CALL_VARIABLES
 from pytest_gpucluster.protocol.rank import rounds_of_pairs
 from pytest_gpucluster.worker.worker import look_at_gpu
@@ -81,17 +81,19 @@ class Cluster:
         *,
         caller: Caller | None = None,
         deadline_s: float = DEADLINE_S,
+        reads_only: bool = False,
     ) -> None:
         """Measure on the places of ``binding`` through ``controller``.
 
         ``caller`` says which places it wants; without one, it is all of them. ``deadline_s`` holds for every call that
-        brings no deadline of its own.
+        brings no deadline of its own. ``reads_only``: only functions that use no GPU may be called.
         """
         self.deadline_s = deadline_s
         self._controller = controller
         self._binding = binding
         self._at_start = binding.at_start
         self._caller = caller
+        self._reads_only = reads_only
         self._variables: dict[str, str] = {}
         self._came: dict[Place, MeasurementError] = {}
         """The GPUs to which a foreign process came during this run, and was there when it was last looked for."""
@@ -194,7 +196,7 @@ class Cluster:
             first_ones = _one_of_each_node(chosen, self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
             return self._noted(unnoted.run(function, places=first_ones, deadline_s=deadline_s, **kwargs).by_node(self.nodes))
         try:
-            name = self._controller.name(function)
+            name = self._controller.name(_allowed(function, reads_only=self._reads_only))
             plain_data.to_plain(kwargs)
         except (RefusedError, plain_data.NotPlainDataError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
@@ -240,12 +242,13 @@ class Cluster:
         """
         members = [self._choose("node", group) for group in groups]
         chosen = [place for group in members for place in group]
-        measured = _Measured(what=self._controller.name(function).qualname, pairs=False)
+        name = self._controller.name(_allowed(function, reads_only=self._reads_only))
+        measured = _Measured(what=name.qualname, pairs=False)
         measured.errors.update(self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
         able = [group for group in members if not any(place in measured.errors for place in group)]
         if able:
             call = Call(
-                function=self._controller.name(function),
+                function=name,
                 ranks=[rank_of(place) for group in able for place in group],
                 groups=_ranks_of(able),
                 deadline_s=deadline_s or self.deadline_s,
@@ -357,6 +360,18 @@ def look_again(cluster: Cluster) -> None:
     kept = {place: before[place] for place in before if place not in before.errors}
     errors = {place: error for place, error in before.errors.items() if place not in found}
     cluster._at_start = Results({**kept, **found}, errors)  # noqa: SLF001 -- as above
+
+
+def _allowed(function: Callable[..., Any], *, reads_only: bool) -> Callable[..., Any]:
+    """The function, unless it may use a GPU in a run that only reads.
+
+    Raises:
+        ConfigurationError: it may.
+    """
+    if reads_only and not uses_no_device(function):
+        name = getattr(function, "__name__", function)
+        raise ConfigurationError(f"an audit only reads, and {name} may use a GPU: leave the mark 'reads' off its test")
+    return function
 
 
 def _check(per: str, at_once: int | str | None, deadline_s: float | None) -> None:

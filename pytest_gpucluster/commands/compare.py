@@ -9,12 +9,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import WORDS
 from pytest_gpucluster.page.outputs import JOURNAL, RESULTS
 from pytest_gpucluster.page.render import page_without_script
 from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.records.matching import label_of
+from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, read_parts
 from pytest_gpucluster.records.reading import read_results
 from pytest_gpucluster.reporting.files import require_writable, write_report
 from pytest_gpucluster.text import one_line
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison
     from pytest_gpucluster.records.matching import PartKey
 
-SAME, WORSE = 0, 1
+SAME, WORSE, UNKNOWN = 0, 1, 3
 MOST = 20
 """So many lines a section has as text and Markdown."""
 MOST_ON_PAGE = 1_000
@@ -47,9 +49,11 @@ def main(chosen: argparse.Namespace) -> int:
         ConfigurationError: a run cannot be read, the two cannot be compared, or the page cannot be written there.
         OSError: the disk refused the page.
     """
-    found = compare(read_results(chosen.before), read_results(chosen.after))
+    if chosen.order is not None:
+        return _compare_order(chosen.order, chosen.runs)
+    found = compare(*map(read_results, chosen.runs))
     if chosen.html is not None:
-        _write_page(chosen.html, found, runs=(chosen.before, chosen.after))
+        _write_page(chosen.html, found, runs=chosen.runs)
     lines = markdown_lines(found) if chosen.markdown else text_lines(found)
     sys.stdout.write("\n".join(lines) + "\n")
     return WORSE if found.is_worse else SAME
@@ -63,6 +67,16 @@ def _write_page(file: Path, found: RunComparison, *, runs: Sequence[Path]) -> No
     require_writable(file)
     write_report(file, page_of(found))
     sys.stderr.write(f"page {file}\n")
+def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
+    """Print what differs from an order, part by part; what could not be decided is never called good."""
+    ordered = read_parts(order, is_order=True)
+    found = [one for file in inventories for one in read_parts(file, is_order=False)]
+    differs = compare_with_order(ordered, found if inventories else parts_of(read_machine()))
+    counts = f"{len(differs.wrong)} differences, {len(differs.undecided)} unknown"
+    lines = [f"{differs.same} of {len(ordered)} parts as ordered, {counts}"]
+    lines += [f"differs: {text}" for text in differs.wrong] + [f"unknown: {text}" for text in differs.undecided]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return WORSE if differs.wrong else UNKNOWN if differs.undecided else SAME
 
 
 def text_lines(found: RunComparison) -> list[str]:

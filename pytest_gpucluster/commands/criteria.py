@@ -1,4 +1,4 @@
-"""``gpucluster show CRITERION``, ``run CRITERION`` and ``plan``: a criterion as it is written, measured, and what would run."""
+"""``gpucluster show CRITERION``, ``run CRITERION``, ``plan`` and ``audit``: criteria as written, measured, planned, read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 from rich.console import Console
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 SUITE = ("--pyargs", "tests_acceptance")
+AUDIT_DIR = "gpucluster-audit"
+"""Where the results of an audit lie: never among those of whole runs."""
 RESULTS_DIR = "gpucluster-run"
 """Where the results of one criterion lie: never among those of whole runs."""
 NAMED_PER = {"gpu": "GPU", "node": "node", "cluster": "run"}
@@ -192,7 +194,7 @@ def _with_recipe(folder: Path, keys: Sequence[str], changed: Mapping[str, Any], 
     return path
 
 
-# --- What would run here ---
+# --- What would run here, and what needs no load ---
 
 
 def plan(chosen: argparse.Namespace) -> int:
@@ -201,11 +203,30 @@ def plan(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: a shape or a profile that is not understood.
     """
-    words = [sys.executable, "-m", "pytest", "-p", "pytest_gpucluster.plugin.plan_only", "-p", "no:cacheprovider"]
-    if chosen.fleet is not None:
-        parse_simulation(chosen.fleet, seed=0, faults=[])
-        require_model(chosen.profile)
-        words += ["-p", "pytest_gpucluster.plugin.fleet", f"--fleet={chosen.fleet}", f"--gpucluster-profile={chosen.profile}"]
-    words += ["--collect-only", "-qq", *SUITE, *chosen.beyond]
+    words = ["-p", "pytest_gpucluster.plugin.plan_only", *_fleet(chosen), "--collect-only", "-qq"]
+    _become_pytest([*words, *SUITE, *chosen.beyond])
+
+
+def audit(chosen: argparse.Namespace) -> int:
+    """Become a pytest that judges what only needs to be read: no load, no root, beside jobs; it never accepts.
+
+    Raises:
+        ConfigurationError: a shape or a profile that is not understood.
+    """
+    words = [*_fleet(chosen), *SUITE, "--gpucluster-audit", f"--gpucluster-results={AUDIT_DIR}"]
+    _become_pytest([*words, *chosen.beyond])
+
+
+def _fleet(chosen: argparse.Namespace) -> list[str]:
+    """The arguments for a simulated fleet, where one is asked for."""
+    if chosen.fleet is None:
+        return []
+    parse_simulation(chosen.fleet, seed=0, faults=[])
+    require_model(chosen.profile)
+    return ["-p", "pytest_gpucluster.plugin.fleet", f"--fleet={chosen.fleet}", f"--gpucluster-profile={chosen.profile}"]
+
+
+def _become_pytest(words: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
-    os.execv(words[0], words)  # noqa: S606 -- this very interpreter
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+    os.execv(command[0], command)  # noqa: S606 -- this very interpreter

@@ -16,6 +16,7 @@ from pytest_gpucluster.health.gpu import REPAIRS, advice_for
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import unavailable
+from pytest_gpucluster.records.parts_list import csv_text, json_text, parts_of
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ JOINED = "completed"
 def main(chosen: argparse.Namespace) -> int:
     """Print one view: 0 nothing is wrong, 1 something is, 3 what the view is about could not be seen."""
     machine = read_machine()
+    if chosen.inventory:
+        return _inventory(machine, as_json=chosen.json)
     found, hidden = find(machine), unseen(machine)
     missing = {name: why for name, why in hidden.items() if name in must_be_seen(chosen.view)}
     code = BAD if found else UNSEEN if missing else GOOD
@@ -42,6 +45,15 @@ def main(chosen: argparse.Namespace) -> int:
         return code
     _print(machine, chosen.view, unseen=hidden if chosen.view in WHOLE else missing, found=found)
     return code
+
+
+def _inventory(machine: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print the parts serial by serial; 3 where a serial is not known, each with its reason on stderr."""
+    parts = parts_of(machine)
+    sys.stdout.write(json_text(parts) if as_json else csv_text(parts))
+    unread = [f"{one.label}: {one.unread}" for one in parts if not one.serial]
+    sys.stderr.writelines(f"gpucluster info: not seen: {text}\n" for text in unread)
+    return UNSEEN if unread else GOOD
 
 
 def _print(machine: Mapping[str, Any], view: str, *, unseen: Mapping[str, str], found: Iterable[Defect]) -> None:

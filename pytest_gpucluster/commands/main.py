@@ -47,7 +47,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if chosen.command == "run":
         chosen.words += [word for word in extra if not word.startswith("-")]
         extra = [word for word in extra if word.startswith("-")]
-    if chosen.command not in ("launch", "demo", "resume", "plan", "sweep"):
+    if chosen.command not in ("launch", "demo", "resume", "plan", "audit", "sweep"):
         extra += chosen.beyond
     if extra:
         parser.print_usage(sys.stderr)
@@ -78,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--fleet", metavar="NODESxGPUS", help="for a cluster of this shape that is not here")
     plan.add_argument("--profile", default="h200-sxm", metavar="NAME", help="its GPU (default: h200-sxm)")
     plan.set_defaults(act=_plan)
+    audit = commands.add_parser("audit", help="judge what only needs to be read, beside jobs too; accepts nothing")
+    audit.usage = "gpucluster audit [--fleet NxM [--profile NAME]] [-- PYTEST ARGUMENTS]"
+    audit.description = "Takes no load, opens no GPU, needs no root. Exit code 1 where something read is bad or unread."
+    audit.add_argument("--fleet", metavar="NODESxGPUS", help="of a simulated cluster of this shape")
+    audit.add_argument("--profile", default="h200-sxm", metavar="NAME", help="its GPU (default: h200-sxm)")
+    audit.set_defaults(act=_audit)
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
     _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
     condition = commands.add_parser("kubernetes-condition", help="that health for Kubernetes' node-problem-detector")
@@ -111,6 +117,8 @@ def _add_info(info: argparse.ArgumentParser) -> None:
     views = ("summary", "gpu", "links", "ib", "host", "software", "all")
     info.add_argument("view", nargs="?", choices=views, default="summary", help="default: summary")
     info.add_argument("--json", action="store_true", help="everything that was read, as one JSON object")
+    words = "chassis, board, adapters and GPUs by serial, as CSV or with --json; exit code 3: a serial is not known"
+    info.add_argument("--inventory", action="store_true", help=words)
     info.set_defaults(act=_info)
 
 
@@ -231,6 +239,12 @@ def _plan(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import criteria
 
     return criteria.plan(chosen)
+
+
+def _audit(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import criteria
+
+    return criteria.audit(chosen)
 
 
 def _launch(chosen: argparse.Namespace) -> int:

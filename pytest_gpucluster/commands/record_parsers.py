@@ -6,6 +6,7 @@ Wrong usage of them is exit code 4.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -51,12 +52,18 @@ def _add_show(show: CommandParser) -> None:
 
 
 def _add_compare(compare: CommandParser) -> None:
-    compare.description = "Exit code 0: nothing is worse in B; 1: something is; 4: the two cannot be compared."
-    compare.add_argument("before", type=Path, metavar="A", help="the results directory of the earlier run")
-    compare.add_argument("after", type=Path, metavar="B", help="that of the later run")
+    compare.usage = "gpucluster compare A B [--markdown] [--html FILE] | --order FILE [INVENTORY ...]"
+    compare.description = (
+        "Exit code 0: nothing is worse in B; 1: something is; 4: the two cannot be compared. "
+        "With --order 0: as ordered; 1: something differs; 3: a serial is not known; 4: a file is wrong."
+    )
+    words = "the results directories of the earlier and the later run; with --order, inventories of hosts"
+    compare.add_argument("runs", type=Path, nargs="*", metavar="A B", help=words)
+    words = "an order, CSV or JSON, beside inventories (gpucluster info --inventory); beside this host where none is given"
+    compare.add_argument("--order", type=Path, metavar="FILE", help=words)
     compare.add_argument("--markdown", action="store_true", help="Markdown in place of text")
     compare.add_argument("--html", type=Path, metavar="FILE", help="also write a page: one file, without a script")
-    compare.set_defaults(act=_compare, usage_code=WRONG_USAGE)
+    compare.set_defaults(act=functools.partial(_compare, compare), usage_code=WRONG_USAGE)
 
 
 def _add_history(history: CommandParser) -> None:
@@ -103,8 +110,11 @@ def _show(chosen: argparse.Namespace) -> int:
     return show.main(chosen)
 
 
-def _compare(chosen: argparse.Namespace) -> int:
+def _compare(parser: CommandParser, chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import compare
+
+    if chosen.order is None and len(chosen.runs) != 2:
+        parser.error(f"two results directories are required, A and B; given: {len(chosen.runs)}")
 
     return compare.main(chosen)
 

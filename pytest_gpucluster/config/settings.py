@@ -71,6 +71,7 @@ OPTIONS = (
         help="what a testcase of the JUnit file is about (default: place; of more than 20,000 testcases node)",
     ),
     Option(name="--gpucluster-junit-strict", help="a JUnit file without properties inside testcases, for strict schemas"),
+    Option(name="--gpucluster-audit", help="only read what needs no load, beside jobs too; accepts nothing"),
     Option(name="--gpucluster-selftest", help="plant faults before the run, and say which it finds"),
     Option(name="--gpucluster-summary", metavar="FILE", type=Path, help="write a summary in Markdown"),
     Option(name="--gpucluster-metrics", metavar="FILE", type=Path, help="write metrics of Prometheus (a textfile collector's)"),
@@ -116,6 +117,7 @@ class Settings:
     """Everything that the options ask for.
 
     Attributes:
+        audit: only tests that read are selected, no worker opens a GPU, and nothing is accepted.
         only: the parts whose tests are selected; all without one.
         summary: where the summary in Markdown goes; None: nowhere.
         metrics: where the metrics go besides the results directory.
@@ -134,6 +136,7 @@ class Settings:
     gate: bool
     inline: bool
     selftest: bool = False
+    audit: bool = False
     only: tuple[PartName, ...] = ()
     summary: Path | None = None
     metrics: Path | None = None
@@ -198,6 +201,7 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         gate=given.gpucluster_gate,
         inline=given.gpucluster_inline,
         selftest=given.gpucluster_selftest,
+        audit=getattr(given, "gpucluster_audit", False),
         only=tuple(map(parse_part, given.gpucluster_only or ())),
         summary=_placed(given, "gpucluster_summary", start=start),
         metrics=_placed(given, "gpucluster_metrics", start=start),
@@ -304,6 +308,7 @@ def requested(settings: Settings) -> dict[str, str]:
         "--gpucluster-level": level,
         "--gpucluster-gate": "given" if settings.gate else None,
         "--gpucluster-selftest": "given" if settings.selftest else None,
+        "--gpucluster-audit": "given" if settings.audit else None,
         "--gpucluster-only": " ".join(map(str, settings.only)),
     }
     return {name: text for name, text in texts.items() if text}

@@ -51,6 +51,21 @@ def read_software(*, root: Path = SYS, toolkit: Path = TOOLKIT) -> dict[str, str
     return found
 
 
+DMI = (
+    "chassis_serial",
+    "board_serial",
+    "product_name",
+    "board_name",
+    "bios_version",
+)
+"""What the firmware says of the host. Linux gives the serials to root alone."""
+
+
+def read_dmi(*, root: Path = SYS) -> dict[str, str | NotAvailable]:
+    """Models and serials of chassis and board, by name; not available without root, in a container, or without such files."""
+    return {name: read_text(root / "class" / "dmi" / "id" / name) for name in DMI}
+
+
 def _version(name: str) -> str | NotAvailable:
     try:
         return metadata.version(name)
@@ -95,6 +110,7 @@ def read_machine(*, root: Path = SYS) -> dict[str, Any]:
     found = {
         "hostname": socket.gethostname(),
         "host": read_host(sys=root),
+        "dmi": read_dmi(root=root),
         "gpus": _gpus(),
         "gpus_on_pci_bus": apply(len, read_nvidia_gpus(root=root)),
         "gpu_ways": read_gpu_paths(root=root),

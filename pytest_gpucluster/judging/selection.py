@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 WORD = re.compile(r"[\w:+\-.\[\]\\/]+")
 """What ``-k`` takes for one word."""
 OPERATORS = ("and", "or", "not")
-MARKS = (*SUBJECTS, "again", "at_end", "compares", "each_entry", "over_run", "distributed", "parametrize", "pytestmark")
+OWN_MARKS = ("again", "at_end", "compares", "distributed", "each_entry", "over_run", "reads")
+MARKS = (*SUBJECTS, *OWN_MARKS, "parametrize", "pytestmark")
 """What ``-k`` finds at tests besides their names, so no word of these leaves a test out."""
 BETWEEN = "\n"
 MOST_NAMED = 16

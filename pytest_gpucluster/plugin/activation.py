@@ -15,6 +15,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 
 OLDEST_PYTEST = 8
+NO_SELFTEST = {
+    "gpucluster_inline": "kills workers, and --gpucluster-inline has none",
+    "gpucluster_audit": "works the GPUs, and --gpucluster-audit only reads",
+}
+"""The options that a self-test cannot have beside it, and why."""
 
 
 def refuse_old_pytest() -> None:
@@ -129,10 +135,16 @@ def is_under_xdist(config: pytest.Config) -> bool:
     return bool(getattr(config.option, "numprocesses", None)) or hasattr(config, "workerinput")
 
 
+def refuse_selftest(given: argparse.Namespace) -> None:
+    """A self-test needs workers that may die, and works the GPUs."""
+    for name, why in NO_SELFTEST.items():
+        if given.gpucluster_selftest and getattr(given, name):
+            raise pytest.UsageError(f"--gpucluster-selftest {why}; leave one of them out")
+
+
 def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
-    """pytest-xdist (``-n``) works on one node alone, with its own processes; a self-test needs workers that may die."""
-    if config.option.gpucluster_selftest and config.option.gpucluster_inline:
-        raise pytest.UsageError("--gpucluster-selftest kills workers, and --gpucluster-inline has none; leave one of them out")
+    """pytest-xdist (``-n``) works on one node alone, with its own processes."""
+    refuse_selftest(config.option)
     if is_under_xdist(config):
         if launch is not None:
             raise pytest.UsageError(

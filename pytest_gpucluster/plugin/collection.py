@@ -102,7 +102,7 @@ class Collection:
         refuse_reruns(config, items)
         if not items:
             refuse_unknown_mark(config, self._all_tests.tests())
-        above = [item for item in items if pairs[item].judges and self._is_above(pairs[item].criterion)]
+        above = [item for item in items if self._is_left_out(item, pairs[item])]
         if above:
             config.hook.pytest_deselected(items=above)
             items[:] = without(items, above)
@@ -122,6 +122,12 @@ class Collection:
         if others:
             config.hook.pytest_deselected(items=others)
             items[:] = without(items, others)
+
+    def _is_left_out(self, item: pytest.Item, pair: pairing.Pairing) -> bool:
+        """Whether a test is above the level, or may do more than read in an audit."""
+        if self._session.setup.settings.audit and not only_reads(item):
+            return True
+        return pair.judges and self._is_above(pair.criterion)
 
     def _is_above(self, key: str) -> bool:
         return not reaches(self._session.setup.settings.level, self._session.setup.criteria[key].level)
@@ -243,6 +249,12 @@ def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None
             raise pytest.UsageError(f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them")
         owners[pair.key] = item.nodeid
     return {nodeid: key for key, nodeid in owners.items()}
+
+
+def only_reads(item: pytest.Item) -> bool:
+    """Whether a test has the mark ``reads``; the nearest one counts: of the test, then of its class and its file."""
+    mark = item.get_closest_marker("reads")
+    return mark is not None and bool(mark.kwargs.get("only", True)) and item.get_closest_marker("distributed") is None
 
 
 def without(items: Sequence[pytest.Item], left_out: Iterable[pytest.Item]) -> list[pytest.Item]:

@@ -32,6 +32,8 @@ def accepts_nothing(setup: RunSetup) -> bool:
 
 def mode(setup: RunSetup) -> str:
     """Whether this run can accept a cluster, and if not, why."""
+    if setup.settings.audit:
+        return f"{SIMULATED}: AUDIT: only reads" if setup.simulation is not None else "AUDIT: only reads, accepts nothing"
     if accepts_nothing(setup):
         return f"{SIMULATED}: accepts nothing" if setup.simulation is not None else REHEARSAL
     return ACCEPTANCE if setup.level_reached else f"{ACCEPTANCE} of nothing yet: the profile asks for {setup.profile.accept_at}"

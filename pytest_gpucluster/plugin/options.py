@@ -44,6 +44,7 @@ MARKS = {
     "training": "real training",
     "platform": "host, scheduler, file system",
     "over_run(function, per='gpu')": "judges what a reader gave before the first test and at the end, so it runs last",
+    "reads": "only reads what is there, so that an audit takes it beside jobs too; reads(only=False): one test does more",
     "compares": "compares places with each other, so all of them are measured, whichever tests are selected",
     "each_entry(argument)": "one test for each entry NAME[...] of the limits, which gets what stands in the brackets",
     "again": "judges what may change, so a run that goes on with an unfinished one judges it again",

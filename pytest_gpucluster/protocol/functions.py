@@ -49,6 +49,11 @@ def beside_others(function: Function) -> Function:
     return measurement(function)
 
 
+def uses_no_device(function: Callable[..., Any]) -> bool:
+    """Whether this function only reads facts: :func:`without_device`."""
+    return hasattr(function, NO_DEVICE_MARK)
+
+
 def needs_idle_gpu(function: Callable[..., Any]) -> bool:
     """Whether another user of the GPU would falsify what this function measures."""
     return not hasattr(function, NO_DEVICE_MARK) and not hasattr(function, SHARED_GPU_MARK)

@@ -86,8 +86,8 @@ class UnfinishedRun:
             was, is_now = (_lasting(name, one["facts"].get(name)) for one in (before, json.loads(json.dumps(started))))
             if was != is_now:
                 yield f"{words} is another one: it was {_words(was)}, and is {_words(is_now)}"
-        for name in ("inline", "selftest"):
-            was, is_now = (str(one["settings"].get(name)) for one in (before, started))
+        for name in ("inline", "selftest", "audit"):
+            was, is_now = (str(one["settings"].get(name, False)) for one in (before, started))
             if was != is_now:
                 yield f"--gpucluster-{name} was {'given' if was == 'True' else 'not given'} before"
         yield from _other_values(before.get("variables", {}), started["variables"])

@@ -157,6 +157,7 @@ def test_a_broken_detection_is_told(blind: FinishedRun) -> None:
     ("option", "told"),
     [
         ("--gpucluster-inline", "--gpucluster-selftest kills workers, and --gpucluster-inline has none"),
+        ("--gpucluster-audit", "--gpucluster-selftest works the GPUs, and --gpucluster-audit only reads"),
         ("-n2", "--gpucluster-selftest needs all GPUs at once; leave -n out"),
     ],
 )

@@ -215,10 +215,14 @@ def test_dead_links_are_seen(tmp_path: Path) -> None:
     assert dead_links(tmp_path) == ["a.md: b.md", "a.md: #two"]
 
 
+MADE = ("README.md", "limits.md", "requirements.md")
+"""The index, and the pages that are generated."""
+
+
 def test_index_names_every_page() -> None:
-    """No page under docs/ is unreachable from docs/README.md, but for the folder of results and the page that is made."""
+    """No page under docs/ is unreachable from docs/README.md, but for the folder of results and the pages that are made."""
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    pages = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md") if file.name not in ("README.md", "limits.md")]
+    pages = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md") if file.name not in MADE]
     assert [page for page in pages if not page.startswith("results/") and f"({page})" not in index] == []
 
 
@@ -356,3 +360,40 @@ def test_example_runs_as_printed(tmp_path: Path) -> None:
     assert outcomes == {"scratch_free": "passed", "sum_of_ranks": "passed"}
     assert results["verdict"] == "INCOMPLETE"
     assert "gpucluster.verdict" in (tmp_path / "junit.xml").read_text(encoding="utf-8")
+
+
+def test_every_requirement_is_answered_once() -> None:
+    """By a criterion with its id or name, a place where it is shown, or a reason; and each list is counted."""
+    made = script("generate_requirements.py")
+    content, criteria = made.read(), load(None).criteria(None)
+    found = made.answers(content, criteria)
+    assert found["N-011"] == ("judged", "`shared_paths`")
+    assert [name for name, (kind, words) in found.items() if kind == "refused" and not words.endswith(".")] == []
+    page = made.page(content, criteria)
+    for name in content["requirements"]:
+        assert f"| {name} | " in page
+    assert "5 listed: 2 judged, 0 shown, 3 refused. It has 33 in all." in page
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "told"),
+    [
+        ("ABC1", {}, "ABC1 has 0 answers"),
+        ("ABC1", {"refused": ""}, "ABC1 has 0 answers"),
+        ("ABC1", {"refused": "Why.", "shown": "there"}, "ABC1 has 2 answers"),
+        ("ABC1", {"judged": ["no_such"]}, "ABC1 names no_such"),
+        ("ABC1", {"refused": "Why", "and why not.": None}, "ABC1 has and why not., which is no key"),
+        ("N-011", {"refused": "Why."}, "N-011 has 2 answers"),
+        ("N-011", None, "thresholds.yaml has the ids N-011, which docs/requirements.yaml does not list"),
+    ],
+)
+def test_a_requirement_without_one_answer_is_noticed(name: str, answer: dict[str, object] | None, told: str) -> None:
+    """No answer, an empty one, two of them, one that names nothing, and an id that no list has."""
+    made = script("generate_requirements.py")
+    content = made.read()
+    if answer is None:
+        del content["requirements"][name]
+    else:
+        content["requirements"][name] = {"list": "nvidia", "asks": "something", **answer}
+    with pytest.raises(ValueError, match=re.escape(told)):
+        made.answers(content, load(None).criteria(None))

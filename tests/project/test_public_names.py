@@ -28,6 +28,7 @@ OPTIONS = {
     "--gpucluster-only",
     "--gpucluster-junit",
     "--gpucluster-junit-strict",
+    "--gpucluster-audit",
     "--gpucluster-selftest",
     "--gpucluster-summary",
     "--gpucluster-metrics",

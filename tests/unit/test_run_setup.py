@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster import run_setup
+from pytest_gpucluster import run_setup, session
+from pytest_gpucluster.cluster.calls import _allowed
 from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.controller import FleetController
 from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.measurements.gemm import gemm
+from pytest_gpucluster.measurements.health import clocks_under_load, gpu_state
 from pytest_gpucluster.session import Session
 from tests.support import REPOSITORY
 from tests.unit.reporting.test_earlier_hosts import journal
@@ -65,7 +69,7 @@ def simulated(folder: Path, launch: Any = None, **given: Any) -> run_setup.RunSe
 def settings(folder: Path, **given: Any) -> Settings:
     """What these options of pytest ask for."""
     options = dict.fromkeys(("thresholds", "profile", "expect", "level", "results", "only"), None)
-    switches = dict.fromkeys(("gate", "inline", "selftest"), False)
+    switches = dict.fromkeys(("gate", "inline", "selftest", "audit"), False)
     all_given = {f"gpucluster_{name}": value for name, value in {**options, **switches, **given}.items()}
     return settings_from(Namespace(**all_given), start=folder)
 
@@ -164,3 +168,16 @@ def test_the_hosts_of_an_earlier_run_are_remembered(tmp_path: Path, monkeypatch:
     one = settings(tmp_path, profile="rehearsal", expect="nodes=1,gpus_per_node=2")
     monkeypatch.delenv("GPUCLUSTER_HOSTS")
     assert run_setup.prepare(one, None, start=tmp_path).inventory.hosts == ()
+
+
+def test_an_audit_accepts_nothing_and_opens_no_gpu(tmp_path: Path) -> None:
+    """Its objection stands before anything runs, its workers are CPU workers, and what may use a GPU is refused by name."""
+    setup = run_setup.prepare(settings(tmp_path, profile="rehearsal", inline=True, audit=True), None, start=tmp_path)
+    assert run_setup.AUDIT in setup.objections
+    on_gpus = replace(setup, inventory=replace(setup.inventory, device="cuda"))
+    controller: Any = session._controller(on_gpus, tmp_path, None)
+    assert controller.device == "cpu"
+    assert _allowed(gpu_state, reads_only=True) is gpu_state
+    for function in (gemm, clocks_under_load):
+        with pytest.raises(ConfigurationError, match=f"an audit only reads, and {function.__name__} may use a GPU"):
+            _allowed(function, reads_only=True)

@@ -168,6 +168,16 @@ def test_a_plan_is_a_collection(called: list[list[str]], capsys: pytest.CaptureF
     assert capsys.readouterr().err.count("gpucluster plan: ") == 2
 
 
+def test_an_audit_is_a_run_that_reads(called: list[list[str]]) -> None:
+    """In a folder of its own, so that the results of whole runs stay; what follows ``--`` is pytest's."""
+    with pytest.raises(SystemExit):
+        main.main(["audit", "--fleet", "2x8", "--", "--gpucluster-gate"])
+    (command,) = called
+    assert {"--gpucluster-audit", "--fleet=2x8", "--gpucluster-results=gpucluster-audit"} <= {*command}
+    assert command[-1] == "--gpucluster-gate"
+    assert main.main(["audit", "--fleet", "2x"]) == 2
+
+
 def test_a_plan_names_criteria_limits_and_seconds(tmp_path: Path) -> None:
     """Without a GPU, a file or a process that stays; what does not apply is counted by its cause."""
     words = ["plan", "--fleet", "2x8", "--", "-m", "compute or fabric"]

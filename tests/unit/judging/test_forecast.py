@@ -186,7 +186,7 @@ def test_a_program_that_is_not_there_takes_no_time() -> None:
 
 def test_subjects_are_our_marks() -> None:
     """All of them but those that are no subject."""
-    others = ("distributed", "again", "at_end", "over_run", "compares", "each_entry")
+    others = ("distributed", "again", "at_end", "over_run", "compares", "each_entry", "reads")
     assert set(forecast.SUBJECTS) == {mark for mark in MARKS if not mark.startswith(others)}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpucluster.commands.names_of_tests import nodeid_in_suite
 from pytest_gpucluster.judging.forecast import Suite, forecast
-from pytest_gpucluster.plugin.collection import refuse_unknown_mark, without
+from pytest_gpucluster.plugin.collection import only_reads, refuse_unknown_mark, without
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 from tests.support.thresholds_files import packaged
@@ -36,6 +36,18 @@ def test_tests_are_left_out_at_once() -> None:
     items: list[Any] = [Item() for _ in range(300)]
     assert [id(item) for item in without(items, items[::3])] == [id(item) for number, item in enumerate(items) if number % 3]
     assert Item.compared <= 300
+
+
+@pytest.mark.parametrize(
+    ("mark", "is_distributed", "expected"),
+    [(None, False, False), ({}, False, True), ({"only": False}, False, False), ({}, True, False)],
+)
+def test_an_audit_takes_what_is_marked(mark: Any, is_distributed: bool, expected: bool) -> None:  # noqa: FBT001 -- a case
+    """The nearest mark decides; the body of a distributed test runs in a process group, so it never belongs to an audit."""
+    reads = None if mark is None else SimpleNamespace(kwargs=mark)
+    marks = {"reads": reads, "distributed": object() if is_distributed else None}
+    item: Any = SimpleNamespace(get_closest_marker=marks.__getitem__)
+    assert only_reads(item) is expected
 
 
 def marked(*names: str) -> Any:

@@ -1,0 +1,251 @@
+"""The parts of hosts, serial by serial, as CSV and JSON; and how they differ from an order. Pure, but for reading files.
+
+A row is one part: chassis, board, NIC or GPU. A serial that could not be read is not known: it is never missing. An adapter
+is known by its GUID, which the kernel shows to anybody; its serial number only to root.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import defaultdict
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.config.schema_errors import did_you_mean
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.records.spreadsheet import FORMULA
+from pytest_gpucluster.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+KINDS = ("chassis", "board", "nic", "gpu")
+NOT_WRITTEN = ("to be filled", "not specified", "default string", "system serial", "chassis serial", "none", "n/a")
+PLACEHOLDERS = (*NOT_WRITTEN, "0123456789")
+"""What firmware has in place of a serial that nobody wrote."""
+SHORTENED = re.compile(r"\d(?:[.,]\d+)?[eE]\+?\d+")
+"""A serial that a spreadsheet took for a number: its digits are lost."""
+MOST_BYTES = 64 * 2**20
+"""Of a file that is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedPart:
+    """One part of a host. An empty text is not known, or not asked for; ``unread`` says why the serial is not known."""
+
+    host: str = ""
+    part: str
+    name: str = ""
+    model: str = ""
+    serial: str = ""
+    firmware: str = ""
+    unread: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Which part it is; letters count alike in both cases."""
+        return self.part, self.serial.casefold()
+
+    @property
+    def label(self) -> str:
+        """As people call it."""
+        at = f" ({' '.join(filter(None, (self.host, self.name)))})" if self.host or self.name else ""
+        return one_line(f"{self.part} {self.serial or 'without a known serial'}{at}")
+
+
+COLUMNS = tuple(field.name for field in fields(ListedPart))
+COMPARED = ("host", "model", "firmware")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderDifferences:
+    """What differs from an order: ``wrong`` is certain; ``undecided`` is what no serial decides, as one was not read."""
+
+    wrong: tuple[str, ...]
+    undecided: tuple[str, ...]
+    same: int
+
+
+def parts_of(machine: Mapping[str, Any]) -> list[ListedPart]:
+    """The parts of a machine, from the plain data of ``read_machine``."""
+    host, dmi, nics, gpus = (machine[name] for name in ("hostname", "dmi", "nics", "gpus"))
+    board = {"model": dmi["board_name"], "serial": dmi["board_serial"], "firmware": dmi["bios_version"]}
+    found = [
+        _part(host, "chassis", "", {"model": dmi["product_name"], "serial": dmi["chassis_serial"]}),
+        _part(host, "board", "", board),
+    ]
+    if isinstance(nics, list):
+        own = [nic for nic in nics if nic["is_virtual"] is not True and nic["is_nvswitch"] is not True]
+        readings = ({"model": nic["board_id"], "serial": nic["guid"], "firmware": nic["firmware"]} for nic in own)
+        found += [_part(host, "nic", nic["device"], read) for nic, read in zip(own, readings, strict=True)]
+    else:
+        found.append(ListedPart(host=host, part="nic", unread=one_line(str(nics["not_available"]))))
+    for gpu in gpus["gpus"]:
+        read = {"model": gpu["name"], "serial": gpu["serial"], "firmware": gpu["vbios"]}
+        found.append(_part(host, "gpu", f"gpu{gpu['index']}", read))
+    on_bus = machine["gpus_on_pci_bus"]
+    hidden = max(gpus["count"], on_bus if isinstance(on_bus, int) else 0) - len(gpus["gpus"])
+    if gpus["error"] and not gpus["gpus"]:
+        hidden = max(hidden, 1)
+    why = one_line(str(gpus["error"] or "NVML does not show it"))
+    return [*found, *(ListedPart(host=host, part="gpu", unread=why) for _ in range(hidden))]
+
+
+def _part(host: str, kind: str, name: str, readings: Mapping[str, Any]) -> ListedPart:
+    """One part, by its readings: model, serial and firmware."""
+    known = {column: _text(value) for column, value in readings.items()}
+    serial = known["serial"]
+    unread = ""
+    if not serial.strip("0:. -") or serial.casefold().startswith(PLACEHOLDERS):
+        hidden = readings["serial"]
+        unread = one_line(str(hidden["not_available"]) if isinstance(hidden, dict) else f"the firmware says {serial!r}")
+        known["serial"] = ""
+    return ListedPart(host=host, part=kind, name=name, unread=unread, **known)
+
+
+def _text(value: Any) -> str:
+    return one_line(value).strip() if isinstance(value, str) else ""
+
+
+def json_text(parts: Iterable[ListedPart]) -> str:
+    """The parts as a JSON list of objects, every column a text."""
+    return json.dumps([asdict(one) for one in parts], indent=1) + "\n"
+
+
+def csv_text(parts: Iterable[ListedPart]) -> str:
+    """The parts as CSV with a head; what a spreadsheet would take for a formula comes behind an apostrophe."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for one in parts:
+        writer.writerow([f"'{cell}" if cell.startswith(FORMULA) else cell for cell in asdict(one).values()])
+    return text.getvalue()
+
+
+def read_parts(file: Path, *, is_order: bool) -> list[ListedPart]:
+    """The parts that a CSV or JSON file lists; of an order each has a serial of its own.
+
+    Raises:
+        ConfigurationError: the file cannot be read, has other columns, another kind of part, or a serial that is none.
+    """
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{file} is no text in UTF-8; save it as CSV UTF-8") from None
+    if len(content) > MOST_BYTES:
+        raise ConfigurationError(f"{file} is larger than {MOST_BYTES >> 20} MiB; an inventory is far smaller")
+    rows = [*(_json_rows(text, file) if text.lstrip()[:1] in ("[", "{") else _csv_rows(text, file))]
+    if not rows:
+        raise ConfigurationError(f"{file} lists no part")
+    parts = [_checked(row, where, is_order=is_order) for where, row in rows]
+    seen: dict[tuple[str, str], str] = {}
+    for (where, _), one in zip(rows, parts, strict=True) if is_order else ():
+        if one.key in seen:
+            raise ConfigurationError(f"{where}: {one.part} {one.serial} is listed twice, first at {seen[one.key]}")
+        seen[one.key] = where
+    return parts
+
+
+def _csv_rows(text: str, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    head = text.partition("\n")[0]
+    delimiter = next((one for one in ",;\t" if one in head), ",")
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+    try:
+        names = [name.strip().casefold() for name in next(reader, [])]
+        if len({*names}) != len(names):
+            raise ConfigurationError(f"{file}:1: a column is there twice")
+        for cells in reader:
+            where = f"{file}:{reader.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(names):
+                raise ConfigurationError(f"{where}: {len(cells)} cells, and the head has {len(names)}")
+            yield where, dict(zip(names, cells, strict=True))
+    except csv.Error as error:
+        raise ConfigurationError(f"{file}:{reader.line_num}: no CSV: {error}") from None
+
+
+def _json_rows(text: str, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file} is no JSON: {one_line(str(error))}") from None
+    if not isinstance(content, list) or not all(isinstance(one, dict) for one in content):
+        raise ConfigurationError(f"{file} is no list of objects, each with part and serial")
+    yield from ((f"{file}, object {number}", one) for number, one in enumerate(content, 1))
+
+
+def _checked(row: Mapping[str, Any], where: str, *, is_order: bool) -> ListedPart:
+    unknown = [name for name in row if name not in COLUMNS]
+    if unknown:
+        hints = "".join(did_you_mean(name, COLUMNS) for name in unknown)
+        raise ConfigurationError(f"{where}: no column {', '.join(map(repr, unknown))}; there are {', '.join(COLUMNS)}.{hints}")
+    missing = [name for name in ("part", "serial") if name not in row]
+    if missing:
+        raise ConfigurationError(f"{where}: no column {' and '.join(missing)}, which every line needs")
+    wrong = [name for name, cell in row.items() if not isinstance(cell, str)]
+    if wrong:
+        raise ConfigurationError(f"{where}: {', '.join(wrong)} is no text; write it in quotes, so that no digit is lost")
+    texts = {name: _cell(cell) for name, cell in row.items()}
+    kind, serial = texts["part"].casefold(), texts["serial"]
+    if kind not in KINDS:
+        raise ConfigurationError(f"{where}: {texts['part']!r} is no part; say {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}")
+    if is_order and not serial:
+        raise ConfigurationError(f"{where}: a {kind} without a serial")
+    if SHORTENED.fullmatch(serial):
+        raise ConfigurationError(f"{where}: {serial!r} is a number that a spreadsheet shortened, and no serial")
+    return ListedPart(**{**texts, "part": kind})
+
+
+def _cell(text: str) -> str:
+    text = one_line(text).strip()
+    return text[1:] if text[:1] == "'" and text[1:].startswith(FORMULA) else text
+
+
+def compare_with_order(order: Sequence[ListedPart], found: Sequence[ListedPart]) -> OrderDifferences:
+    """What is ordered and not there, there and not ordered, there twice, or another than ordered.
+
+    Parts of a kind that the order does not name are passed over. Where a part of that kind has no known serial, an ordered
+    one that was not seen may be that part: nobody knows.
+    """
+    there: dict[tuple[str, str], list[ListedPart]] = defaultdict(list)
+    unread: dict[str, list[ListedPart]] = defaultdict(list)
+    kinds, ordered = {one.part for one in order}, {one.key for one in order}
+    for one in found:
+        if one.part in kinds and one.serial:
+            there[one.key].append(one)
+        elif one.part in kinds:
+            unread[one.part].append(one)
+    wrong, unknown, same = [], [], 0
+    for one in order:
+        if one.key in there:
+            differs = [*_differences(one, there[one.key][0])]
+            wrong += differs
+            same += not differs
+        elif one.part in unread:
+            unknown.append(f"{one.label} is ordered and was not seen; {len(unread[one.part])} {one.part} have no known serial")
+        else:
+            wrong.append(f"{one.label} is ordered, and is not there")
+    for key, parts in there.items():
+        if key not in ordered:
+            wrong.append(f"{parts[0].label} is there, and is not ordered")
+        if len(parts) > 1:
+            places = ", ".join(filter(None, (f"{one.host} {one.name}".strip() for one in parts)))
+            wrong.append(f"{parts[0].part} {parts[0].serial} is there {len(parts)} times: {places}")
+    unknown += [f"{one.label}: {one.unread or 'no serial'}" for parts in unread.values() for one in parts]
+    return OrderDifferences(wrong=tuple(wrong), undecided=tuple(unknown), same=same)
+
+
+def _differences(ordered: ListedPart, found: ListedPart) -> Iterator[str]:
+    for name in COMPARED:
+        wanted, is_there = getattr(ordered, name), getattr(found, name)
+        if wanted and wanted.casefold() != is_there.casefold():
+            yield f"{found.label}: {name} is {is_there or 'not known'}, and {wanted} is ordered"
