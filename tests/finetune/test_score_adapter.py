@@ -256,7 +256,7 @@ def test_damaged_checkpoint_is_passed_over(trained: Path, tmp_path: Path, capsys
         (["--checkpoint-dir={tmp}"], "no complete checkpoint in"),
         (["--adapter={tmp}"], "does not say which base its adapter is for"),
         (["--adapter={tmp}", "--preset=tiny"], "adapter_model.safetensors and adapter_config.json missing"),
-        (["--adapter={tmp}/none", "--preset=tiny"], "no adapter in"),
+        (["--adapter={tmp}/none", "--preset=tiny"], "no such adapter directory"),
         (["--checkpoint-dir={trained}", "--seed=5"], "does not fit this base: it has digest"),
         (["--adapter={trained}/final", "--hidden-size=32"], "does not fit this base: it has digest"),
         (["--checkpoint-dir={trained}", "--lora-rank=4"], "it holds 14 adapter tensors of other names or sizes"),
