@@ -1,9 +1,8 @@
-"""Write checkpoints, synchronously or beside the training, so that each is whole or has no marker.
+"""Write checkpoints, so that each is whole or has no marker.
 
 Before anything is written, all ranks decide whether the state is worth saving: it is finite and the same on every rank,
 and each check of the state passed when it last ran. All ranks write and sync ``DIR/step-N.tmp``. It is renamed to
-``DIR/step-N``, and only then gets its marker; older checkpoints are removed after that. An asynchronous checkpoint is
-copied to host memory, and a thread writes it over a gloo group of its own.
+``DIR/step-N``, and only then gets its marker; older checkpoints are removed after that.
 """
 
 from __future__ import annotations
@@ -13,25 +12,20 @@ import functools
 import math
 import os
 import shutil
-import threading
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from finetune_smoke.checkpoints import compatibility, reading, tensors
 from finetune_smoke.checkpoints import marker as markers
 from finetune_smoke.checks.exact import difference
 from finetune_smoke.digests import as_hex, digest, digest_bytes
-from finetune_smoke.ranks import SETUP_DEADLINE_S, Ranks, rank_list
-from finetune_smoke.settings.config import InputError, OwnInputError
+from finetune_smoke.ranks import rank_list
+from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from finetune_smoke.checkpoints.marker import TensorEntry
@@ -39,10 +33,6 @@ if TYPE_CHECKING:
     from finetune_smoke.checks.exact import Failures
     from finetune_smoke.run import TrainingRun
 
-WRITING_DEADLINE_S = SETUP_DEADLINE_S
-"""How long training waits for an asynchronous checkpoint: as long as its ranks wait for each other."""
-FAILED_RUN_DEADLINE_S = 30.0
-"""How long a failing run waits for a checkpoint: torchrun kills the other ranks 30 s after one has left."""
 CHECKS_OF_THIS_PROCESS = ("step_time_spread",)
 """Final checks of the steps of this process: a run that is resumed after its last step has no steps to check."""
 STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
@@ -51,29 +41,22 @@ STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Saver:
-    """Saves the state of ``run``; ``ranks`` is the group of the collectives while it writes.
+    """Saves the state of ``run``.
 
     ``damaged`` are the steps of checkpoints that look whole but are damaged; ``saved`` is the newest step that was saved.
     """
 
     run: TrainingRun
-    ranks: Ranks
     damaged: frozenset[int] = frozenset()
     saved: int | None = None
     _unsaved: list[int] = dataclasses.field(default_factory=list)
     _why: str = ""
-    _writing: Future[None] | None = None
 
     def save(self, *, step: int, losses: list[float], norms: Sequence[float] = ()) -> None:
         """Save the state after ``step`` steps, with these losses and gradient norms, if it is worth saving.
 
-        Waits for the checkpoint before. Returns when the new one is complete or, with ``checkpoint_async``, when it is
-        copied.
-
-        Raises:
-            InputError: it cannot be written. For an asynchronous checkpoint the next ``save`` or ``wait`` raises this.
+        Raises InputError on every rank if it cannot be written.
         """
-        self.wait()
         state = reading.state_of(self.run, losses)
         number = reading.state_number(state)
         flaws = self._why_not_saved(step, state, number, [*losses, *norms])
@@ -83,23 +66,10 @@ class Saver:
             self.run.progress(f"checkpoint of step {step} is not saved: {'; '.join(flaws)}", None)
             return
         self.saved, self.damaged = step, self.damaged - {step}
-        marker = self._marker(step, number)
-        if not self.run.config.checkpoint_async:
-            self._write(state, marker)
-            return
-        copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-        self._writing = _in_background(functools.partial(self._write, copy, marker))
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is complete on every rank; raises InputError after the deadline."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            if wait_for([writing], WRITING_DEADLINE_S).not_done:
-                raise OwnInputError(
-                    f"rank {self.ranks.rank}: the checkpoint of step {self.saved} was not written within "
-                    f"{WRITING_DEADLINE_S:.0f} s: does {reading.folder_of(self.run)} still answer?"
-                )
-            writing.result()
+        _write(self.run, state, self._marker(step, number))
+        keep, folder = self.run.config.keep_checkpoints, reading.folder_of(self.run)
+        work = functools.partial(_prune, folder, newest=step, keep=keep, damaged=self.damaged)
+        self.run.ranks.run_on_all_ranks(lambda: work() if self.run.ranks.rank == 0 else None)
 
     def add_late_failures(self) -> None:
         """Add failures to the last step's checkpoint that occurred after it was saved and that a restart would not check again.
@@ -109,14 +79,8 @@ class Saver:
         seen = self.run.checks.failures()
         if self.saved != self.run.config.steps or not set(CHECKS_OF_THIS_PROCESS) & set(seen):
             return
-        self.wait()
         path = reading.folder_of(self.run) / f"step-{self.saved}"
         self.run.ranks.run_on_all_ranks(lambda: _add_late_failures(path, seen) if self.run.ranks.rank == 0 else None)
-
-    def wait_briefly(self) -> None:
-        """After an error of the run: give a checkpoint that is being written some time. Its own errors are not raised."""
-        if self._writing is not None:
-            wait_for([self._writing], FAILED_RUN_DEADLINE_S)
 
     def notes(self) -> list[str]:
         """A line with the steps that were not saved, and why the first of them was not; empty if all were saved."""
@@ -140,13 +104,6 @@ class Saver:
             seen.record("adapter_digest", problem=f"adapters and optimiser after step {step}: {differs}", at_fault=odd)
         return seen.latest_problems(STATE_CHECKS)
 
-    def _write(self, state: State, marker: dict[str, Any]) -> None:
-        """Write the checkpoint; then remove those that are not kept."""
-        _write(self.run, self.ranks, state, marker)
-        keep, rank, folder = self.run.config.keep_checkpoints, self.ranks.rank, reading.folder_of(self.run)
-        work = functools.partial(_prune, folder, newest=marker["step"], keep=keep, damaged=self.damaged)
-        self.ranks.run_on_all_ranks(lambda: work() if rank == 0 else None)
-
     def _marker(self, step: int, number: int) -> dict[str, Any]:
         """The marker, without the files and the tensors."""
         return {
@@ -162,46 +119,9 @@ class Saver:
         }
 
 
-@contextmanager
-def saver(run: TrainingRun, damaged: frozenset[int] = frozenset()) -> Iterator[Saver | None]:
-    """The saver of ``run``, None without a checkpoint directory. Waits for the last checkpoint at the end of the block."""
-    if run.config.checkpoint_dir is None:
-        yield None
-        return
-    ranks, group = run.ranks, None
-    if run.config.checkpoint_async and run.ranks.world_size > 1:
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
-        ranks = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
-    made = Saver(run=run, ranks=ranks, damaged=damaged)
-    try:
-        yield made
-    except BaseException:
-        made.wait_briefly()
-        raise
-    made.wait()
-    if group is not None:
-        dist.destroy_process_group(group)
-
-
-def _in_background(work: Callable[[], None]) -> Future[None]:
-    """Call ``work`` in a daemon thread, which does not keep a failing process alive."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 -- raised again by result()
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    threading.Thread(target=run, name="checkpoint", daemon=True).start()
-    return future
-
-
-def _write(run: TrainingRun, ranks: Ranks, state: State, marker: dict[str, Any]) -> None:
+def _write(run: TrainingRun, state: State, marker: dict[str, Any]) -> None:
     """Write ``state`` and, when all ranks have written it, its marker; raises InputError on every rank if one fails."""
-    folder = reading.folder_of(run)
+    folder, ranks = reading.folder_of(run), run.ranks
     final = folder / f"step-{marker['step']}"
     draft = final.with_suffix(".tmp")
     ranks.run_on_all_ranks(lambda: _make_draft(draft, final) if ranks.rank == 0 else None)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 UNUSED = (
     "checkpoint_dir",
     "checkpoint_every",
-    "checkpoint_async",
     "keep_checkpoints",
     "resume",
     "output",
@@ -45,8 +44,9 @@ UNUSED = (
     "base_dtype",
     "fsdp_gather",
     "attention",
+    "checkpoint_async",
 )
-"""Settings of a training that an evaluation ignores; the last three existed until November 2026."""
+"""Settings of a training that an evaluation ignores; the last four existed until November 2026."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

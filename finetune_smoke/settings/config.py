@@ -136,7 +136,6 @@ class Config:
 
     checkpoint_dir: str | None = None
     checkpoint_every: int = 0
-    checkpoint_async: bool = False
     keep_checkpoints: int = 0
     resume: str = "no"
     output: str | None = None

@@ -46,7 +46,6 @@ HELP = {
     "checkpoint_dir": "directory, shared by all ranks, for checkpoints and the adapter in final/; SIGTERM or SIGUSR1 to any "
     "rank ends the run with a checkpoint and exit code 3",
     "checkpoint_every": "steps between checkpoints; 0: only after the last step",
-    "checkpoint_async": "write checkpoints beside the training, from a copy in host memory",
     "keep_checkpoints": "how many checkpoints to keep, the newest; 0: all",
     "resume": "'auto' continues from the newest complete checkpoint in --checkpoint-dir, saved by any number of ranks",
     "output": "directory for the adapter in peft's layout; default: final/ in --checkpoint-dir, if there is one",

@@ -73,11 +73,8 @@ def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin:
     """Train and evaluate; the set-up began at ``begin``."""
     start = _starting_point(run)
     run = start.run
-    with (
-        _without_input_casts(run),
-        tensorboard.curve_writer(run) as board,
-        writing.saver(run, start.damaged) as saver,
-    ):
+    saver = None if run.config.checkpoint_dir is None else writing.Saver(run=run, damaged=start.damaged)
+    with _without_input_casts(run), tensorboard.curve_writer(run) as board:
         export.claim_folder(run)
         log = Log(
             losses=start.losses,

@@ -135,6 +135,6 @@ def test_every_setting_that_changes_a_loss_is_compared() -> None:
         "preset", "gradient_checkpointing", "strategy", "cpu_offload", "own_lora", "compile", "cuda_graph", "rows",
         "rows_shared", "accumulation", "loader_workers", "prefetch", "steps", "loss_limit", "spread_limit", "heldout_rows",
         "greedy_rows", "restore_check", "window_steps", "audit_every", "digest_every", "peak_bf16_tflops", "checkpoint_dir",
-        "checkpoint_every", "checkpoint_async", "keep_checkpoints", "resume", "output", "tensorboard", "scratch", "fault",
+        "checkpoint_every", "keep_checkpoints", "resume", "output", "tensorboard", "scratch", "fault",
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(preset("tiny"))} == free | set(band.SAME)

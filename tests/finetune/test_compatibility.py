@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
     """Whole runs, and each change from step 3 of one of them."""
-    worlds = [world(name, name, folder, checkpoint_async=name == "ddp2") for name in WHOLE]
+    worlds = [world(name, name, folder) for name in WHOLE]
     for before, after in CHANGES:
         name = f"{before}-{after}"
         changed = world(name, after, folder, resume="auto")

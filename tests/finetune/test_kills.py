@@ -69,26 +69,24 @@ def killed(folder: Path, kills: int, **settings: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_killed_three_times(tmp_path: Path, beside: bool) -> None:  # noqa: FBT001 -- parametrised
-    """The kills come at random moments of a run that saves after every step, synchronously or asynchronously."""
-    seen = killed(tmp_path, 3, checkpoint_async=beside, keep_checkpoints=2)
+def test_killed_three_times(tmp_path: Path) -> None:
+    """The kills come at random moments of a run that saves after every step."""
+    seen = killed(tmp_path, 3, keep_checkpoints=2)
     assert seen["killed"] == 3
     assert max(seen["newest_at_kill"]) > 0
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("beside", [False, True])
-def test_killed_twenty_times(tmp_path: Path, beside: bool) -> None:  # noqa: FBT001 -- parametrised
+def test_killed_twenty_times(tmp_path: Path) -> None:
     """The same with more kills."""
-    assert killed(tmp_path, 20, checkpoint_async=beside, keep_checkpoints=2)["killed"] == 20
+    assert killed(tmp_path, 20, keep_checkpoints=2)["killed"] == 20
 
 
 @pytest.mark.soak
 def test_launches_of_two_ranks_killed_twenty_times(tmp_path: Path) -> None:
     """Launcher and ranks at once, as a node that loses power, from the first import to the last check."""
     rng = random.Random(7)
-    settings = options({**OFTEN, "checkpoint_async": True, "keep_checkpoints": 3})
+    settings = options({**OFTEN, "keep_checkpoints": 3})
     begin = time.monotonic()
     whole = torchrun("-m", "finetune_smoke", *settings, "--checkpoint-dir", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr[-4000:]

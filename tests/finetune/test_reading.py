@@ -6,17 +6,13 @@ import errno
 import json
 import os
 import shutil
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from finetune_smoke.checkpoints import writing
-from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import Outcome, finetune
-from finetune_smoke.training.setup import prepare
 from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
@@ -198,54 +194,15 @@ def test_checkpoint_of_another_version_is_refused(copied: Path) -> None:
         run(copied, resume="auto")
 
 
-def test_saved_beside_the_training_is_the_same(tmp_path: Path, whole: tuple[Path, Outcome]) -> None:
-    """Same losses, same adapter, and the same digests in the markers."""
-    outcome = run(tmp_path, checkpoint_every=2, checkpoint_async=True)
-    assert outcome.losses == whole[1].losses
-    for step in (2, 4, 6):
-        ours, theirs = (json.loads((folder / f"step-{step}" / "_SUCCESS").read_text()) for folder in (tmp_path, whole[0]))
-        assert ours["state_digest"] == theirs["state_digest"]
-
-
-def test_asynchronous_save_copies_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written is the state at the time of the call, however late the thread comes to it."""
-    saved: dict[str, torch.Tensor] = {}
-    go = threading.Event()
-    write = writing._write
-
-    def late(run: Any, ranks: Any, state: dict[str, torch.Tensor], marker: dict[str, Any]) -> None:
-        go.wait(60)
-        saved.update({name: tensor.clone() for name, tensor in state.items()})
-        write(run, ranks, state, marker)
-
-    monkeypatch.setattr(writing, "_write", late)
-    config = preset("tiny", **CHEAP, checkpoint_dir=str(tmp_path), checkpoint_async=True)
-    prepared = prepare(
-        config, ranks=Ranks(rank=0, world_size=1, device=torch.device("cpu")), progress=lambda _step, _part: None
-    )
-    before = {name: adapter.detach().clone() for name, adapter in prepared.adapters.items()}
-    with writing.saver(prepared) as saver:
-        assert saver is not None
-        saver.save(step=1, losses=[0.5])
-        assert not (tmp_path / "step-1").exists()
-        with torch.no_grad():
-            for adapter in prepared.adapters.values():
-                adapter.fill_(7)
-        go.set()
-    assert (tmp_path / "step-1" / "_SUCCESS").exists()
-    assert all(torch.equal(saved[f"adapters/{name}"], value) for name, value in before.items())
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:  # noqa: FBT001 -- parametrised
-    """The message is one line with the rank, also if a thread meets the error."""
+def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is one line with the rank."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(writing.tensors, "content", full)
     with pytest.raises(InputError, match=r"step-6.tmp cannot be written by rank 0: .*No space left on device"):
-        run(tmp_path, checkpoint_async=beside)
+        run(tmp_path)
     assert not (tmp_path / "step-6").exists()
 
 

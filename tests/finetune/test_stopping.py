@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed.run
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.training import loop, stopping
+from tests.finetune.test_kills import SURROUNDINGS, end_all_below, result
+from tests.finetune.test_recipe_file import MEANT, RECIPE
 from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
@@ -96,3 +102,36 @@ def test_failed_check_of_a_stopped_run_leaves_1(
     out = capsys.readouterr().out
     assert "FAIL lock_step" in out
     assert json.loads(out.splitlines()[-1].removeprefix("RESULT "))["stopped"]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+def test_signal_to_torchrun_leaves_a_checkpoint(
+    number: signal.Signals, tmp_path: Path, real_model: Path, real_dataset: Path
+) -> None:
+    """Two ranks and a recipe in sections: torchrun passes the signal on, and kills after 30 s whoever has not saved."""
+    if "--signals-to-handle" not in torch.distributed.run.get_args_parser().format_help():
+        pytest.skip("this torchrun has no such option: SIGUSR1 would end it")
+    file, folder, printed = tmp_path / "training_config.yaml", tmp_path / "run", tmp_path / "printed"
+    text = RECIPE.replace(MEANT["model"], str(real_model)).replace(MEANT["dataset"], str(real_dataset))
+    file.write_text(text.replace("max_steps: 100", "max_steps: 100000").replace("4096", "64"))
+    start = ["--standalone", "--nproc-per-node=2", "-m", "finetune_smoke", f"--config={file}", f"--checkpoint-dir={folder}"]
+    handled = {**SURROUNDINGS, "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"}
+    with printed.open("w") as output:
+        command = [sys.executable, "-m", "torch.distributed.run", *start]
+        child = subprocess.Popen(command, env=handled, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 300
+            while "of 100000: loss" not in printed.read_text():
+                assert child.poll() is None, printed.read_text()[-4000:]
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            child.send_signal(number)
+            child.wait(120)
+        finally:
+            if child.poll() is None:
+                end_all_below(child.pid)
+                child.wait(30)
+    ended = result(printed.read_text())
+    assert ended["stopped"]
+    assert (folder / f"step-{ended['steps']}" / "_SUCCESS").exists()

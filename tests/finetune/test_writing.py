@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,7 +105,7 @@ def test_stop_with_a_state_that_is_not_finite_is_no_success(
     monkeypatch.setattr(stopping.StopRequest, "on_any_rank", lambda _stop, _ranks: True)
     monkeypatch.setattr(loop.steps, "learning_rate", lambda _run, _step: float("nan"))
     assert main(options(tmp_path, OFTEN)) == 1
-    assert "STOPPED after step 2 of 8, without a checkpoint: --resume auto starts at step 0" in printed(capsys)[0]
+    assert "STOPPED after step 1 of 8, without a checkpoint: --resume auto starts at step 0" in printed(capsys)[0]
     assert steps_in(tmp_path) == []
 
 
@@ -158,51 +157,10 @@ def test_another_data_set_is_refused(tmp_path: Path, real_model: Path, real_data
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> TrainingRun:
-    """A run before its first step that saves beside the training."""
-    config = preset("tiny", **CHEAP, checkpoint_dir=str(tmp_path), checkpoint_async=True)
+    """A run before its first step that saves."""
+    config = preset("tiny", **CHEAP, checkpoint_dir=str(tmp_path))
     ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
     return prepare(config, ranks=ranks, progress=lambda _step, _part: None)
-
-
-def save(prepared: TrainingRun) -> None:
-    """Save once, and wait as at the end of a run."""
-    with writing.saver(prepared) as saver:
-        assert saver is not None
-        saver.save(step=1, losses=[0.5])
-
-
-def test_run_that_fails_lets_a_checkpoint_be_complete(
-    prepared: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Training fails before the writing thread has begun."""
-    failed, write = threading.Event(), writing._write
-
-    def late(*arguments: Any) -> None:
-        failed.wait(60)
-        write(*arguments)
-
-    monkeypatch.setattr(writing, "_write", late)
-
-    def train_and_fail() -> None:
-        with writing.saver(prepared) as saver:
-            assert saver is not None
-            saver.save(step=1, losses=[0.5])
-            threading.Timer(0.5, failed.set).start()
-            raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        train_and_fail()
-    assert (tmp_path / "step-1" / "_SUCCESS").exists()
-
-
-def test_disk_that_does_not_answer_ends_the_run(prepared: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run ends with a message and does not wait for ever."""
-    answers = threading.Event()
-    monkeypatch.setattr(writing, "WRITING_DEADLINE_S", 0.5)
-    monkeypatch.setattr(writing, "_write", lambda *_: answers.wait(60))
-    with pytest.raises(InputError, match="the checkpoint of step 1 was not written within"):
-        save(prepared)
-    answers.set()
 
 
 def test_marker_that_cannot_be_written_is_said(prepared: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,5 +171,5 @@ def test_marker_that_cannot_be_written_is_said(prepared: TrainingRun, tmp_path: 
 
     monkeypatch.setattr(writing, "write_synced", full)
     with pytest.raises(InputError, match="step-1 cannot be written: No space left"):
-        save(prepared)
+        writing.Saver(run=prepared).save(step=1, losses=[0.5])
     assert not (tmp_path / "step-1" / "_SUCCESS").exists()
