@@ -67,6 +67,8 @@ def _write_page(file: Path, found: RunComparison, *, runs: Sequence[Path]) -> No
     require_writable(file)
     write_report(file, page_of(found))
     sys.stderr.write(f"page {file}\n")
+
+
 def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
     """Print what differs from an order, part by part; what could not be decided is never called good."""
     ordered = read_parts(order, is_order=True)

@@ -115,7 +115,8 @@ def _compare(parser: CommandParser, chosen: argparse.Namespace) -> int:
 
     if chosen.order is None and len(chosen.runs) != 2:
         parser.error(f"two results directories are required, A and B; given: {len(chosen.runs)}")
-
+    if chosen.order is not None and (chosen.html is not None or chosen.markdown):
+        parser.error("--html and --markdown are for two runs; an order is compared as text")
     return compare.main(chosen)
 
 
