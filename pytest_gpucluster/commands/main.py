@@ -15,7 +15,7 @@ from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 WRONG_USAGE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -41,22 +41,21 @@ def _parse(words: list[str]) -> argparse.Namespace:
     argparse left over are added to the arguments of ``run``.
     """
     end = words.index("--") if "--" in words else len(words)
-    parser = _parser()
+    parser, parsers = _parser()
     chosen, extra = parser.parse_known_args(words[:end])
     chosen.typed, chosen.beyond = words[:end], words[end + 1 :]
     if chosen.command == "run":
-        chosen.words += [word for word in extra if not word.startswith("-")]
+        chosen.words = [*chosen.words, *(word for word in extra if not word.startswith("-"))]
         extra = [word for word in extra if word.startswith("-")]
     if chosen.command not in ("launch", "demo", "resume", "plan", "sweep"):
         extra += chosen.beyond
     if extra:
-        parser.print_usage(sys.stderr)
-        code = getattr(chosen, "usage_code", WRONG_USAGE)
-        parser.exit(code, f"gpucluster: error: unrecognized arguments: {' '.join(extra)}\n")
+        parsers[chosen.command].error(f"unrecognized arguments: {' '.join(extra)}")
     return chosen
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
+    """The parser of all, and those of the commands."""
     parser = argparse.ArgumentParser(prog="gpucluster", description="Around the acceptance of a GPU cluster.")
     parser.add_argument("--version", action="version", version=f"pytest-gpucluster {version('pytest-gpucluster')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
@@ -92,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     docs.add_argument("page", nargs="?", metavar="PAGE", help="handover, slurm, decisions/0012; default: the list")
     docs.set_defaults(act=_docs)
     add_record_commands(commands.add_parser)
-    return parser
+    return parser, commands.choices
 
 
 def _add_report(report: argparse.ArgumentParser) -> None:
@@ -139,7 +138,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.description = "A criterion is measured by its recipe and judged; its results lie in gpucluster-run."
     words = "or path/to/file.py:FUNCTION, or the name of a criterion"
     run.add_argument("function", metavar="MODULE:FUNCTION|CRITERION", help=words)
-    run.add_argument("words", nargs="*", metavar="KEY=VALUE", help="its arguments; values as in YAML: sizes=[4096,8192]")
+    words = "its arguments; values as in YAML: sizes=[4096,8192]"
+    run.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=words)
     run.add_argument("--place", nargs="+", action="extend", default=[], metavar="ID", help="node0-gpu3 ...; default: all")
     run.add_argument(
         "--per",
@@ -157,7 +157,10 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.usage = "gpucluster launch [--nnodes N --nproc-per-node M --master-addr HOST] [options] -- PYTEST ARGUMENTS"
-    launch.description = "In a step of Slurm (srun --ntasks-per-node=1) all numbers come from Slurm, unless you give them."
+    launch.description = (
+        "In a step of Slurm (srun --ntasks-per-node=1) all numbers come from Slurm, in a Pod of deploy/kubernetes from its "
+        "variables, unless you give them."
+    )
     launch.add_argument("--nnodes", type=int, metavar="N", help="how many nodes")
     launch.add_argument("--nproc-per-node", type=int, metavar="M", help="how many GPUs on each")
     launch.add_argument("--node-rank", type=int, metavar="R", help="which node this is, 0 to N - 1; needed with --run")
@@ -166,7 +169,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--hosts",
         metavar="A,B,...",
-        help="hostnames in the order of node ranks, or the path of a file with them, or of an earlier run's results",
+        help="hostnames in the order of node ranks, gpu-[01-16] too, or the path of a file or of an earlier run's results",
     )
     launch.add_argument(
         "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.records.reading import read_results
+from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.merge import merge
 from pytest_gpucluster.reporting.node_runs import NEVER_REPORTED, beside_slurm, judge_nodes
@@ -33,7 +34,7 @@ def main(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: the runs cannot be merged; nothing was written then.
     """
-    hosts = [name.strip() for name in (chosen.hosts or "").split(",")] if chosen.hosts is not None else []
+    hosts = hosts_from(chosen.hosts) if chosen.hosts is not None else ()
     if not all(hosts):
         raise ConfigurationError(f"--hosts {chosen.hosts!r} names an empty host; say A,B,...")
     same = {folder.resolve() for folder in chosen.folders}

@@ -120,7 +120,8 @@ def _symptoms(failed: Sequence[Record]) -> list[str]:
     kinds = Counter(map(_kind_of, failed))
     names = list(dict.fromkeys(record.criterion for record in failed if _kind_of(record) is None))
     found = [counted(kinds[kind], kind) for kind in ("rate", "straggler") if kinds[kind]]
-    return [*found, *([f"{kinds['training']} of training"] if kinds["training"] else []), *names]
+    training = ["training"] if kinds["training"] == 1 else [f"{kinds['training']} of training"] if kinds["training"] else []
+    return [*found, *training, *names]
 
 
 def _kind_of(record: Record) -> str | None:

@@ -235,7 +235,10 @@ def test_arguments_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as left:
         main.main(["run", "probes.py:look", "--nowhere"])
     assert left.value.code == 2
-    assert "unrecognized arguments: --nowhere" in capsys.readouterr().err
+    assert "gpucluster run: error: unrecognized arguments: --nowhere" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main.main(["run"])
+    assert capsys.readouterr().err.endswith("are required: MODULE:FUNCTION|CRITERION\n")
 
 
 def test_a_criterion_refused(capsys: pytest.CaptureFixture[str]) -> None:

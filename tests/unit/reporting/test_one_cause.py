@@ -44,8 +44,8 @@ def bad_values(names: Iterable[str], place: str = GPU, **changes: Any) -> list[R
 
 def peers() -> GoodPeers:
     """Siblings that reach 100 of each rate."""
-    asked = {**RATES, **OTHERS}
-    return GoodPeers(Record(criterion=name, place="a", outcome=PASSED, value=100.0, limit=one) for name, (_, one) in asked.items())
+    good = [failed(name, "a", 100.0, limit=one) for name, (_, one) in {**RATES, **OTHERS}.items()]
+    return GoodPeers(replace(record, outcome=PASSED) for record in good)
 
 
 def flat(lines: Iterable[str]) -> str:
@@ -57,7 +57,7 @@ def test_each_kind_of_slowness_is_said() -> None:
     """A GPU that computes and reads its memory slowly has two causes; slow training follows from them."""
     text = sentence_of(bad_values([*RATES, "hbm_bandwidth", "training_throughput_gpu"]), peers())
     assert text == (
-        "computes 30 % slower than its siblings, reads and writes its memory 98 % slower: 8 rates, 1 of training"
+        "computes 30 % slower than its siblings, reads and writes its memory 98 % slower: 8 rates, training"
     )
     assert sentence_of(bad_values(["training_throughput_gpu"]), peers()).startswith("trains 30 % slower")
 
@@ -82,7 +82,8 @@ def test_slower_by_less_than_half_a_percent_is_not_slower() -> None:
 def test_a_waived_value_is_said_to_be_waived() -> None:
     """As each row says it."""
     first, *others = bad_values(RATES)
-    assert sentence_of([replace(first, waiver={"reason": "known"}, waivable=True), *others], peers()).endswith(f"7 rates; 1 {WAIVED}")
+    waived = replace(first, waiver={"reason": "known"}, waivable=True)
+    assert sentence_of([waived, *others], peers()).endswith(f"7 rates; 1 {WAIVED}")
 
 
 def test_an_error_of_a_part_is_not_behind_its_sentence() -> None:
