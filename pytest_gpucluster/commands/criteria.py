@@ -15,6 +15,7 @@ from rich.text import Text
 
 from pytest_gpucluster.commands.arguments import EXAMPLE, FORM, read_arguments
 from pytest_gpucluster.commands.info_tables import pairs
+from pytest_gpucluster.commands.launch import SUITE
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.hardware import require_model
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Threshold
 
-SUITE = ("--pyargs", "tests_acceptance")
 RESULTS_DIR = "gpucluster-run"
 """Where the results of one criterion lie: never among those of whole runs."""
 NAMED_PER = {"gpu": "GPU", "node": "node", "cluster": "run"}

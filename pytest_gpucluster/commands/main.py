@@ -81,7 +81,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
     _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
     condition = commands.add_parser("kubernetes-condition", help="that health for Kubernetes' node-problem-detector")
     condition.description = "Exit code 0: healthy; 1: something is wrong; 2: not known. Prints one line of at most 80 bytes."
-    condition.add_argument("--gpus", type=int, metavar="N", help="how many GPUs this node has")
+    condition.add_argument("--gpus", type=_count, metavar="N", help="how many GPUs this node has")
     condition.set_defaults(act=_kubernetes_condition)
     _add_sweep(commands.add_parser("sweep", help="each node alone, then the fabric, as jobs of Slurm", allow_abbrev=False))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
@@ -186,8 +186,14 @@ def _add_healthcheck(check: argparse.ArgumentParser) -> None:
     words = "drain the node in Slurm with the reason, free it from a reason of ours (GPUCLUSTER_DRAIN=1 does the same)"
     check.add_argument("--drain", action="store_true", help=words)
     check.add_argument("--node", metavar="NAME", help="this node's name in Slurm; default: its hostname")
-    check.add_argument("--gpus", type=int, metavar="N", help="how many GPUs it has; default with --drain: those of its GRES")
+    check.add_argument("--gpus", type=_count, metavar="N", help="how many GPUs it has; default with --drain: those of its GRES")
     check.set_defaults(act=_healthcheck)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs")
+    return int(text)
 
 
 def _add_sweep(sweep: argparse.ArgumentParser) -> None:

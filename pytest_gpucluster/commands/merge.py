@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.records.reading import read_results
 from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
@@ -70,7 +71,7 @@ def _exclude(folders: Sequence[Path], out: Path, hosts: Sequence[str]) -> int:
     for name, why in bad.items():
         sys.stderr.write(f"excluded {name}: {why}\n")
     if not good:
-        sys.stderr.write(f"none of {len(bad)} nodes passed: there is nothing to run the next job on\n")
+        sys.stderr.write(f"none of {counted(len(bad), 'node')} passed: there is nothing to run the next job on\n")
         return BAD
     sys.stderr.write(f"passed: {len(good)} of {len(good) + len(bad)} nodes: {hostlist(good)}\n")
     options = [f"--nodes={len(good)}", f"--nodelist={hostlist(good)}", *([f"--exclude={hostlist(bad)}"] if bad else [])]

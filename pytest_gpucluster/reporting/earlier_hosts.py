@@ -44,7 +44,7 @@ def remembered_hosts(folder: Path, *, num_nodes: int, own: str) -> tuple[str, ..
 def hosts_from(text: str) -> tuple[str, ...]:
     """The hosts that ``--hosts`` names: names with commas between, as Slurm writes them too, or a path of what has them.
 
-    A path has a ``/``. A folder is the results directory of an earlier run. A file has the names, a line each or with commas between.
+    A path has a ``/``. A folder is the results directory of an earlier run. A file has the names, a line each or with commas.
 
     Raises:
         ConfigurationError: no hosts are there, or the text is no list of hosts.

@@ -56,9 +56,7 @@ def flat(lines: Iterable[str]) -> str:
 def test_each_kind_of_slowness_is_said() -> None:
     """A GPU that computes and reads its memory slowly has two causes; slow training follows from them."""
     text = sentence_of(bad_values([*RATES, "hbm_bandwidth", "training_throughput_gpu"]), peers())
-    assert text == (
-        "computes 30 % slower than its siblings, reads and writes its memory 98 % slower: 8 rates, training"
-    )
+    assert text == ("computes 30 % slower than its siblings, reads and writes its memory 98 % slower: 8 rates, training")
     assert sentence_of(bad_values(["training_throughput_gpu"]), peers()).startswith("trains 30 % slower")
 
 
