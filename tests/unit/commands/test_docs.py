@@ -48,7 +48,7 @@ def test_a_page_by_its_name(text: str, page: str, found: dict[str, Path]) -> Non
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("slrum", "there is no page 'slrum'; gpucluster docs lists them. Did you mean slurm?"),
+        ("slrum", "there is no page 'slrum'; gpucluster docs lists them. Did you mean 'slurm'?"),
         ("zzzz", "there is no page 'zzzz'; gpucluster docs lists them."),
         ("", "there is no page ''"),
         ("00", "'00' may be decisions/0001-one, decisions/0012-two"),

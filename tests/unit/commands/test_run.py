@@ -197,7 +197,7 @@ def test_file_that_another_one_shadows() -> None:
         ("nowhere:look", "there is no module 'nowhere'"),
         ("probes.deep:look", "there is no module 'probes.deep'"),
         ("nowhere/probes.py:look", "there is no file nowhere/probes.py"),
-        ("probes:loke", r"has no function 'loke'. Did you mean look\?"),
+        ("probes:loke", r"has no function 'loke'. Did you mean 'look'\?"),
         ("probes:zzz", "its functions: add, look, takes"),
         ("probes:Probe", "must be a function at module level"),
         ("os:getcwd", "must be a function at module level"),
