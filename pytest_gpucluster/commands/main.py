@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -18,20 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 WRONG_USAGE = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT, and SIGPIPE, as shells count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     chosen = _parse(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        return int(chosen.act(chosen))
+        code = int(chosen.act(chosen))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone (| head); what is buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
     except (ConfigurationError, OSError) as error:
         sys.stderr.write(f"gpucluster {chosen.command}: {visible(str(error))}\n")
         return int(getattr(chosen, "usage_code", WRONG_USAGE))
     except KeyboardInterrupt:
         sys.stderr.write(f"gpucluster {chosen.command}: interrupted\n")
         return INTERRUPTED
+    return code
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
