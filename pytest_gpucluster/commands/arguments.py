@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config import yaml_lines
-from pytest_gpucluster.config.schema_errors import closest, did_you_mean
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.protocol import functions, plain_data
 
@@ -67,10 +67,9 @@ def find_function(text: str) -> Callable[..., Any]:
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if function is None:
-        near = closest(name, _functions_of(module), most=3)
-        hint = (
-            f". Did you mean {' or '.join(near)}?" if near else f"; its functions: {', '.join(_functions_of(module)) or 'none'}"
-        )
+        known = _functions_of(module)
+        hint = did_you_mean(name, known, most=3)
+        hint = f".{hint}" if hint else f"; its functions: {', '.join(known) or 'none'}"
         raise ConfigurationError(f"{where} has no function {name!r}{hint}")
     try:
         functions.name_function(function, rootdir=Path.cwd())

@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import yaml
 from rich.console import Console
 from rich.text import Text
 
 from pytest_gpucluster.commands.arguments import EXAMPLE, FORM, read_arguments
 from pytest_gpucluster.commands.info_tables import pairs
+from pytest_gpucluster.commands.launch import SUITE
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.hardware import require_model
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Threshold
 
-SUITE = ("--pyargs", "tests_acceptance")
 AUDIT_DIR = "gpucluster-audit"
 """Where the results of an audit lie: never among those of whole runs."""
 RESULTS_DIR = "gpucluster-run"
@@ -181,17 +180,28 @@ def _expression(keys: Sequence[str], places: Sequence[str], file: ThresholdsFile
 
 
 def _with_recipe(folder: Path, keys: Sequence[str], changed: Mapping[str, Any], file: ThresholdsFile) -> Path:
-    """A file of limits in which these recipes have other values."""
+    """A file of limits in which these recipes have other values, in each profile: some have recipes of their own."""
     entries = file.criteria(None)
     for key in keys:
         unknown = [name for name in changed if name not in entries[key].recipe]
         if unknown:
             known = ", ".join(entries[key].recipe) or "nothing"
             raise ConfigurationError(f"the recipe of {key} has no {', '.join(unknown)}; it has {known}")
+        for name, value in changed.items():
+            usual = _kind(entries[key].recipe[name])
+            if {usual, _kind(value)} - {usual, ""} and usual:
+                raise ConfigurationError(f"{name}={value}: the recipe of {key} has {usual} there, not {_kind(value)}")
     path = folder / "thresholds.yaml"
-    content = {"extends": "packaged", "criteria": {key: {"recipe": dict(changed)} for key in keys}}
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    ours = {"profiles": {name: {"recipe": dict(changed)} for name in file.profiles}}
+    content = {"extends": "packaged", "criteria": dict.fromkeys(keys, ours)}
+    path.write_text(json.dumps(content), encoding="utf-8")
     return path
+
+
+def _kind(value: Any) -> str:
+    """What a value of a recipe is; nothing where another kind may take its place."""
+    kinds = {"yes or no": bool, "a number": (int, float), "a list": (list, tuple), "a word": str}
+    return next((word for word, one in kinds.items() if isinstance(value, one)), "")  # type: ignore[arg-type]
 
 
 # --- What would run here, and what needs no load ---

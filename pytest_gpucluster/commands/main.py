@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -15,23 +16,28 @@ from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 WRONG_USAGE = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT, and SIGPIPE, as shells count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     chosen = _parse(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        return int(chosen.act(chosen))
+        code = int(chosen.act(chosen))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone (| head); what is buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
     except (ConfigurationError, OSError) as error:
         sys.stderr.write(f"gpucluster {chosen.command}: {visible(str(error))}\n")
         return int(getattr(chosen, "usage_code", WRONG_USAGE))
     except KeyboardInterrupt:
         sys.stderr.write(f"gpucluster {chosen.command}: interrupted\n")
         return INTERRUPTED
+    return code
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -41,22 +47,21 @@ def _parse(words: list[str]) -> argparse.Namespace:
     argparse left over are added to the arguments of ``run``.
     """
     end = words.index("--") if "--" in words else len(words)
-    parser = _parser()
+    parser, parsers = _parser()
     chosen, extra = parser.parse_known_args(words[:end])
     chosen.typed, chosen.beyond = words[:end], words[end + 1 :]
     if chosen.command == "run":
-        chosen.words += [word for word in extra if not word.startswith("-")]
+        chosen.words = [*chosen.words, *(word for word in extra if not word.startswith("-"))]
         extra = [word for word in extra if word.startswith("-")]
     if chosen.command not in ("launch", "demo", "resume", "plan", "audit", "sweep"):
         extra += chosen.beyond
     if extra:
-        parser.print_usage(sys.stderr)
-        code = getattr(chosen, "usage_code", WRONG_USAGE)
-        parser.exit(code, f"gpucluster: error: unrecognized arguments: {' '.join(extra)}\n")
+        parsers[chosen.command].error(f"unrecognized arguments: {' '.join(extra)}")
     return chosen
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
+    """The parser of all, and those of the commands."""
     parser = argparse.ArgumentParser(prog="gpucluster", description="Around the acceptance of a GPU cluster.")
     parser.add_argument("--version", action="version", version=f"pytest-gpucluster {version('pytest-gpucluster')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
@@ -88,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
     condition = commands.add_parser("kubernetes-condition", help="that health for Kubernetes' node-problem-detector")
     condition.description = "Exit code 0: healthy; 1: something is wrong; 2: not known. Prints one line of at most 80 bytes."
-    condition.add_argument("--gpus", type=int, metavar="N", help="how many GPUs this node has")
+    condition.add_argument("--gpus", type=_count, metavar="N", help="how many GPUs this node has")
     condition.set_defaults(act=_kubernetes_condition)
     _add_sweep(commands.add_parser("sweep", help="each node alone, then the fabric, as jobs of Slurm", allow_abbrev=False))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
@@ -98,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     docs.add_argument("page", nargs="?", metavar="PAGE", help="handover, slurm, decisions/0012; default: the list")
     docs.set_defaults(act=_docs)
     add_record_commands(commands.add_parser)
-    return parser
+    return parser, commands.choices
 
 
 def _add_report(report: argparse.ArgumentParser) -> None:
@@ -147,7 +152,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.description = "A criterion is measured by its recipe and judged; its results lie in gpucluster-run."
     words = "or path/to/file.py:FUNCTION, or the name of a criterion"
     run.add_argument("function", metavar="MODULE:FUNCTION|CRITERION", help=words)
-    run.add_argument("words", nargs="*", metavar="KEY=VALUE", help="its arguments; values as in YAML: sizes=[4096,8192]")
+    words = "its arguments; values as in YAML: sizes=[4096,8192]"
+    run.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=words)
     run.add_argument("--place", nargs="+", action="extend", default=[], metavar="ID", help="node0-gpu3 ...; default: all")
     run.add_argument(
         "--per",
@@ -165,7 +171,10 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.usage = "gpucluster launch [--nnodes N --nproc-per-node M --master-addr HOST] [options] -- PYTEST ARGUMENTS"
-    launch.description = "In a step of Slurm (srun --ntasks-per-node=1) all numbers come from Slurm, unless you give them."
+    launch.description = (
+        "In a step of Slurm (srun --ntasks-per-node=1) all numbers come from Slurm, in a Pod of deploy/kubernetes from its "
+        "variables, unless you give them."
+    )
     launch.add_argument("--nnodes", type=int, metavar="N", help="how many nodes")
     launch.add_argument("--nproc-per-node", type=int, metavar="M", help="how many GPUs on each")
     launch.add_argument("--node-rank", type=int, metavar="R", help="which node this is, 0 to N - 1; needed with --run")
@@ -174,7 +183,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--hosts",
         metavar="A,B,...",
-        help="hostnames in the order of node ranks, or the path of a file with them, or of an earlier run's results",
+        help="hostnames in the order of node ranks, gpu-[01-16] too, or the path of a file or of an earlier run's results",
     )
     launch.add_argument(
         "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"
@@ -191,8 +200,14 @@ def _add_healthcheck(check: argparse.ArgumentParser) -> None:
     words = "drain the node in Slurm with the reason, free it from a reason of ours (GPUCLUSTER_DRAIN=1 does the same)"
     check.add_argument("--drain", action="store_true", help=words)
     check.add_argument("--node", metavar="NAME", help="this node's name in Slurm; default: its hostname")
-    check.add_argument("--gpus", type=int, metavar="N", help="how many GPUs it has; default with --drain: those of its GRES")
+    check.add_argument("--gpus", type=_count, metavar="N", help="how many GPUs it has; default with --drain: those of its GRES")
     check.set_defaults(act=_healthcheck)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs")
+    return int(text)
 
 
 def _add_sweep(sweep: argparse.ArgumentParser) -> None:

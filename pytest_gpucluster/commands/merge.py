@@ -10,7 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.records.reading import read_results
+from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.merge import merge
 from pytest_gpucluster.reporting.node_runs import NEVER_REPORTED, beside_slurm, judge_nodes
@@ -33,7 +35,7 @@ def main(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: the runs cannot be merged; nothing was written then.
     """
-    hosts = [name.strip() for name in (chosen.hosts or "").split(",")] if chosen.hosts is not None else []
+    hosts = hosts_from(chosen.hosts) if chosen.hosts is not None else ()
     if not all(hosts):
         raise ConfigurationError(f"--hosts {chosen.hosts!r} names an empty host; say A,B,...")
     same = {folder.resolve() for folder in chosen.folders}
@@ -69,7 +71,7 @@ def _exclude(folders: Sequence[Path], out: Path, hosts: Sequence[str]) -> int:
     for name, why in bad.items():
         sys.stderr.write(f"excluded {name}: {why}\n")
     if not good:
-        sys.stderr.write(f"none of {len(bad)} nodes passed: there is nothing to run the next job on\n")
+        sys.stderr.write(f"none of {counted(len(bad), 'node')} passed: there is nothing to run the next job on\n")
         return BAD
     sys.stderr.write(f"passed: {len(good)} of {len(good) + len(bad)} nodes: {hostlist(good)}\n")
     options = [f"--nodes={len(good)}", f"--nodelist={hostlist(good)}", *([f"--exclude={hostlist(bad)}"] if bad else [])]

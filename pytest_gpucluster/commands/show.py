@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_gpucluster.commands.info_tables import NOTHING, pairs, table, without_gaps
-from pytest_gpucluster.config.schema_errors import closest
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, WORDS
@@ -61,8 +61,7 @@ def _picked(rows: Sequence[Mapping[str, Any]], subject: str) -> list[Mapping[str
         return found
     criteria = dict.fromkeys(row["criterion"] for row in rows)
     places = dict.fromkeys(str(row["place"]["id"]) for row in rows if row["place"] is not None)
-    near = closest(subject, [*criteria, *places])
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(subject, [*criteria, *places])
     raise ConfigurationError(f"{subject!r} is no criterion and no place (id, hostname, UUID, serial) of this run.{hint}")
 
 

@@ -50,9 +50,10 @@ def closest(word: str, known: Sequence[str], *, most: int = 1) -> list[str]:
     return get_close_matches(word, known, n=most, cutoff=_CLOSE)
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`` Did you mean 'min'?`` or nothing."""
-    return "".join(f" Did you mean {close!r}?" for close in closest(word, known))
+def did_you_mean(word: str, known: Sequence[str], *, most: int = 1) -> str:
+    """`` Did you mean 'min'?``, `` Did you mean 'min' or 'max'?``, or nothing."""
+    near = closest(word, known, most=most)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def described(value: object) -> str:

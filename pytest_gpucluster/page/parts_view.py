@@ -185,6 +185,7 @@ def _with_ticket(part: PartView, run: RunDocument) -> PartView:
             for one in part.misses
         ]
         lines += [""]
+    lines += [f"* Also: {cell(', '.join(part.more_criteria))}"] if part.more_criteria else []
     lines += [f"* {cell(text)}" for text in part.evidence]
     lines += ["", f"Next: {cell(part.action)}"] if part.action else []
     fields = {name: getattr(part, name) for name in part.__slots__}

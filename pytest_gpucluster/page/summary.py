@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.judging.verdict import ACCEPTED, REJECTED
 from pytest_gpucluster.page.criteria_view import NOT_RECORDED
 from pytest_gpucluster.page.parts_view import NAMES, cell
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import one_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.page.parts_view import PartView
+    from pytest_gpucluster.page.parts_view import Miss, PartView
     from pytest_gpucluster.page.render import PageModel
 
 MOST_PARTS = 200
-MOST_MISSES = 30
+MOST_ALSO = 12
+"""Names of criteria below the table of a part."""
+MOST_NAMED = 4
+"""Of a part in a line."""
 MOST_CHARACTERS = 500
 MOST_BYTES = 900_000
 """GitHub takes 1 MiB of a step's summary, and shows none of a larger one."""
@@ -65,9 +68,10 @@ def _bad_parts(parts: Sequence[PartView]) -> list[str]:
             lines += ["| criterion | measured | limit | siblings that passed |", "|---|---:|---:|---|"]
             lines += [
                 f"| {_short(one.criterion)} | {one.value.text} {cell(one.unit)} | {one.limit.text} | {cell(one.siblings)} |"
-                for one in part.misses[:MOST_MISSES]
+                for one in part.misses
             ]
-            lines += [""]
+            also = shortlist(part.more_criteria, most=MOST_ALSO)
+            lines += [*(["", f"Also: {_short(also)}"] if also else []), ""]
         else:
             lines += [*(f"* {_short(text)}" for text in part.evidence[:3]), ""]
         lines += [f"Next: {_short(part.action)}", ""] if part.action else []
@@ -127,7 +131,16 @@ def _within(text: str, most: int) -> str:
 
 
 def _misses_of(part: PartView) -> str:
-    return "; ".join(f"{one.criterion} {one.value.text} {one.unit}, limit {one.limit.text}" for one in part.misses[:4])
+    """The first values that miss their limit, and how many more; their number stands first, where nothing cuts it off."""
+    shown = [*map(_miss_of, part.misses[:MOST_NAMED])]
+    total = len(part.misses) + len(part.more_criteria)
+    count, rest = (f"{total} bad: ", f"; and {total - len(shown)} more") if total > len(shown) else ("", "")
+    return f"{count}{'; '.join(shown)}{rest}" if part.misses else ""
+
+
+def _miss_of(one: Miss) -> str:
+    unit = "" if one.unit == "count" else f" {one.unit}"
+    return f"{one.criterion} {one.value.text}{unit}, limit {one.limit.text}"
 
 
 def annotations_of(model: PageModel, written: Mapping[str, Written]) -> list[str]:

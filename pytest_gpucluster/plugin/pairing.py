@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.config.schema_errors import closest
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.places import Place
 
@@ -87,8 +87,7 @@ def require_entry(key: str, known: Collection[str], *, nodeid: str, file: str) -
     """
     if key in known:
         return
-    near = closest(key, list(known), most=3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(key, list(known), most=3)
     raise ConfigurationError(
         f"{nodeid} judges the criterion {key!r}, which {file} does not have; add it under criteria:, or rename the test.{hint}"
     )

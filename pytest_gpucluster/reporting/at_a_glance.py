@@ -79,7 +79,6 @@ NEAR = ", near"
 ABOUT_NEAR = f"near: closer to its limit than the noise of its entry, or than {NEAR_PERCENT:.0f} % where that states none"
 MOST_ROWS = 8
 """Of bad criteria beside those of the handover; more are named in a line. And the most rows of criteria near their limit."""
-Grouped = dict[str, "list[Record]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from pytest_gpucluster.judging.culprits import HARDWARE, find_culprits
@@ -16,8 +15,8 @@ from pytest_gpucluster.judging.selection import ONLY, identity_of
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
 from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.lines import CONTINUED, cut, printed, quoted, tied, wrapped
-from pytest_gpucluster.reporting.one_cause import MOST_ROWS, GoodPeers, first_of, sentence_of
+from pytest_gpucluster.reporting.lines import CONTINUED, cut, quoted, tied, wrapped
+from pytest_gpucluster.reporting.one_cause import MOST_ROWS, GoodPeers, rows_beside, sentence_of
 from pytest_gpucluster.reporting.table_rows import allows_nothing, value_cells
 from pytest_gpucluster.text import first_line, framed, one_line, shortlist
 
@@ -40,6 +39,8 @@ SHOWN_CAUSES = 3
 MOST_CRITERIA = 16
 """Of one part, with a line each."""
 WIDEST_NAME = 32
+LEAST_ROOM = 30
+"""Columns for what is bad, and between the columns; with less there are none."""
 INDENT_OF_COMMAND = len("        ") + len(CONTINUED)
 NAME_COLUMN = 25
 """A longer name of a criterion moves its own line only."""
@@ -115,7 +116,8 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
     entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows)]
     if not entries:
         return []
-    head = [Text(""), Text(cut(f"BAD PARTS  {_counts(culprits, shown)}", shown.width), "bold red")]
+    counts = wrapped(f"BAD PARTS  {_counts(culprits, shown)}", width=shown.width, indent="")
+    head = [Text(""), *(Text(line, "bold red") for line in counts)]
     tail = _tail(rows, culprits, shown)
     room = MOST_LINES - len(head) - len(tail)
     writer = _Writer(rows, shown)
@@ -266,7 +268,8 @@ class _Writer:
         for entry in entries:
             colour = "yellow" if entry.is_waived else "red"
             width = self._shown.width
-            head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * (len(entry.name) + 4))
+            below = len(entry.name) + 4 if len(entry.name) <= min(WIDEST_NAME, width // 3) else 6
+            head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * below)
             lines += [Text(text, f"bold {colour}") for text in head]
             lines += [Text(text) for text in self._body(entry, whole=whole, is_short=not command)]
             if entry.keys:
@@ -293,8 +296,9 @@ class _Writer:
             lines += [*self._criteria(measured), *self._found_first(measured)]
         elif self._is_one_cause(entry, measured):
             lines += wrapped(sentence_of(measured, self._siblings), width=width, indent="    ")
-            more = f"    the other {len(measured) - 1} values are in {self._shown.report}; -v shows them"
-            lines += [] if is_short else [*self._values_of([first_of(measured)]), cut(more, width)]
+            shown = rows_beside(measured, has_first=not is_short)
+            more = f"    the other {len(measured) - len(shown)} values are in {self._shown.report}; -v shows them"
+            lines += [*self._values_of(shown), *([] if is_short else [cut(more, width)])]
         else:
             lines += self._values_of(measured)
         if not entry.is_absent:
@@ -386,37 +390,50 @@ class _Writer:
     def brief(self, entries: Sequence[BadGroup]) -> list[Text]:
         """One line for each entry, 20 at most: its host, which part, and of what is bad as much as fits."""
         shown = entries[:MOST_PARTS]
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column()
-        for entry in shown:
-            host = "  ".join(cut(word, WIDEST_NAME) for word in entry.where[: 1 if entry.is_absent else 2])
-            measured = [record for record in entry.records if _is_measured(record)]
-            is_one = self._is_one_cause(entry, measured)
-            items = [sentence_of(measured, self._siblings)] if is_one else self._items(entry)
-            count = f"{len(items)} bad: " if len(items) > 1 else ""
-            text = Text(one_line(count + ", ".join(items)), no_wrap=True, overflow="ellipsis")
-            table.add_row(f"  {cut(entry.name, WIDEST_NAME)}", host, text)
+        rows = [(cut(entry.name, WIDEST_NAME), self._host(entry), self._in_brief(entry)) for entry in shown]
+        name, host = (max(len(row[column]) for row in rows) for column in (0, 1))
+        if name + host + LEAST_ROOM <= self._shown.width:
+            texts = [f"  {one[0]:<{name}}  {one[1]:<{host}}  {one[2]}" for one in rows]
+        else:
+            texts = [self._narrowly(entry) for entry in shown]
         colours = ["yellow" if entry.is_waived else "red" for entry in shown]
-        lines = [Text(*line) for line in zip(printed([table], width=self._shown.width), colours, strict=True)]
+        lines = [Text(*line) for line in zip((_ended(text, self._shown.width) for text in texts), colours, strict=True)]
         if len(entries) > MOST_PARTS:
             lines.append(Text(f"  and {len(entries) - MOST_PARTS} more, in {self._shown.report}", "bold"))
         return lines
+
+    def _host(self, entry: BadGroup) -> str:
+        return "  ".join(cut(word, WIDEST_NAME) for word in entry.where[: 1 if entry.is_absent else 2])
+
+    def _in_brief(self, entry: BadGroup) -> str:
+        items = self._items(entry)
+        count = f"{len({record.criterion for record in entry.records})} bad: " if entry.part and len(entry.records) > 1 else ""
+        return one_line(count + ", ".join(items))
+
+    def _narrowly(self, entry: BadGroup) -> str:
+        """Where no columns fit: of the part only its place, before the name of its host, and after it what is bad."""
+        if entry.part is None:
+            return f"  {'  '.join(filter(None, (entry.name, self._host(entry), self._in_brief(entry))))}"
+        name = [cut(entry.name, self._shown.width // 3)] if entry.part.hostname else []
+        return f"  {'  '.join((entry.part.id, *name, self._in_brief(entry)))}"
 
     def _items(self, entry: BadGroup) -> list[str]:
         """What is bad at one entry, in few words each."""
         names = list(dict.fromkeys(record.criterion for record in entry.records))
         if entry.headline is not None:
             return list(entry.where[1:]) if entry.is_absent else [f"{shortlist(names, most=1)}: {entry.headline}"]
-        found: list[str] = []
+        measured = [record for record in entry.records if _is_measured(record)]
+        is_one = self._is_one_cause(entry, measured)
+        found = [sentence_of(measured, self._siblings)] if is_one else [*map(_briefly, measured)]
         alike: Counter[str] = Counter()
         for record in entry.records:
-            if _is_measured(record):
-                found.append(_briefly(record))
-            else:
+            if not _is_measured(record):
                 alike[f"{WORDS[record.outcome]}: {record.cause or record.message}"] += 1
         return [*found, *(f"{number} {text}" for text, number in alike.items())]
+
+
+def _ended(line: str, width: int) -> str:
+    return line.rstrip() if len(line) <= width else f"{line[: width - 1].rstrip()}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _is_measured(record: Record) -> bool:

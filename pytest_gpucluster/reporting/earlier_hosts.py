@@ -42,14 +42,14 @@ def remembered_hosts(folder: Path, *, num_nodes: int, own: str) -> tuple[str, ..
 
 
 def hosts_from(text: str) -> tuple[str, ...]:
-    """The hosts that ``--hosts`` names: names with commas between, or a path (with a ``/``) of what has them.
+    """The hosts that ``--hosts`` names: names with commas between, as Slurm writes them too, or a path of what has them.
 
-    A folder is the results directory of an earlier run. A file has the names, a line each or with commas between.
+    A path has a ``/``. A folder is the results directory of an earlier run. A file has the names, a line each or with commas.
 
     Raises:
         ConfigurationError: no hosts are there, or the text is no list of hosts.
     """
-    if "/" not in text:
+    if "/" not in text and "[" not in text:
         return tuple(host.strip() for host in text.split(","))
     path = Path(text)
     if path.is_dir():
@@ -58,8 +58,8 @@ def hosts_from(text: str) -> tuple[str, ...]:
             raise ConfigurationError(f"--hosts {text}: no run in this folder knew the hosts of all its nodes")
         return hosts
     try:
-        lines = [line.partition("#")[0] for line in path.read_text(encoding="utf-8").splitlines()]
-        hosts = expand(",".join(lines))
+        written = path.read_text(encoding="utf-8").splitlines() if "/" in text else [text]
+        hosts = expand(",".join(line.partition("#")[0] for line in written))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--hosts {text}: {getattr(error, 'strerror', None) or error}") from None
     if not hosts:

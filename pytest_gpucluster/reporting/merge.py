@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.numbering import natural_sort_key
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.promises import doubled_gpus
 from pytest_gpucluster.judging.verdict import (
     ERROR,
@@ -291,7 +292,7 @@ def _terms(merged: Merged, runs: Sequence[OneRun]) -> Terms:
         objections=(*objections, *merged.gaps, *merged.doubles),
         changed_limits=_united(one.changed_limits for one in terms),
         changed_terms=_united(one.changed_terms for one in terms),
-        remarks=(*_united(one.remarks for one in terms), f"merged from {len(runs)} runs"),
+        remarks=(*_united(one.remarks for one in terms), f"merged from {counted(len(runs), 'run')}"),
         shape=f"{number} x {kinds.pop()}" if len(kinds) == 1 else number,
         own_tests_only=all(one.own_tests_only for one in terms),
     )

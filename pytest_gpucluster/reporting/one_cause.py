@@ -7,9 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.judging.verdict import WAIVED, counted_as
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
-from pytest_gpucluster.reporting.table_rows import COUNTS, family_of
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.reporting.table_rows import family_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 6
 """So many failed values of a part have a row each. More are one sentence, and rows with ``-v``."""
+FOLLOWS = "trains"
 SLOWER = {
     "computes": ("TFLOPS", "TOPS"),
     "reads and writes its memory": ("TB/s",),
     "moves data": ("GB/s", "Gbit/s"),
-    "trains": ("tokens/s/GPU",),
+    FOLLOWS: ("tokens/s/GPU",),
 }
-"""What a part does slower, by the units of the values that show it; the first one that applies is said."""
+"""What a part does slower, by the units of the values that show it. All that apply are said, training only alone."""
+LEAST_LAG_PERCENT = 0.5
+"""Less is shown as 0 %."""
 COMPARED = ("straggler", "slow_host", "slow_pair", "slow_rail")
 """Families that compare a part with others."""
 TRAINING = ("training", "finetune", "memory_scaling")
 CLOCK, SAME_CLOCK_RATIO = "SM MHz", 0.97
 """A clock of at least this part of that of its siblings is full."""
-MOST_NAMES = 3
 
 
 class GoodPeers:
@@ -77,14 +79,26 @@ def sentence_of(failed: Sequence[Record], siblings: GoodPeers) -> str:
         failed: the values of one part that miss their limit, at least one.
         siblings: what passed elsewhere.
     """
-    rates = [one for one in failed if _is_rate(one) and siblings.lag_percent(one) is not None]
-    for verb, units in SLOWER.items():
-        of_kind = [one for one in rates if one.unit in units]
-        lags = [lag for one in of_kind if (lag := siblings.lag_percent(one)) is not None and lag > 0]
-        if lags:
-            how = f"{verb} {statistics.median(lags):.0f} % slower than its siblings{siblings.clock(of_kind)}"
-            return f"{how}: {', '.join(_symptoms(failed))}"
-    return f"{counted(len(failed), 'value')} outside their limits: {', '.join(_symptoms(failed))}"
+    lags: dict[str, list[float]] = {}
+    for record in failed:
+        lag = siblings.lag_percent(record) if _is_rate(record) else None
+        if lag is not None and lag >= LEAST_LAG_PERCENT:
+            lags.setdefault(_verb_of(record), []).append(lag)
+    verbs = [verb for verb in SLOWER if verb in lags]
+    first, *others = verbs[:-1] if verbs[1:] and verbs[-1] == FOLLOWS else verbs or [""]
+    how = [f"{verb} {statistics.median(lags[verb]):.0f} % slower" for verb in filter(None, (first, *others))]
+    if how:
+        how[0] += f" than its siblings{siblings.clock([one for one in failed if _verb_of(one) == first])}"
+    waived = sum(counted_as(record) == WAIVED for record in failed)
+    what = ", ".join(how) or f"{counted(len(failed), 'value')} outside their limits"
+    text = f"{what}: {', '.join(_symptoms(failed))}"
+    return f"{text}; {waived} {WAIVED}" if waived else text
+
+
+def rows_beside(failed: Sequence[Record], *, has_first: bool) -> list[Record]:
+    """The values that keep a row beside the sentence: the one that stands for all, and what may be a cause of its own."""
+    first = first_of(failed) if has_first else None
+    return [record for record in failed if record is first or _kind_of(record) is None]
 
 
 def first_of(failed: Sequence[Record]) -> Record:
@@ -94,20 +108,26 @@ def first_of(failed: Sequence[Record]) -> Record:
 
 
 def _is_rate(record: Record) -> bool:
-    return record.limit is not None and record.limit.is_floor and record.unit not in COUNTS and record.unit != "%"
+    return bool(_verb_of(record)) and record.limit is not None and record.limit.is_floor
+
+
+def _verb_of(record: Record) -> str:
+    return next((verb for verb, units in SLOWER.items() if record.unit in units), "")
 
 
 def _symptoms(failed: Sequence[Record]) -> list[str]:
-    """In what it shows: how many rates and comparisons, training, and the names of all else."""
+    """In what it shows: how many rates, comparisons and values of training, and the names of all else."""
     kinds = Counter(map(_kind_of, failed))
     names = list(dict.fromkeys(record.criterion for record in failed if _kind_of(record) is None))
     found = [counted(kinds[kind], kind) for kind in ("rate", "straggler") if kinds[kind]]
-    return [*found, *(["training"] if kinds["training"] else []), *([shortlist(names, most=MOST_NAMES)] if names else [])]
+    training = ["training"] if kinds["training"] == 1 else [f"{kinds['training']} of training"] if kinds["training"] else []
+    return [*found, *training, *names]
 
 
 def _kind_of(record: Record) -> str | None:
-    if record.criterion.startswith(TRAINING):
-        return "training"
+    """What a value is counted as; None for one that may be a cause of its own: an error, a link, a loss."""
     if family_of(record.criterion) in COMPARED:
         return "straggler"
+    if record.criterion.startswith(TRAINING) and (_is_rate(record) or record.unit == "%"):
+        return "training"
     return "rate" if _is_rate(record) else None

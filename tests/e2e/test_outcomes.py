@@ -232,4 +232,4 @@ def test_usage_errors(refused: dict[str, FinishedRun], name: str, told: str) -> 
 
 def test_typing_mistake_is_guessed(refused: dict[str, FinishedRun]) -> None:
     """The nearest entry is offered."""
-    assert "Did you mean first?" in refused["no_entry"].stdout
+    assert "Did you mean 'first'?" in refused["no_entry"].stdout

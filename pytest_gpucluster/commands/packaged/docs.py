@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.config.schema_errors import closest
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def page_of(text: str, found: Mapping[str, Path]) -> Path:
         return found[matches[0]]
     if matches:
         raise ConfigurationError(f"{text!r} may be {', '.join(matches)}")
-    near = closest(wanted, [*found, *(name.rpartition("/")[2] for name in found)], most=1)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(wanted, [*found, *(name.rpartition("/")[2] for name in found)])
     raise ConfigurationError(f"there is no page {text!r}; gpucluster docs lists them.{hint}")
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from pytest_gpucluster.commands import criteria, main
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +123,10 @@ def test_a_recipe_is_changed_for_one_run(called: list[list[str]]) -> None:
     assert main.main(["run", "bf16_tflops", "iterations=5", "--device", "cpu", "--expect", "gpus_per_node=3"]) == 0
     (command,) = called
     kept = yaml.safe_load(Path("kept.yaml").read_text(encoding="utf-8"))
-    assert kept == {"extends": "packaged", "criteria": {"bf16_tflops": {"recipe": {"iterations": 5}}}}
+    for profile in load(None).profiles:
+        assert kept["criteria"]["bf16_tflops"]["profiles"][profile] == {"recipe": {"iterations": 5}}
+    file = load(Path("kept.yaml"))
+    assert {file.criteria(one)["bf16_tflops"].recipe["iterations"] for one in file.profiles.values()} == {5}
     (limits,) = (word.partition("=")[2] for word in command if word.startswith("--gpucluster-thresholds="))
     assert not Path(limits).exists()
     assert {"--gpucluster-profile=rehearsal", "--gpucluster-expect=gpus_per_node=3"} <= {*command}
@@ -132,6 +136,9 @@ def test_a_recipe_is_changed_for_one_run(called: list[list[str]]) -> None:
     ("words", "why"),
     [
         (["bf16_tflops", "iteration=5"], "the recipe of bf16_tflops has no iteration; it has sizes"),
+        (["bf16_tflops", "iterations=abc"], "iterations=abc: the recipe of bf16_tflops has a number there, not a word"),
+        (["bf16_tflops", "sizes=7"], "sizes=7: the recipe of bf16_tflops has a list there, not a number"),
+        (["busbw", "iterations=true"], "has a number there, not yes or no"),
         (["bf16_tflops", "--per", "node"], "--per and --deadline-s are for a function"),
         (["bf16_tflop"], "names no function"),
     ],

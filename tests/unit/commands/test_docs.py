@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,7 +51,7 @@ def test_a_page_by_its_name(text: str, page: str, found: dict[str, Path]) -> Non
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("slrum", "there is no page 'slrum'; gpucluster docs lists them. Did you mean slurm?"),
+        ("slrum", "there is no page 'slrum'; gpucluster docs lists them. Did you mean 'slurm'?"),
         ("zzzz", "there is no page 'zzzz'; gpucluster docs lists them."),
         ("", "there is no page ''"),
         ("00", "'00' may be decisions/0001-one, decisions/0012-two"),
@@ -107,3 +110,14 @@ def test_a_folder_that_is_not_there(
     monkeypatch.chdir(tmp_path)
     assert main(typed) == 2
     assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("words", [["docs"], ["docs", "glossary"], ["lint", "--schema"]])
+def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
+    """As with ``| head -1``: nothing is said, also where all of it fits the buffer."""
+    readable, writable = os.pipe()
+    os.close(readable)
+    command = [sys.executable, "-m", "pytest_gpucluster.cli", *words]
+    ran = subprocess.run(command, stdout=writable, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(writable)
+    assert (ran.stderr, ran.returncode) == ("", 141)

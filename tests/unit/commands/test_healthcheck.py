@@ -233,6 +233,16 @@ def test_node_problem_detector(
     assert len(line.rstrip("\n").encode()) <= 80
 
 
+@pytest.mark.parametrize("command", ["healthcheck", "kubernetes-condition"])
+@pytest.mark.parametrize("number", ["-3", "x", "8.0", "\u0663", ""])
+def test_a_number_of_gpus_that_is_none(command: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is refused: a negative one was as good as none, so that a GPU that is lost was not missed."""
+    with pytest.raises(SystemExit) as left:
+        main([command, f"--gpus={number}"])
+    assert left.value.code == 2
+    assert "is no number of GPUs" in capsys.readouterr().err
+
+
 def test_wrong_usage_of_node_problem_detector() -> None:
     """Is unknown, never a problem of the node."""
     with pytest.raises(SystemExit) as left:

@@ -148,7 +148,9 @@ def test_pytest_arguments_stand_behind_the_dashes(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as left:
         main.main(["launch", *NODES, "tests_acceptance"])
     assert left.value.code == 2
-    assert "unrecognized arguments: tests_acceptance" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "gpucluster launch: error: unrecognized arguments: tests_acceptance" in said
+    assert "usage: gpucluster launch [--nnodes" in said
 
 
 def test_not_inside_torchrun(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

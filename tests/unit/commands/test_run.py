@@ -197,7 +197,7 @@ def test_file_that_another_one_shadows() -> None:
         ("nowhere:look", "there is no module 'nowhere'"),
         ("probes.deep:look", "there is no module 'probes.deep'"),
         ("nowhere/probes.py:look", "there is no file nowhere/probes.py"),
-        ("probes:loke", r"has no function 'loke'. Did you mean look\?"),
+        ("probes:loke", r"has no function 'loke'. Did you mean 'look'\?"),
         ("probes:zzz", "its functions: add, look, takes"),
         ("probes:Probe", "must be a function at module level"),
         ("os:getcwd", "must be a function at module level"),
@@ -235,7 +235,10 @@ def test_arguments_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as left:
         main.main(["run", "probes.py:look", "--nowhere"])
     assert left.value.code == 2
-    assert "unrecognized arguments: --nowhere" in capsys.readouterr().err
+    assert "gpucluster run: error: unrecognized arguments: --nowhere" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main.main(["run"])
+    assert capsys.readouterr().err.endswith("are required: MODULE:FUNCTION|CRITERION\n")
 
 
 def test_a_criterion_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.page.render import model_of
 from pytest_gpucluster.page.summary import Written, annotations_of, markdown_of, termination_of
+from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes
 from tests.support.result_files import document, text_of
 
@@ -134,6 +135,25 @@ def test_the_termination_message() -> None:
         "gpu-node-0 GPU 1, Serial number 1654923000001: hbm_bandwidth 3.875 TB/s, limit > 4.1",
     ]
     assert termination_of(model(outcomes(PLACES))).splitlines()[1:] == ["All 24 checks that apply passed."]
+
+
+@pytest.mark.parametrize("number", [1, 4, 5, 30, 31, 80])
+def test_what_is_not_named_of_a_part_is_counted(number: int) -> None:
+    """In the message, in the annotation, and below the table of the summary; a count has no unit."""
+    bad = [failed(f"c{index}", "node0-gpu1", 3, limit=limit("max", 0, "count")) for index in range(number)]
+    made = model(outcomes(PLACES, bad))
+    (line,) = termination_of(made).splitlines()[2:]
+    annotation = annotations_of(made, {})[1]
+    assert "c0 3, limit <= 0" in line
+    for text in (line, annotation):
+        assert len(re.findall(r"\bc\d+ 3", text)) == min(number, 4)
+        assert (f":{' ' * (text is line)}{number} bad: " in text) == (number > 4)
+        assert text.endswith(f"; and {number - 4} more") == (number > 4)
+    text = markdown_of(made)
+    names = re.findall(r"\bc\d+\b", text.partition("## What the handover")[0].partition("## Bad parts")[2])
+    more = re.search(r"Also: .* and (\d+) more", text)
+    assert len({*names}) + (int(more[1]) if more else 0) == number
+    assert len({*re.findall(r"\bc\d+\b", made.parts[0].ticket)}) == number
 
 
 @pytest.mark.parametrize("number", [1, 20, 40, 41, 60, 256])

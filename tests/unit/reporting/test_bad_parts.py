@@ -129,7 +129,7 @@ def test_one_line_of_many_findings() -> None:
     rows += [replace(row, criterion=f"other_{one}") for row in tflops for one in range(30)]
     shown = [lines_of(places, records=rows, width=width) for width in (80, 900)]
     narrow, wide = (next(line for line in lines if line.startswith("  gpu-node-0  serial 1654923000000")) for lines in shown)
-    assert narrow.startswith("  gpu-node-0  serial 1654923000000  node0-gpu0  computes 36 % slower than its s")
+    assert narrow.startswith("  gpu-node-0  serial 1654923000000  node0-gpu0  31 bad: computes 36 % slower th")
     assert len(narrow) <= 80
     assert narrow.endswith("\N{HORIZONTAL ELLIPSIS}")
     assert wide.endswith("computes 36 % slower than its siblings: 31 rates")

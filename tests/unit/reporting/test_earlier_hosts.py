@@ -60,6 +60,9 @@ def test_another_cluster_is_not_remembered(tmp_path: Path, num_nodes: int, own: 
 def test_what_the_option_names(tmp_path: Path) -> None:
     """Names, a file of them, or the results of an earlier run."""
     assert hosts_from(" a, b ") == ("a", "b")
+    assert hosts_from("x, gpu-[08-09,12],y") == ("x", "gpu-08", "gpu-09", "gpu-12", "y")
+    with pytest.raises(ConfigurationError, match=r"--hosts gpu-\[1-: .*without its end"):
+        hosts_from("gpu-[1-")
     assert hosts_from(f"{journal(tmp_path / 'results', ['b', 'a'])}") == ("b", "a")
     (tmp_path / "hosts.txt").write_text("# rack 1\ngpu-[08-09]\n\nx,y  # spare\n", encoding="utf-8")
     assert hosts_from(f"{tmp_path / 'hosts.txt'}") == ("gpu-08", "gpu-09", "x", "y")
