@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 TOLERANCES = {  # of four GPUs: the limit, or what the lowest healthy one of a run reaches
-    "bf16_tflops": 8.294,
-    "bf16_sustained": 5.183,
-    "bf16_at_clock": 4.665,
+    "bf16_tflops": 8.237,
+    "bf16_sustained": 5.148,
+    "bf16_at_clock": 4.633,
     "fp32_tflops": 2.5,
     "hbm_bandwidth": 3,
-    "training_throughput_gpu": 5.183,
+    "training_throughput_gpu": 5.148,
     "host_to_device": 8,
     "device_to_host": 8,
 }

@@ -25,7 +25,7 @@ def setup(**changes: Any) -> Any:
         "level_reached": True,
         "inventory": Inventory(num_nodes=64, gpus_per_node=8, device="cuda"),
         "changed_limits": [],
-        "settings": SimpleNamespace(level="standard", thresholds=None),
+        "settings": SimpleNamespace(level="standard", thresholds=None, audit=False),
         "thresholds": SimpleNamespace(path=SimpleNamespace(name="site.yaml")),
         "profile": SimpleNamespace(name="h200-sxm", accept_at="standard"),
     }
@@ -76,7 +76,7 @@ def test_what_is_asked() -> None:
 
 def test_own_limits_are_named() -> None:
     """With how many of them differ from the packaged ones."""
-    own = setup(settings=SimpleNamespace(level="standard", thresholds="site.yaml"), changed_limits=["a", "b"])
+    own = setup(settings=SimpleNamespace(level="standard", thresholds="site.yaml", audit=False), changed_limits=["a", "b"])
     assert run_lines(own, version="1", width=200)[0].endswith("   limits site.yaml (2 changed)")
     edited = setup(changed_limits=["a"])
     assert run_lines(edited, version="1", width=200)[0].endswith("   limits packaged (1 changed)")

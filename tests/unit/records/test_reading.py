@@ -184,7 +184,8 @@ def test_ids_of_contracts(tmp_path: Path) -> None:
     assert limits["bf16_tflops"]["ids"] == ["BM01-005", "N 1"]
     assert limits["hbm_bandwidth"]["ids"] == []
     expected = (("requirement", "BM01-005 bf16_tflops"), ("requirement", "N 1 bf16_tflops"))
-    assert requirements_of({"limits": limits}) == expected
+    of_the_site = [one for one in requirements_of({"limits": limits}) if one[1].endswith(" bf16_tflops")]
+    assert of_the_site == [*expected]
     suite = suite_element(report_with({"limits": limits}))
     found = [(one.get("name"), one.get("value")) for one in suite.findall("properties/property")]
     assert set(expected) <= set(found)
