@@ -118,10 +118,17 @@ def sized(recipe, cluster):
 
 def require_possible(trained, possible):
     """Refuse a training that no GPU can be so fast at: what its products take is more than the dense BF16 rate."""
+    for where, one in trained.items():
+        if (error := impossible_training(one, possible, where=where)) is not None:
+            raise error
+
+
+def impossible_training(one, possible, *, where):
+    """The error of a training that no GPU can be so fast at; None for any other."""
     can_be = possible("bf16_tflops")
-    for where, one in trained.items() if can_be.bound is not None else ():
-        if one.product_tflops is not None:
-            can_be.require(one.product_tflops, where=f"{where}, {one.tokens_per_s_per_gpu:.0f} tokens/s")
+    if can_be.bound is None or one.product_tflops is None:
+        return None
+    return can_be.error(one.product_tflops, where=f"{where}, {one.tokens_per_s_per_gpu:.0f} tokens/s")
 
 
 def measure_collective(cluster, operation, recipe, *, per, budget_s):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster import Finding, MeasurementError, Place, siblings
+from tests_acceptance.conftest import impossible_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +24,14 @@ class Quantity:
     way: str | None = None
 
 
-compute, links = pytest.mark.compute, pytest.mark.links
+compute, links, training = pytest.mark.compute, pytest.mark.links, pytest.mark.training
 COMPARED = {
     "bf16_tflops": Quantity(fixture="gemm_bf16", field="tflops", mark=compute),
     "bf16_sustained": Quantity(fixture="gemm_sustained", field="tflops", mark=compute),
     "fp32_tflops": Quantity(fixture="gemm_fp32", field="tflops", mark=compute),
     "bf16_at_clock": Quantity(fixture="gemm_sustained", field="of_peak_at_clock_ratio", mark=compute),
     "hbm_bandwidth": Quantity(fixture="hbm", field="tb_s", mark=pytest.mark.memory),
-    "training_throughput_gpu": Quantity(fixture="trained_alone", field="tokens_per_s_per_gpu", mark=pytest.mark.training),
+    "training_throughput_gpu": Quantity(fixture="trained_alone", field="tokens_per_s_per_gpu", mark=training),
     "host_to_device": Quantity(fixture="host_link_alone", field="h2d_gb_s", mark=links, way="h2d"),
     "device_to_host": Quantity(fixture="host_link_alone", field="d2h_gb_s", mark=links, way="d2h"),
 }
@@ -60,17 +61,24 @@ def compare(recipe, possible):
     def once(quantity, results, limit):  # noqa: ANN202 - as in all of this suite
         if quantity not in made or made[quantity][0] is not results:
             healthy, field = siblings.Healthy(**recipe(f"straggler[{quantity}]")), COMPARED[quantity].field
-            made[quantity] = results, compare_all(results, field, healthy, limit, possible(quantity))
+            made[quantity] = results, compare_all(results, field, healthy, limit, error_of=errors_of(quantity, possible))
         return made[quantity][1]
 
     return once
 
 
-def compare_all(results, field, healthy, limit, can_be):
+def errors_of(quantity, possible):
+    """Why a result's rate is none that hardware can give, as a function; of a training by what its products take."""
+    if COMPARED[quantity].mark is training:
+        return lambda found, _rate, where: impossible_training(found, possible, where=where)
+    return lambda _found, rate, where: possible(quantity).error(rate, where=where)
+
+
+def compare_all(results, field, healthy, limit, *, error_of):
     """Compare the GPUs that have a value which hardware can give; a wrong one says nothing of the others."""
     measured = {one: results[one] for one in results if one not in results.errors}
     known = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
-    wrong = {one: error for one, rate in known.items() if (error := can_be.error(rate, where=one)) is not None}
+    wrong = {one: error for one, rate in known.items() if (error := error_of(measured[one], rate, one)) is not None}
     rates = {one: rate for one, rate in known.items() if one not in wrong}
     alike = siblings.Siblings(
         rates=rates,

@@ -83,7 +83,10 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     },
     "node3:sockets": {
         "cluster": {
-            "failed": {"transport", "inter_node_busbw[all_reduce]", "busbw_scaling", "training_scaling_cluster"},
+            "failed": {
+                "transport", "inter_node_busbw[all_reduce]", "busbw_scaling", "training_scaling_cluster",
+                "finetune_throughput_healthy",
+            },
             "advisory": {*MOVED_BETWEEN_NODES},
         }
     },

@@ -89,7 +89,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def start(**values: Any) -> FinishedRun:
         folder = tmp_path_factory.mktemp("planted-training")
         option = write_limits(folder / "limits.yaml", limits)
-        arguments = ["--gpucluster-expect=nodes=2,gpus_per_node=2", "-k", "throughput or scaling", "-p", "trained"]
+        chosen = "(throughput or scaling) and not straggler"
+        arguments = ["--gpucluster-expect=nodes=2,gpus_per_node=2", "-k", chosen, "-p", "trained"]
         environment = {"E2E_TRAINED": json.dumps(values)}
         two = Torchrun(ranks=2, nodes=({}, {}))
         return run_pytest(folder, ACCEPTANCE, option, *arguments, torchrun=two, variables=environment)
@@ -234,14 +235,6 @@ def test_too_slow_fails(slow: FinishedRun, criterion: str) -> None:
     assert set(slow.outcomes(criterion).values()) == {"failed"}
     rows = [row for row in slow.results["criteria"] if row["criterion"] == criterion]
     assert all(0 < row["value"] < 1e7 and row["evidence"]["ms a step"] > 0 for row in rows)
-
-
-@pytest.mark.fault
-@pytest.mark.slow
-def test_what_a_healthy_cluster_does_is_a_remark(slow: FinishedRun) -> None:
-    """Slower than it should be and fast enough for the contract: no failure."""
-    assert slow.outcomes("finetune_throughput_healthy") == {None: "passed"}
-    assert "advisory: finetune_throughput_healthy at the cluster: " in slow.stdout
 
 
 def test_healthy_nodes_pass(good: FinishedRun) -> None:

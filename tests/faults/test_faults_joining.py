@@ -65,7 +65,7 @@ def test_a_node_never_joins(starter: Starter) -> None:
             assert (row["outcome"], row["reason"]) == ("missing", reason)
     assert [row["place"]["id"] for row in found["culprits"]] == [f"node{absent}"]
     assert launch.junit("sub/handover.xml") == launch.junit("r/junit.xml")
-    assert launch.junit("r/junit.xml")[f"bf16_tflops[node{absent}-cpu1]"] == "error"
+    assert launch.junit("r/junit.xml")[f"test_bf16_tflops[node{absent}-cpu1]"] == "error"
     assert launch.junit("r/junit.xml")["gpucluster.verdict"] == "error"
     assert [event["event"] for event in launch.journal("r")][:3] == ["started", "planned", "bound"]
 

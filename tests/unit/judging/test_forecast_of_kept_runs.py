@@ -55,6 +55,8 @@ def read(summary: Path) -> Kept | None:
     """The run of a summary; None if it had limits, tests or faults of its own, or was too short."""
     told, whole = json.loads(summary.read_text()), summary.with_name("results.json")
     results: dict[str, Any] = json.loads(whole.read_text()) if whole.exists() else {}
+    if told["verdict_line"].partition(": ")[2].startswith("SIMULATED"):
+        return None
     if told.get("profile") not in packaged().profiles or told.get("timings", {}).get("total_s", 0.0) < LEAST_S:
         return None
     criteria, shape = criteria_of(told["profile"]), told["expected"]
