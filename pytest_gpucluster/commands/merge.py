@@ -59,7 +59,7 @@ def _exclude(folders: Sequence[Path], out: Path, hosts: Sequence[str]) -> int:
     """Merge what reported, name each node that did not pass, and print how sbatch takes the others."""
     nodes, unasked = beside_slurm(judge_nodes(folders))
     expected = [node.run.host_of(node.run.nodes[0]) if node.run and node.run.nodes else node.name for node in nodes]
-    reported = [node.folder for node in nodes if node.run is not None]
+    reported = [node.folder for node in nodes if node.run is not None and not node.is_apart]
     if reported:
         _merge(reported, out, [*dict.fromkeys((*expected, *hosts))], to=sys.stderr)
     if unasked:

@@ -16,7 +16,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import read_nodes
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SEVERITY, WORDS, counted_as
 from pytest_gpucluster.reporting.files import JOURNAL
-from pytest_gpucluster.reporting.merge import OneRun, read_run
+from pytest_gpucluster.reporting.merge import ALIKE, OneRun, read_run
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -33,12 +33,16 @@ NEVER_REPORTED = "it never reported"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRun:
-    """One node's run. ``name``: in Slurm, which is that of its folder. ``why``: why it did not pass; "" where it did."""
+    """One node's run. ``name``: in Slurm, which is that of its folder. ``why``: why it did not pass; "" where it did.
+
+    ``is_apart``: it was judged otherwise than those of other nodes, so it cannot be merged with them.
+    """
 
     name: str
     folder: Path
     why: str
     run: OneRun | None = None
+    is_apart: bool = False
 
 
 def judge_nodes(folders: Sequence[Path]) -> list[NodeRun]:
@@ -50,7 +54,47 @@ def judge_nodes(folders: Sequence[Path]) -> list[NodeRun]:
     twice = [name for name, number in Counter(folder.name for folder in folders).items() if number > 1]
     if twice:
         raise ConfigurationError(f"two folders are called {twice[0]}: with --exclude a folder has its node's name in Slurm")
-    return [_judge(folder) for folder in folders]
+    return _set_apart([_judge(folder) for folder in folders])
+
+
+def _set_apart(nodes: Sequence[NodeRun]) -> list[NodeRun]:
+    """The same nodes; one that was judged otherwise than the others does not pass.
+
+    A driver that is missing makes a rehearsal of a run, and another GPU another profile: that is the fault of this node. What
+    measured GPUs counts, however few; of profiles and limits the one that most nodes have, and without a majority none.
+    """
+    runs = [node.run for node in nodes if node.run is not None]
+    has_measured = any(_mode(run) is None for run in runs)
+    runs = [run for run in runs if _mode(run) is None or not has_measured]
+    usual = {name: _majority([run.state.facts.get(name) for run in runs]) for name in ALIKE}
+    found = []
+    for node in nodes:
+        why = "" if node.run is None else _why_apart(node.run, usual, has_measured=has_measured)
+        found.append(replace(node, why="; ".join(filter(None, (why, node.why))), is_apart=True) if why else node)
+    return found
+
+
+def _why_apart(run: OneRun, usual: Mapping[str, str | None], *, has_measured: bool) -> str:
+    if has_measured and (mode := _mode(run)) is not None:
+        return f"it ran as a {mode}, and others measured GPUs"
+    for name, most in usual.items():
+        own = run.state.facts.get(name)
+        if most is not None and own != most:
+            values = f": {own}, and most have {most}" if name == "profile" else ""
+            return f"other {ALIKE[name]} than most nodes{values}"
+    return ""
+
+
+def _mode(run: OneRun) -> str | None:
+    """How a run was made that measured no GPU; None for one that did."""
+    terms = run.state.terms
+    return "simulation" if terms.simulated else "rehearsal" if terms.rehearsal else None
+
+
+def _majority(values: Sequence[str | None]) -> str | None:
+    """What more than half of them are; None where nothing is."""
+    most = Counter(values).most_common(1)
+    return most[0][0] if most and 2 * most[0][1] > len(values) else None
 
 
 def unusable(nodes: Mapping[str, SlurmNode]) -> dict[str, str]:

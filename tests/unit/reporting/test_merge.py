@@ -268,6 +268,44 @@ def test_a_node_that_did_not_pass_is_excluded(
     assert read_results(nodes.parent / "merged")["expected"]["nodes"] == 3
 
 
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "rehearsal": ({"rehearsal": True}, "it ran as a rehearsal, and others measured GPUs"),
+    "simulated": ({"simulated": True}, "it ran as a simulation, and others measured GPUs"),
+    "profile": ({"facts": {"profile": "h100-pcie"}}, "other profiles than most nodes: h100-pcie, and most have h100-sxm"),
+    "limits": ({"facts": {"thresholds_sha256": "1" * 64}}, "other files of limits than most nodes"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_a_node_that_was_judged_otherwise_is_excluded(case: str, nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A driver that is missing, or another GPU: that node's fault holds no other node back, and nothing of it is merged."""
+    changes, why = ODD[case]
+    run_of(nodes / "gpu-2", "gpu-2.example.com", **changes)
+    code, options, said = excluded(nodes, capsys)
+    assert (code, options) == (0, f"{GOOD} --exclude=gpu-2")
+    assert f"excluded gpu-2: {why}\n" in said
+    found = read_results(nodes.parent / "merged")
+    assert (found["verdict"], found["expected"]["nodes"]) == ("INCOMPLETE", 3)
+    assert {row["place"]["hostname"] for row in rows_of(found) if row["outcome"] == "passed" and row["place"]} == {
+        "gpu-1.example.com", "gpu-3.example.com",
+    }  # fmt: skip
+
+
+def test_one_real_node_beside_rehearsals(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What measured GPUs counts, however few: no fabric is judged on CPUs because most drivers are missing."""
+    for name in ("gpu-2", "gpu-4", "gpu-5"):
+        run_of(nodes / name, name, rehearsal=True)
+    assert excluded(nodes, capsys)[:2] == (0, f"{GOOD} --exclude=gpu-[2,4-5]")
+
+
+def test_without_a_majority_nobody_is_excluded(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two nodes of one profile and two of another: nobody can say which was ordered."""
+    for name in ("gpu-2", "gpu-4"):
+        run_of(nodes / name, name, facts={"profile": "h100-pcie"})
+    code, options, said = excluded(nodes, capsys)
+    assert (code, options, "used different profiles: they are no one run" in said) == (4, "", True)
+
+
 def test_what_excludes_no_node(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A low level, a selection and a waived failure: what was measured is good."""
     waived = failed(waiver={"id": "W1"}, waivable=True)
