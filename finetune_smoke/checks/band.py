@@ -1,8 +1,9 @@
 """A band around a recorded loss curve: the same seed and the same rows give the same first losses, on every healthy part.
 
 It sees what a loss below a limit does not: half the learning rate, swapped betas, a gradient that is lost in one layer, and
-arithmetic that is wrong in the same way each time, also on a single GPU. Random weights differ between kinds of device, so
-each has curves of its own. Compared are the losses of the warm-up, which do not depend on the number of steps.
+arithmetic that is wrong in the same way each time, also on a single GPU. Random weights come from the device: another model of
+GPU, or another torch, may draw others. So a curve holds for the model and the release of torch that it was recorded with, and
+for no other. Compared are the losses of the warm-up, which do not depend on the number of steps.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from finetune_smoke.settings.config import preset
 
@@ -35,34 +38,55 @@ SAME = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What draws the random weights: ``device`` and ``torch`` as in :class:`RecordedCurve`."""
+
+    device: str
+    torch: str
+
+    @classmethod
+    def of(cls, device: torch.device) -> Machine:
+        """That of a rank."""
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return cls(device=name, torch=".".join(torch.__version__.split(".")[:2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCurve:
-    """The first losses of ``preset`` with ``step_rows`` rows a step on a ``device`` (cuda or cpu), and where they are from."""
+    """The first losses of ``preset`` with ``step_rows`` rows a step, and where they are from.
+
+    ``device`` is the GPU's model as torch names it, or ``cpu``; ``torch`` the release, ``2.11``.
+    """
 
     preset: str
     device: str
+    torch: str
     step_rows: int
     losses: tuple[float, ...]
     source: str
 
-    def fits(self, config: Config, device: str, step_rows: int) -> bool:
+    def fits(self, config: Config, machine: Machine, step_rows: int) -> bool:
         """Whether a run of these settings has this curve."""
-        if (self.device, self.step_rows) != (device, step_rows):
+        if (self.device, self.torch, self.step_rows) != (machine.device, machine.torch, step_rows):
             return False
         recorded = preset(self.preset)
         return all(getattr(config, name) == getattr(recorded, name) for name in SAME)
 
 
+H100 = "NVIDIA H100 80GB HBM3"
 RECORDED: tuple[RecordedCurve, ...] = (
     RecordedCurve(
         preset="tiny",
         device="cpu",
+        torch="2.13",
         step_rows=32,
         losses=(6.47246, 6.24769, 5.81981, 5.43517, 5.11671, 4.86232, 4.70491, 4.36297, 3.95119, 3.83157, 3.22555),
-        source="torch 2.13 on a CPU, 2026-11-26; 1 rank of 32 rows and 4 passes of 8 within 3e-7",
+        source="a CPU, 2026-11-26; 1 rank of 32 rows and 4 passes of 8 within 3e-7",
     ),
     RecordedCurve(
         preset="small",
         device="cpu",
+        torch="2.13",
         step_rows=64,
         losses=(
             6.8548,
@@ -76,11 +100,12 @@ RECORDED: tuple[RecordedCurve, ...] = (
             4.789,
             4.5546,
         ),
-        source="torch 2.13 on a CPU, float32, 2026-11-26",
+        source="a CPU, float32, 2026-11-26",
     ),
     RecordedCurve(
         preset="small",
-        device="cuda",
+        device=H100,
+        torch="2.11",
         step_rows=64,
         losses=(
             6.7304,
@@ -104,11 +129,12 @@ RECORDED: tuple[RecordedCurve, ...] = (
             3.3673,
             3.1931,
         ),
-        source="one H100, torch 2.11, 2026-11-26",
+        source="one H100, 2026-11-26",
     ),
     RecordedCurve(
         preset="7b-shape",
-        device="cuda",
+        device=H100,
+        torch="2.11",
         step_rows=4,
         losses=(
             12.1453,
@@ -120,16 +146,17 @@ RECORDED: tuple[RecordedCurve, ...] = (
             11.3096,
             12.3549,
         ),
-        source="one H100, torch 2.11, 2026-11-26: the mean of two runs, which differ by 0.4 %",
+        source="one H100, 2026-11-26: the mean of two runs, which differ by 0.4 %",
     ),
 )
 
 
-def record(checks: Checks, config: Config, *, device: str, step_rows: int, losses: Sequence[float]) -> None:
-    """Record ``loss_band``, or why it is left out: nobody recorded a curve of these settings, rows and kind of device."""
-    curve = next((one for one in RECORDED if one.fits(config, device, step_rows)), None)
+def record(checks: Checks, config: Config, *, machine: Machine, step_rows: int, losses: Sequence[float]) -> None:
+    """Record ``loss_band``, or why it is left out: nobody recorded a curve of these settings and rows on such a machine."""
+    curve = next((one for one in RECORDED if one.fits(config, machine, step_rows)), None)
     if curve is None:
-        checks.leave_out("loss_band", why=f"no curve was recorded for these settings with {step_rows} rows a step on {device}")
+        here = f"{step_rows} rows a step on {machine.device}, torch {machine.torch}"
+        checks.leave_out("loss_band", why=f"no curve was recorded for these settings with {here}")
         return
     checks.record("loss_band", problem=outside(losses, curve), at_fault=())
 
@@ -141,7 +168,7 @@ def outside(losses: Sequence[float], curve: RecordedCurve) -> str | None:
         apart = abs(mine - recorded) / recorded
         if not apart <= allowed or not math.isfinite(mine):
             return (
-                f"loss of step {step}: {mine:.5f}, where {recorded:.5f} was recorded ({curve.source}): "
+                f"loss of step {step}: {mine:.5f}, where {recorded:.5f} was recorded ({curve.source}, torch {curve.torch}): "
                 f"{100 * apart:.2f} % apart, and {100 * allowed:g} % is allowed"
             )
     return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 
 from finetune_smoke.checks import band, faults
-from finetune_smoke.checks.band import RecordedCurve
+from finetune_smoke.checks.band import Machine, RecordedCurve
+from finetune_smoke.checks.exact import Checks
 from finetune_smoke.model import lora
 from finetune_smoke.settings.config import PRESETS, preset
 from finetune_smoke.training import setup, steps
@@ -17,6 +18,8 @@ from finetune_smoke.training.loop import Outcome, finetune
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from finetune_smoke.parallel.ranks import Ranks
 
 SHORT: dict[str, Any] = {
     "steps": 11, "heldout_rows": 2, "greedy_rows": 0, "restore_check": False, "loss_limit": None, "audit_every": 0,
@@ -80,7 +83,8 @@ def test_what_is_planted_lies_outside(plant: Callable[..., None], monkeypatch: p
     assert "was recorded" in found.checks["loss_band"]["detail"]
 
 
-CURVE = RecordedCurve(preset="tiny", device="cpu", step_rows=32, losses=(6.0, 5.0), source="made up")
+HERE = Machine(device="cpu", torch="2.13")
+CURVE = RecordedCurve(preset="tiny", device="cpu", torch="2.13", step_rows=32, losses=(6.0, 5.0), source="made up")
 
 
 @pytest.mark.parametrize(
@@ -112,10 +116,32 @@ OTHER: dict[str, Any] = {
 @pytest.mark.parametrize("name", OTHER)
 def test_another_training_has_no_curve(name: str) -> None:
     """It is left out, with the reason: neither passed nor failed."""
-    assert CURVE.fits(preset("tiny"), "cpu", 32)
-    assert not CURVE.fits(preset("tiny", **{name: OTHER[name]}), "cpu", 32)
-    assert not CURVE.fits(preset("tiny"), "cuda", 32)
-    assert not CURVE.fits(preset("tiny"), "cpu", 64)
+    assert CURVE.fits(preset("tiny"), HERE, 32)
+    assert not CURVE.fits(preset("tiny", **{name: OTHER[name]}), HERE, 32)
+    assert not CURVE.fits(preset("tiny"), Machine(device="cuda", torch="2.13"), 32)
+    assert not CURVE.fits(preset("tiny"), HERE, 64)
+
+
+@pytest.mark.parametrize("curve", band.RECORDED, ids=lambda one: f"{one.preset} {one.device}")
+@pytest.mark.parametrize("changed", [{"device": "NVIDIA A100-SXM4-80GB"}, {"device": "NVIDIA B200"}, {"torch": "2.12"}])
+def test_another_machine_has_no_curve(curve: RecordedCurve, changed: dict[str, str]) -> None:
+    """Its random weights may be others: a healthy GPU of a kind that nobody recorded is left out, never called wrong."""
+    machine = Machine(device=curve.device, torch=curve.torch)
+    settings = preset(curve.preset)
+    assert curve.fits(settings, machine, curve.step_rows)
+    checks = Checks(cast("Ranks", None))
+    other = dataclasses.replace(machine, **changed)
+    band.record(checks, settings, machine=other, step_rows=curve.step_rows, losses=[99.0] * 20)
+    assert "loss_band" not in checks.results()
+    assert f"on {other.device}, torch {other.torch}" in checks.left_out()["loss_band"]
+
+
+def test_a_gpu_is_known_by_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by "cuda", which all GPUs are."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA B200")
+    assert Machine.of(torch.device("cuda", 3)).device == "NVIDIA B200"
+    assert Machine.of(torch.device("cpu")).device == "cpu"
+    assert Machine.of(torch.device("cpu")).torch == "2.13"
 
 
 def test_every_curve_is_whole() -> None:
@@ -125,7 +151,7 @@ def test_every_curve_is_whole() -> None:
         assert 1 < len(curve.losses) <= min(band.MOST, preset(curve.preset).warmup_steps + 1)
         assert all(0 < loss < 20 for loss in curve.losses)
         assert curve.source
-    keys = [(curve.preset, curve.device, curve.step_rows) for curve in band.RECORDED]
+    keys = [(curve.preset, curve.device, curve.torch, curve.step_rows) for curve in band.RECORDED]
     assert len(set(keys)) == len(keys)
 
 
