@@ -83,6 +83,12 @@ def shortlist(names: Sequence[str], *, most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def within_bytes(text: str, most: int) -> str:
+    """The text in at most so many bytes of UTF-8, no character cut in two; ``...`` where some of it is left out."""
+    content = text.encode()
+    return text if len(content) <= most else content[: most - 3].decode(errors="ignore") + "..."
+
+
 def barred(text: str) -> str:
     """Every line of the text behind :data:`BAR`."""
     return "\n".join(f"{BAR}{line}" for line in visible(text).split("\n"))

@@ -39,35 +39,35 @@ SAME = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What draws the random weights: ``device`` and ``torch`` as in :class:`RecordedCurve`."""
+    """What draws the random weights: ``device`` and ``release`` as in :class:`RecordedCurve`."""
 
     device: str
-    torch: str
+    release: str
 
     @classmethod
     def of(cls, device: torch.device) -> Machine:
         """That of a rank."""
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return cls(device=name, torch=".".join(torch.__version__.split(".")[:2]))
+        return cls(device=name, release=".".join(torch.__version__.split(".")[:2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCurve:
     """The first losses of ``preset`` with ``step_rows`` rows a step, and where they are from.
 
-    ``device`` is the GPU's model as torch names it, or ``cpu``; ``torch`` the release, ``2.11``.
+    ``device`` is the GPU's model as torch names it, or ``cpu``; ``release`` is of torch, ``2.11``.
     """
 
     preset: str
     device: str
-    torch: str
+    release: str
     step_rows: int
     losses: tuple[float, ...]
     source: str
 
     def fits(self, config: Config, machine: Machine, step_rows: int) -> bool:
         """Whether a run of these settings has this curve."""
-        if (self.device, self.torch, self.step_rows) != (machine.device, machine.torch, step_rows):
+        if (self.device, self.release, self.step_rows) != (machine.device, machine.release, step_rows):
             return False
         recorded = preset(self.preset)
         return all(getattr(config, name) == getattr(recorded, name) for name in SAME)
@@ -78,7 +78,7 @@ RECORDED: tuple[RecordedCurve, ...] = (
     RecordedCurve(
         preset="tiny",
         device="cpu",
-        torch="2.13",
+        release="2.13",
         step_rows=32,
         losses=(6.47246, 6.24769, 5.81981, 5.43517, 5.11671, 4.86232, 4.70491, 4.36297, 3.95119, 3.83157, 3.22555),
         source="a CPU, 2026-11-26; 1 rank of 32 rows and 4 passes of 8 within 3e-7",
@@ -86,7 +86,7 @@ RECORDED: tuple[RecordedCurve, ...] = (
     RecordedCurve(
         preset="small",
         device="cpu",
-        torch="2.13",
+        release="2.13",
         step_rows=64,
         losses=(
             6.8548,
@@ -105,7 +105,7 @@ RECORDED: tuple[RecordedCurve, ...] = (
     RecordedCurve(
         preset="small",
         device=H100,
-        torch="2.11",
+        release="2.11",
         step_rows=64,
         losses=(
             6.7304,
@@ -134,7 +134,7 @@ RECORDED: tuple[RecordedCurve, ...] = (
     RecordedCurve(
         preset="7b-shape",
         device=H100,
-        torch="2.11",
+        release="2.11",
         step_rows=4,
         losses=(
             12.1453,
@@ -155,7 +155,7 @@ def record(checks: Checks, config: Config, *, machine: Machine, step_rows: int, 
     """Record ``loss_band``, or why it is left out: nobody recorded a curve of these settings and rows on such a machine."""
     curve = next((one for one in RECORDED if one.fits(config, machine, step_rows)), None)
     if curve is None:
-        here = f"{step_rows} rows a step on {machine.device}, torch {machine.torch}"
+        here = f"{step_rows} rows a step on {machine.device}, torch {machine.release}"
         checks.leave_out("loss_band", why=f"no curve was recorded for these settings with {here}")
         return
     checks.record("loss_band", problem=outside(losses, curve), at_fault=())
@@ -168,7 +168,7 @@ def outside(losses: Sequence[float], curve: RecordedCurve) -> str | None:
         apart = abs(mine - recorded) / recorded
         if not apart <= allowed or not math.isfinite(mine):
             return (
-                f"loss of step {step}: {mine:.5f}, where {recorded:.5f} was recorded ({curve.source}, torch {curve.torch}): "
+                f"loss of step {step}: {mine:.5f}, where {recorded:.5f} was recorded ({curve.source}, torch {curve.release}): "
                 f"{100 * apart:.2f} % apart, and {100 * allowed:g} % is allowed"
             )
     return None

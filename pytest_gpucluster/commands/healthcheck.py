@@ -19,7 +19,7 @@ from pytest_gpucluster.commands.info_tables import value_at
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.inventory.reading import NotAvailable, unavailable
 from pytest_gpucluster.inventory.slurm import change, read_node
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import one_line, within_bytes
 
 if TYPE_CHECKING:
     import argparse
@@ -84,8 +84,7 @@ def condition(chosen: argparse.Namespace) -> int:
 def _in_one_line(texts: Sequence[str]) -> str:
     """The first text, and how many more there are, in at most :data:`MOST_OUTPUT_BYTES` of UTF-8."""
     more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-    content, room = one_line(texts[0]).encode(), MOST_OUTPUT_BYTES - len(more)
-    return content.decode() + more if len(content) <= room else content[: room - 3].decode(errors="ignore") + "..." + more
+    return within_bytes(one_line(texts[0]), MOST_OUTPUT_BYTES - len(more)) + more
 
 
 def _judge(machine: Mapping[str, Any], num_gpus: int | None) -> tuple[list[str], list[str], int]:

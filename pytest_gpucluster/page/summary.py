@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.judging.verdict import ACCEPTED, REJECTED
 from pytest_gpucluster.page.criteria_view import NOT_RECORDED
 from pytest_gpucluster.page.parts_view import NAMES, cell
-from pytest_gpucluster.text import one_line, shortlist
+from pytest_gpucluster.text import one_line, shortlist, within_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -106,8 +106,8 @@ def _open(model: PageModel) -> list[str]:
 def termination_of(model: PageModel) -> str:
     """The verdict, then each bad part in a line, as UTF-8 of at most 4,096 bytes; parts that have no room are counted."""
     parts = [*model.parts, *model.more_parts]
-    lines = [_within(one_line(text), MOST_LINE_BYTES) for text in (model.banner.line, model.banner.reason)]
-    lines += [_within(one_line(_brief(part)), MOST_LINE_BYTES // 2) for part in parts]
+    lines = [within_bytes(one_line(text), MOST_LINE_BYTES) for text in (model.banner.line, model.banner.reason)]
+    lines += [within_bytes(one_line(_brief(part)), MOST_LINE_BYTES // 2) for part in parts]
     rooms = (len(lines) - left for left in range(len(parts) + 1))
     texts = ("\n".join([*lines[:kept], *_left_out(len(lines) - kept)]) + "\n" for kept in rooms)
     return next(text for text in texts if len(text.encode()) <= MOST_MESSAGE_BYTES)
@@ -122,12 +122,6 @@ def _brief(part: PartView) -> str:
 
 def _left_out(number: int) -> list[str]:
     return [f"and {number} more, in the results directory"] if number else []
-
-
-def _within(text: str, most: int) -> str:
-    """The text in at most so many bytes of UTF-8."""
-    content = text.encode()
-    return text if len(content) <= most else content[: most - 3].decode(errors="ignore") + "..."
 
 
 def _misses_of(part: PartView) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.records.spreadsheet import FORMULA
+from pytest_gpucluster.records.spreadsheet import FORMULA, as_text
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def csv_text(parts: Iterable[ListedPart]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for one in parts:
-        writer.writerow([f"'{cell}" if cell.startswith(FORMULA) else cell for cell in asdict(one).values()])
+        writer.writerow(map(as_text, asdict(one).values()))
     return text.getvalue()
 
 
@@ -227,9 +227,10 @@ def compare_with_order(order: Sequence[ListedPart], found: Sequence[ListedPart])
     wrong, unknown, same = [], [], 0
     for one in order:
         if one.key in there:
-            differs = [*_differences(one, there[one.key][0])]
+            differs, open_ones = _differences(one, there[one.key][0])
             wrong += differs
-            same += not differs
+            unknown += open_ones
+            same += not differs and not open_ones
         elif one.part in unread:
             unknown.append(f"{one.label} is ordered and was not seen; {len(unread[one.part])} {one.part} have no known serial")
         else:
@@ -244,8 +245,12 @@ def compare_with_order(order: Sequence[ListedPart], found: Sequence[ListedPart])
     return OrderDifferences(wrong=tuple(wrong), undecided=tuple(unknown), same=same)
 
 
-def _differences(ordered: ListedPart, found: ListedPart) -> Iterator[str]:
+def _differences(ordered: ListedPart, found: ListedPart) -> tuple[list[str], list[str]]:
+    """What is another than ordered, and what could not be read of the part."""
+    wrong, unknown = [], []
     for name in COMPARED:
         wanted, is_there = getattr(ordered, name), getattr(found, name)
         if wanted and wanted.casefold() != is_there.casefold():
-            yield f"{found.label}: {name} is {is_there or 'not known'}, and {wanted} is ordered"
+            text = f"{found.label}: {name} is {is_there or 'not known'}, and {wanted} is ordered"
+            (wrong if is_there else unknown).append(text)
+    return wrong, unknown

@@ -106,5 +106,9 @@ def _cell(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return repr(value)
-    text = str(value)
+    return as_text(str(value))
+
+
+def as_text(text: str) -> str:
+    """The text behind an apostrophe where a spreadsheet would take it for a formula."""
     return f"'{text}" if text.startswith(FORMULA) else text

@@ -83,8 +83,8 @@ def test_what_is_planted_lies_outside(plant: Callable[..., None], monkeypatch: p
     assert "was recorded" in found.checks["loss_band"]["detail"]
 
 
-HERE = Machine(device="cpu", torch="2.13")
-CURVE = RecordedCurve(preset="tiny", device="cpu", torch="2.13", step_rows=32, losses=(6.0, 5.0), source="made up")
+HERE = Machine(device="cpu", release="2.13")
+CURVE = RecordedCurve(preset="tiny", device="cpu", release="2.13", step_rows=32, losses=(6.0, 5.0), source="made up")
 
 
 @pytest.mark.parametrize(
@@ -118,22 +118,22 @@ def test_another_training_has_no_curve(name: str) -> None:
     """It is left out, with the reason: neither passed nor failed."""
     assert CURVE.fits(preset("tiny"), HERE, 32)
     assert not CURVE.fits(preset("tiny", **{name: OTHER[name]}), HERE, 32)
-    assert not CURVE.fits(preset("tiny"), Machine(device="cuda", torch="2.13"), 32)
+    assert not CURVE.fits(preset("tiny"), Machine(device="cuda", release="2.13"), 32)
     assert not CURVE.fits(preset("tiny"), HERE, 64)
 
 
 @pytest.mark.parametrize("curve", band.RECORDED, ids=lambda one: f"{one.preset} {one.device}")
-@pytest.mark.parametrize("changed", [{"device": "NVIDIA A100-SXM4-80GB"}, {"device": "NVIDIA B200"}, {"torch": "2.12"}])
+@pytest.mark.parametrize("changed", [{"device": "NVIDIA A100-SXM4-80GB"}, {"device": "NVIDIA B200"}, {"release": "2.12"}])
 def test_another_machine_has_no_curve(curve: RecordedCurve, changed: dict[str, str]) -> None:
     """Its random weights may be others: a healthy GPU of a kind that nobody recorded is left out, never called wrong."""
-    machine = Machine(device=curve.device, torch=curve.torch)
+    machine = Machine(device=curve.device, release=curve.release)
     settings = preset(curve.preset)
     assert curve.fits(settings, machine, curve.step_rows)
     checks = Checks(cast("Ranks", None))
     other = dataclasses.replace(machine, **changed)
     band.record(checks, settings, machine=other, step_rows=curve.step_rows, losses=[99.0] * 20)
     assert "loss_band" not in checks.results()
-    assert f"on {other.device}, torch {other.torch}" in checks.left_out()["loss_band"]
+    assert f"on {other.device}, torch {other.release}" in checks.left_out()["loss_band"]
 
 
 def test_a_gpu_is_known_by_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_gpu_is_known_by_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA B200")
     assert Machine.of(torch.device("cuda", 3)).device == "NVIDIA B200"
     assert Machine.of(torch.device("cpu")).device == "cpu"
-    assert Machine.of(torch.device("cpu")).torch == "2.13"
+    assert Machine.of(torch.device("cpu")).release == "2.13"
 
 
 def test_every_curve_is_whole() -> None:
@@ -151,7 +151,7 @@ def test_every_curve_is_whole() -> None:
         assert 1 < len(curve.losses) <= min(band.MOST, preset(curve.preset).warmup_steps + 1)
         assert all(0 < loss < 20 for loss in curve.losses)
         assert curve.source
-    keys = [(curve.preset, curve.device, curve.torch, curve.step_rows) for curve in band.RECORDED]
+    keys = [(curve.preset, curve.device, curve.release, curve.step_rows) for curve in band.RECORDED]
     assert len(set(keys)) == len(keys)
 
 

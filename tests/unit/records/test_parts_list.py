@@ -73,6 +73,24 @@ def test_what_differs(tmp_path: Path, changed: dict[str, Any], wrong: list[str],
     assert (found[0], len(found[1])) == (wrong, unknown)
 
 
+@pytest.mark.parametrize(
+    ("changed", "ordered"),
+    [
+        ({"dmi": {**DMI, "product_name": WHY}}, "part,serial,model\nchassis,C-1,DGX H200\n"),
+        ({"dmi": {**DMI, "bios_version": WHY}}, "part,serial,firmware\nboard,{board},1.2.3\n"),
+        ({"nics": [{**NIC, "firmware": WHY}]}, "part,serial,firmware\nnic,{nic},28.39\n"),
+    ],
+    ids=["model", "firmware of the board", "firmware of a NIC"],
+)
+def test_what_could_not_be_read_is_not_another(tmp_path: Path, changed: dict[str, Any], ordered: str) -> None:
+    """A part that is there, and whose model or firmware nobody could read: unknown, neither as ordered nor different."""
+    order = ordered.format(board=DMI["board_serial"], nic=NIC["guid"])
+    wrong, unknown = compared(tmp_path, order, parts_of(machine(**changed)))
+    assert wrong == []
+    assert len(unknown) == 1
+    assert " is not known, and " in unknown[0]
+
+
 def test_not_ordered_and_twice(tmp_path: Path) -> None:
     """A part beyond the order, and one serial at two hosts."""
     other = ListedPart(host="node-2", part="gpu", name="gpu0", serial="1654024000001", model="NVIDIA H200")
