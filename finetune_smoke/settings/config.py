@@ -5,9 +5,13 @@ This module imports nothing heavy, so that a wrong option is refused before torc
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FAULTS: dict[str, str] = {
     "none": "nothing is planted",
@@ -176,6 +180,12 @@ def _check_combinations(config: Config) -> None:
         raise InputError(
             f"cpu_offload needs strategy fsdp, and it is {config.strategy}: with ddp every GPU holds the whole base"
         )
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """The known name that a wrong one is near to, as a question; else all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def flaw(name: str, value: object) -> str | None:

@@ -7,7 +7,6 @@ file and line. ``text`` writes the settings of a run, from which the same run ca
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import typing
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from finetune_smoke.settings import recipe_file
-from finetune_smoke.settings.config import Config, InputError, flaw
+from finetune_smoke.settings.config import Config, InputError, flaw, meant
 from pytest_gpucluster.config import yaml_lines
 
 if TYPE_CHECKING:
@@ -69,8 +68,7 @@ def _problems(document: yaml_lines.Document) -> tuple[yaml_lines.Problem, ...]:
 def _flaw(name: str, kind: object, value: object) -> str | None:
     if kind is None:
         known = sorted(field.name for field in dataclasses.fields(Config))
-        near = difflib.get_close_matches(name, known, n=1)
-        return f"no such setting: {name}; " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
+        return f"no such setting: {name}; {meant(name, known)}"
     inner = next((part for part in typing.get_args(kind) if part is not type(None)), None)
     if value is None and inner is not None:
         return None

@@ -6,11 +6,10 @@ program always does is accepted with the value that says so, and any other value
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from finetune_smoke.settings.config import flaw
+from finetune_smoke.settings.config import flaw, meant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,8 +115,7 @@ def _flaw(section: str, name: str, value: object) -> str | None:
     key = KEYS.get((section, name))
     if key is None:
         known = [one for of, one in KEYS if of == section]
-        near = difflib.get_close_matches(name, known, n=1)
-        return f"no such key: {section}.{name}; " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
+        return f"no such key: {section}.{name}; {meant(name, known)}"
     shown = f"{section}.{name} is {'nothing' if value is None else repr(value)[:60]}"
     if type(value) not in key.kinds:
         wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list of names"}
