@@ -61,24 +61,35 @@ def compare(recipe, possible):
     def once(quantity, results, limit):  # noqa: ANN202 - as in all of this suite
         if quantity not in made or made[quantity][0] is not results:
             healthy, field = siblings.Healthy(**recipe(f"straggler[{quantity}]")), COMPARED[quantity].field
-            made[quantity] = results, compare_all(results, field, healthy, limit, error_of=errors_of(quantity, possible))
+            made[quantity] = results, compare_all(results, field, healthy, limit, possible_here(quantity, results, possible))
         return made[quantity][1]
 
     return once
 
 
-def errors_of(quantity, possible):
-    """Why a result's rate is none that hardware can give, as a function; of a training by what its products take."""
-    if COMPARED[quantity].mark is training:
-        return lambda found, _rate, where: impossible_training(found, possible, where=where)
-    return lambda _found, rate, where: possible(quantity).error(rate, where=where)
+@dataclass(frozen=True, kw_only=True)
+class PossibleTraining:
+    """What the rates of a training can be: its products take no more than the dense BF16 rate."""
+
+    results: Any
+    possible: Any
+
+    def error(self, _rate, *, where):
+        """Why this rate is none; None for any other."""
+        return impossible_training(self.results[where], self.possible, where=where)
 
 
-def compare_all(results, field, healthy, limit, *, error_of):
+def possible_here(quantity, results, possible):
+    """What the rates that are compared can be."""
+    is_training = COMPARED[quantity].mark is training
+    return PossibleTraining(results=results, possible=possible) if is_training else possible(quantity)
+
+
+def compare_all(results, field, healthy, limit, can_be):
     """Compare the GPUs that have a value which hardware can give; a wrong one says nothing of the others."""
     measured = {one: results[one] for one in results if one not in results.errors}
     known = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
-    wrong = {one: error for one, rate in known.items() if (error := error_of(measured[one], rate, one)) is not None}
+    wrong = {one: error for one, rate in known.items() if (error := can_be.error(rate, where=one)) is not None}
     rates = {one: rate for one, rate in known.items() if one not in wrong}
     alike = siblings.Siblings(
         rates=rates,

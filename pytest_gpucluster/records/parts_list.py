@@ -247,7 +247,8 @@ def compare_with_order(order: Sequence[ListedPart], found: Sequence[ListedPart])
 
 def _differences(ordered: ListedPart, found: ListedPart) -> tuple[list[str], list[str]]:
     """What is another than ordered, and what could not be read of the part."""
-    wrong, unknown = [], []
+    wrong: list[str] = []
+    unknown: list[str] = []
     for name in COMPARED:
         wanted, is_there = getattr(ordered, name), getattr(found, name)
         if wanted and wanted.casefold() != is_there.casefold():
