@@ -240,7 +240,7 @@ def ranks_program(rank: int, _folder: Path) -> dict[str, Any]:
             named = {"size_bytes": size, "iterations": 20, "warmup": 2, "budget_s": 8 * LAUNCH_S}
             return collectives.all_reduce(**named) if name == "all_reduce" else collectives.collective(name, **named)
 
-        found[f"{name} slow table"] = slow_on_one_rank(rank, lambda: table(12 * LAUNCH_S), by_bytes=True)
+        found[f"{name} slow table"] = slow_on_one_rank(rank, lambda: table(3 * LAUNCH_S), by_bytes=True)
         found[f"{name} whole table"] = dataclasses.asdict(table(1e3))
         found[f"{name} slow"] = slow_on_one_rank(rank, judged)
     found["pairs"] = slow_transfers(lambda: pair_matrix.pair_matrix(size_bytes=1000, budget_s=LAUNCH_S))
