@@ -19,6 +19,8 @@ NO_VENV = f"""{sys.executable} cannot make virtual environments: its ensurepip i
   apt install python{VERSION}-venv"""
 HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+LOOK_S = 120.0
+"""For pip's answer what it would fetch; the installation says what is wrong, if anything is."""
 CUDA_GB, CPU_GB = 2.5, 0.2
 """Sizes of torch 2.13.0 and what it needs on x86-64, in 10^9 bytes: 12 wheels of CUDA seen on 2026-11-25; one for CPUs."""
 NO_NOX = """pip could not fetch nox (its message is above). With the dependencies installed, start pytest yourself from here:
@@ -67,10 +69,10 @@ def announce_torch(folder: Path) -> bool:
     if known.returncode == 0 or wanted is None:
         return False
     asked = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-", wanted[0].strip()]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
     try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=LOOK_S)
         found = {one["metadata"]["name"].lower(): one["metadata"]["version"] for one in json.loads(done.stdout)["install"]}
-    except (ValueError, LookupError, TypeError):  # an old pip, or nothing to be had: the installation will say what is wrong
+    except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):  # an old pip, or nothing to be had, or no answer
         return False
     is_large = any(name.startswith("nvidia-") for name in found)
     has_gpu = shutil.which("nvidia-smi") is not None or NVIDIA_DRIVER.exists()
