@@ -44,7 +44,7 @@ def commands(bare: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str
         failed = "pip" in command and found[0] == ["offline"]
         return SimpleNamespace(returncode=int(failed), stdout="")
 
-    monkeypatch.setattr(bare, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(bare, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
     return found
 
 
@@ -115,7 +115,7 @@ def test_what_is_fetched_is_said(  # noqa: PLR0913 -- a case, and what it stands
         asked.append(command)
         return SimpleNamespace(returncode=int("-c" in command), stdout=json.dumps(report))
 
-    monkeypatch.setattr(bare, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(bare, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
     monkeypatch.setattr(bare.shutil, "which", lambda _name: "/usr/bin/nvidia-smi" if has_gpu else None)
     monkeypatch.setattr(bare, "NVIDIA_DRIVER", tmp_path / "absent")
     assert bare.announce_torch(tmp_path) is (found is CUDA)
@@ -126,7 +126,9 @@ def test_what_is_fetched_is_said(  # noqa: PLR0913 -- a case, and what it stands
     assert asked[-1][-1] == "torch==2.13.0"
 
 
-@pytest.mark.parametrize(("returncode", "printed"), [(0, "{}"), (1, ""), (1, "no JSON"), (1, "{}"), (1, '{"install": [1]}')])
+@pytest.mark.parametrize(
+    ("returncode", "printed"), [(0, "{}"), (1, ""), (1, "no JSON"), (1, "{}"), (1, '{"install": [1]}'), (1, None)]
+)
 def test_nothing_is_said_of_a_torch_that_is_there_or_unknown(  # noqa: PLR0913 -- as above
     bare: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
@@ -134,11 +136,16 @@ def test_nothing_is_said_of_a_torch_that_is_there_or_unknown(  # noqa: PLR0913 -
     capsys: pytest.CaptureFixture[str],
     *,
     returncode: int,
-    printed: str,
+    printed: str | None,
 ) -> None:
-    """A torch that is installed is not fetched; where pip cannot tell, the installation will."""
-    done = SimpleNamespace(returncode=returncode, stdout=printed)
-    monkeypatch.setattr(bare, "subprocess", SimpleNamespace(run=lambda *_words, **_options: done))
+    """A torch that is installed is not fetched; where pip cannot tell, or gives no answer, the installation will."""
+
+    def run(command: list[str], *, timeout: float | None = None, **_options: Any) -> SimpleNamespace:
+        if timeout is not None and printed is None:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return SimpleNamespace(returncode=returncode, stdout=printed)
+
+    monkeypatch.setattr(bare, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
     assert bare.announce_torch(tmp_path) is False
     assert capsys.readouterr().err == ""
 
