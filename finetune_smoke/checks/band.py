@@ -38,14 +38,14 @@ SAME = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class CurveMachine:
     """What draws the random weights: ``device`` and ``release`` as in :class:`RecordedCurve`."""
 
     device: str
     release: str
 
     @classmethod
-    def of(cls, device: torch.device) -> Machine:
+    def of(cls, device: torch.device) -> CurveMachine:
         """That of a rank."""
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return cls(device=name, release=".".join(torch.__version__.split(".")[:2]))
@@ -65,7 +65,7 @@ class RecordedCurve:
     losses: tuple[float, ...]
     source: str
 
-    def fits(self, config: Config, machine: Machine, step_rows: int) -> bool:
+    def fits(self, config: Config, machine: CurveMachine, step_rows: int) -> bool:
         """Whether a run of these settings has this curve."""
         if (self.device, self.release, self.step_rows) != (machine.device, machine.release, step_rows):
             return False
@@ -151,7 +151,7 @@ RECORDED: tuple[RecordedCurve, ...] = (
 )
 
 
-def record(checks: Checks, config: Config, *, machine: Machine, step_rows: int, losses: Sequence[float]) -> None:
+def record(checks: Checks, config: Config, *, machine: CurveMachine, step_rows: int, losses: Sequence[float]) -> None:
     """Record ``loss_band``, or why it is left out: nobody recorded a curve of these settings and rows on such a machine."""
     curve = next((one for one in RECORDED if one.fits(config, machine, step_rows)), None)
     if curve is None:

@@ -194,7 +194,7 @@ def _audit_at_end(at: steps.Steps, step: int) -> None:
         steps.audit(at, step)
     _compare_base(run)
     _compare_adapters(run, step)
-    machine = band.Machine.of(run.ranks.device)
+    machine = band.CurveMachine.of(run.ranks.device)
     band.record(run.checks, run.config, machine=machine, step_rows=run.step_rows, losses=log.losses)
     exact.record_finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from finetune_smoke.checks import band, faults
-from finetune_smoke.checks.band import Machine, RecordedCurve
+from finetune_smoke.checks.band import CurveMachine, RecordedCurve
 from finetune_smoke.checks.exact import Checks
 from finetune_smoke.model import lora
 from finetune_smoke.settings.config import PRESETS, preset
@@ -83,7 +83,7 @@ def test_what_is_planted_lies_outside(plant: Callable[..., None], monkeypatch: p
     assert "was recorded" in found.checks["loss_band"]["detail"]
 
 
-HERE = Machine(device="cpu", release="2.13")
+HERE = CurveMachine(device="cpu", release="2.13")
 CURVE = RecordedCurve(preset="tiny", device="cpu", release="2.13", step_rows=32, losses=(6.0, 5.0), source="made up")
 
 
@@ -118,7 +118,7 @@ def test_another_training_has_no_curve(name: str) -> None:
     """It is left out, with the reason: neither passed nor failed."""
     assert CURVE.fits(preset("tiny"), HERE, 32)
     assert not CURVE.fits(preset("tiny", **{name: OTHER[name]}), HERE, 32)
-    assert not CURVE.fits(preset("tiny"), Machine(device="cuda", release="2.13"), 32)
+    assert not CURVE.fits(preset("tiny"), CurveMachine(device="cuda", release="2.13"), 32)
     assert not CURVE.fits(preset("tiny"), HERE, 64)
 
 
@@ -126,7 +126,7 @@ def test_another_training_has_no_curve(name: str) -> None:
 @pytest.mark.parametrize("changed", [{"device": "NVIDIA A100-SXM4-80GB"}, {"device": "NVIDIA B200"}, {"release": "2.12"}])
 def test_another_machine_has_no_curve(curve: RecordedCurve, changed: dict[str, str]) -> None:
     """Its random weights may be others: a healthy GPU of a kind that nobody recorded is left out, never called wrong."""
-    machine = Machine(device=curve.device, release=curve.release)
+    machine = CurveMachine(device=curve.device, release=curve.release)
     settings = preset(curve.preset)
     assert curve.fits(settings, machine, curve.step_rows)
     checks = Checks(cast("Ranks", None))
@@ -139,9 +139,9 @@ def test_another_machine_has_no_curve(curve: RecordedCurve, changed: dict[str, s
 def test_a_gpu_is_known_by_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by "cuda", which all GPUs are."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA B200")
-    assert Machine.of(torch.device("cuda", 3)).device == "NVIDIA B200"
-    assert Machine.of(torch.device("cpu")).device == "cpu"
-    assert Machine.of(torch.device("cpu")).release == "2.13"
+    assert CurveMachine.of(torch.device("cuda", 3)).device == "NVIDIA B200"
+    assert CurveMachine.of(torch.device("cpu")).device == "cpu"
+    assert CurveMachine.of(torch.device("cpu")).release == "2.13"
 
 
 def test_every_curve_is_whole() -> None:
