@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.commands.names_of_tests import nodeid_in_suite
+from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
 from pytest_gpucluster.config.settings import OPTIONS, reaches, settings_from, unrecognized
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.plan import places_of, rule_against

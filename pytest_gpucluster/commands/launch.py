@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.commands import absent_nodes
 from pytest_gpucluster.commands.absent_nodes import Absence
-from pytest_gpucluster.commands.slurm_job import read_step
+from pytest_gpucluster.commands.slurm.step import read_step
 from pytest_gpucluster.config.pod import INDEX, MEANINGS, read_pod, require_index
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
@@ -232,7 +232,7 @@ def _become_torchrun(job: Job, *, secret: str | None, hosts: Sequence[str] = ())
     if secret is not None:
         os.environ[SECRET_VARIABLE] = secret
     os.environ.update({**hosts_variable(hosts), **threads_of(job)})
-    command = [sys.executable, "-m", "torch.distributed.run", *job.torchrun(job.node_rank)]
+    command = [sys.executable, "-m", "pytest_gpucluster.commands.torchrun", *job.torchrun(job.node_rank)]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(command[0], command)  # noqa: S606 -- this very interpreter

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.commands import launch
-from pytest_gpucluster.commands.slurm_job import read_step
+from pytest_gpucluster.commands.slurm.step import read_step
 from pytest_gpucluster.config.settings import OPTIONS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.reporting.earlier_hosts import hosts_from

@@ -7,7 +7,7 @@ import sys
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.commands.names_of_tests import JudgingTests, read_tests, tests_beside
+from pytest_gpucluster.commands.packaged.names_of_tests import JudgingTests, read_tests, tests_beside
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.layers import packaged_path

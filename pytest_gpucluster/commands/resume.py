@@ -85,7 +85,7 @@ def command(results: Path, more: Sequence[str], *, launch: Launch | None) -> tup
             f"the run in {results} was started by torchrun on {found.torchrun.nodes} nodes; enter this on each node, with its "
             f"own R: torchrun {' '.join(shape)} --node-rank=R --master-addr=HOST {again}"
         )
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", *shape, *pytest], Path(found.folder)
+    return [sys.executable, "-m", "pytest_gpucluster.commands.torchrun", "--standalone", *shape, *pytest], Path(found.folder)
 
 
 def _require_own(results: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.commands.slurm_job import read_step
+from pytest_gpucluster.commands.slurm.step import read_step
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.commands.launch import DEFAULT_PORT
-from pytest_gpucluster.commands.slurm_job import FIRST_PORT, PORTS
+from pytest_gpucluster.commands.slurm.step import FIRST_PORT, PORTS
 from pytest_gpucluster.config.open_files import SPARE_FILES
 from pytest_gpucluster.evidence.archive import MOST_BYTES, MOST_PACKED_BYTES
 from pytest_gpucluster.page.render import MOST_EMBEDDED

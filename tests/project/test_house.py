@@ -28,6 +28,7 @@ SHORT_FILES = {
     "pytest_gpucluster/cli.py": "the entry point; it may import nothing before the arguments are read",
     "pytest_gpucluster/commands/demo.py": "one file for one command",
     "pytest_gpucluster/commands/report.py": "one file for one command",
+    "pytest_gpucluster/commands/torchrun.py": "the program of a process of its own",
     "pytest_gpucluster/config/open_files.py": "agents read it before torch; nothing else of config may come along",
     "pytest_gpucluster/config/strict_json.py": "the plugin and the training proof both write by it",
     "pytest_gpucluster/fleet/controller.py": "what a fleet replaces of the real controller, and no more",

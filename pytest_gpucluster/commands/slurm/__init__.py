@@ -1,1 +1,1 @@
-"""Commands that start jobs of Slurm."""
+"""What is Slurm's: the step that started a launcher, and commands that start jobs."""

@@ -50,7 +50,7 @@ def test_the_same_command_again(tmp_path: Path) -> None:
 def test_one_node_of_torchrun(tmp_path: Path) -> None:
     """Torchrun is started again."""
     words, _ = command(begun(tmp_path, torchrun={"nodes": 1, "ranks": 8}), [], launch=None)
-    assert words[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=8"]
+    assert words[1:6] == ["-m", "pytest_gpucluster.commands.torchrun", "--standalone", "--nnodes=1", "--nproc-per-node=8"]
 
 
 def test_several_nodes_of_torchrun(tmp_path: Path) -> None:

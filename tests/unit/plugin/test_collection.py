@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.commands.names_of_tests import nodeid_in_suite
+from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
 from pytest_gpucluster.judging.forecast import Suite, forecast
 from pytest_gpucluster.plugin.collection import only_reads, refuse_unknown_mark, without
 from tests.support.launching import ACCEPTANCE

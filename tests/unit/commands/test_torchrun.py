@@ -1,0 +1,42 @@
+"""torchrun without a traceback below the verdict."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.launching import DEADLINE_S, environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAYS_WHY = """\
+from pytest_gpucluster.config.torchrun import write_error_file
+write_error_file("verdict REJECTED", {code})
+raise SystemExit({code})
+"""
+WORKERS = [
+    ("raise SystemExit(0)", 0, ""),
+    (SAYS_WHY.format(code=1), 1, ""),
+    (SAYS_WHY.format(code=4), 4, ""),
+    ("import os; os.kill(os.getpid(), 9)", 137, "Signal 9 (SIGKILL)"),
+    ("raise SystemExit(3)", 3, "exitcode  : 3"),
+]
+"""What a rank does; what the shell sees; what is shown, where the rank itself could show nothing."""
+
+
+@pytest.mark.parametrize(("worker", "code", "shown"), WORKERS)
+def test_torchrun_ends_without_a_traceback(worker: str, code: int, shown: str, tmp_path: Path) -> None:
+    """The verdict stays the last thing on the screen, and the exit code is that of the rank."""
+    (tmp_path / "worker.py").write_text(worker, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest_gpucluster.commands.torchrun", "--standalone", "--nproc-per-node=1", "worker.py"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment(measured=False), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert shown in ended.stderr
+    assert bool(shown) == ("Root Cause" in ended.stderr)
