@@ -49,6 +49,8 @@ MOST = "fabric.most_gb_s"
 OF_SUMS = ("gpu.nvlink_gb_s", "gpu.nvlink_sum_gb_s")
 """What ``bound`` names for the most that an all_reduce over NVLinks can reach, where their switches add up."""
 BOUNDS_OF_FABRIC = (MOST, ALL_TO_ALL)
+STATED = 2.0
+"""By so much a network over sockets may exceed what was stated: a provider guarantees less than a quiet network carries."""
 SEEN_PORTS = "nic_gb_s_per_gpu"
 """Under this name the facts of a cluster have what the ports of a node carry for each GPU, in 10^9 bytes/s one way."""
 LIMIT = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit"})
@@ -57,11 +59,15 @@ LIMIT = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricRates:
-    """What a profile promises of the links: GB/s one way of a GPU's ports and NVLinks, and the nodes of an NVLink domain."""
+    """What a profile promises of the links: GB/s one way of a GPU's ports and NVLinks, and the nodes of an NVLink domain.
+
+    ``is_stated``: what the ports carry is a provider's word, as with sockets, and not in a data sheet.
+    """
 
     nic_gb_s_per_gpu: float | None
     nvlink_gb_s: float
     nodes_per_domain: int
+    is_stated: bool = False
 
     def domains(self, *, nodes: int, gpus_per_node: int) -> tuple[int, int]:
         """How many NVLink domains so many nodes are, and how many GPUs one has."""
@@ -95,7 +101,8 @@ class FabricRates:
         if self.nic_gb_s_per_gpu is None:
             return None
         most = most_possible_gb_s if bound == MOST else all_to_all_gb_s
-        return most(nodes=domains, gpus_per_node=gpus, nic_gb_s_per_gpu=self.nic_gb_s_per_gpu, nvlink_gb_s=self.nvlink_gb_s)
+        port_gb_s = self.nic_gb_s_per_gpu * (STATED if self.is_stated else 1.0)
+        return most(nodes=domains, gpus_per_node=gpus, nic_gb_s_per_gpu=port_gb_s, nvlink_gb_s=self.nvlink_gb_s)
 
 
 class Profile(ProfileTerms):
@@ -305,6 +312,7 @@ def rates_of(profile: Profile) -> FabricRates | None:
         nic_gb_s_per_gpu=profile.nic_gb_s_per_gpu,
         nvlink_gb_s=profile.spec.nvlink_gb_s,
         nodes_per_domain=profile.nodes_per_domain,
+        is_stated=profile.fabric == "sockets",
     )
 
 
