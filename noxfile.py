@@ -30,8 +30,9 @@ nox.options.default_venv_backend = "none"
 FAST = "not slow and not soak"
 NETLAB = "tests/netlab"  # hosts in network namespaces, which only root makes
 # Tests wait for starts, beats and ends: one process more than cores leaves no core idle. A file shares its runs. A worker that
-# a timeout ends is not replaced: with "loadfile", xdist may then wait without an end.
-SPLIT = ("--dist", "loadfile", "--max-worker-restart=0")
+# a timeout ends is not replaced: with "loadfile", xdist may then wait without an end. The longest files come first, by
+# tests/conftest.py; xdist alone would begin with those of most tests.
+SPLIT = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
 OURS = ("-n", str((os.cpu_count() or 1) + 1), *SPLIT, f"--ignore={NETLAB}", "tests")
 QUICK = ("-m", f"{FAST} and not long", *OURS)
 LONG = ("-m", f"{FAST} and long", *OURS)
