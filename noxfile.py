@@ -77,7 +77,7 @@ def accept(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the project's own tests but `launches` and the slow ones (no GPU); `-- ARGS` run some.
 
-    With MEASURE_COVERAGE=1 they are measured for `coverage`, which costs 40 to 70 % more CPU.
+    With MEASURE_COVERAGE=1 they are measured for `coverage`: two cases of each test, no import of torch.
     """
     install(session, "tests")
     if os.environ.get("MEASURE_COVERAGE") == "1" and not session.posargs:
