@@ -30,8 +30,9 @@ nox.options.default_venv_backend = "none"
 FAST = "not slow and not soak"
 NETLAB = "tests/netlab"  # hosts in network namespaces, which only root makes
 # Tests wait for starts, beats and ends: one process more than cores leaves no core idle. A file shares its runs. A worker that
-# a timeout ends is not replaced: with "loadfile", xdist may then wait without an end.
-SPLIT = ("--dist", "loadfile", "--max-worker-restart=0")
+# a timeout ends is not replaced: with "loadfile", xdist may then wait without an end. The longest files come first, by
+# tests/conftest.py; xdist alone would begin with those of most tests.
+SPLIT = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
 OURS = ("-n", str((os.cpu_count() or 1) + 1), *SPLIT, f"--ignore={NETLAB}", "tests")
 QUICK = ("-m", f"{FAST} and not long", *OURS)
 LONG = ("-m", f"{FAST} and long", *OURS)
@@ -76,7 +77,7 @@ def accept(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the project's own tests but `launches` and the slow ones (no GPU); `-- ARGS` run some.
 
-    With MEASURE_COVERAGE=1 they are measured for `coverage`, which costs 40 to 70 % more CPU.
+    With MEASURE_COVERAGE=1 they are measured for `coverage`: two cases of each test, no import of torch.
     """
     install(session, "tests")
     if os.environ.get("MEASURE_COVERAGE") == "1" and not session.posargs:

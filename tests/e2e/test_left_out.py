@@ -127,12 +127,12 @@ def test_by_a_hook(tmp_path: Path, hook: str) -> None:
 @pytest.mark.parametrize(
     ("files", "options"),
     [
-        ({CONFTEST: "collect_ignore = ['deep']\n"}, ()),
+        pytest.param({CONFTEST: "collect_ignore = ['deep']\n"}, (), marks=pytest.mark.slow),
         pytest.param({CONFTEST: "collect_ignore_glob = ['*plain*']\n"}, (), marks=pytest.mark.slow),
         ({CONFTEST: IGNORES}, ()),
         ({}, ("--ignore=deep/test_plain.py",)),
         pytest.param({}, ("--ignore=deep",), marks=pytest.mark.slow),
-        ({}, ("--ignore-glob=*plain*",)),
+        pytest.param({}, ("--ignore-glob=*plain*",), marks=pytest.mark.slow),
     ],
 )
 def test_by_ignoring_a_file(tmp_path: Path, files: dict[str, str], options: tuple[str, ...]) -> None:

@@ -127,7 +127,7 @@ def test_a_second_try_is_not_believed(tmp_path: Path, retry: str) -> None:
     assert {case.outcome for case in ran.cases if case.name in tried} <= {"failure", "error"}
 
 
-@pytest.mark.parametrize("order", ["tryfirst", "trylast"])
+@pytest.mark.parametrize("order", ["tryfirst", pytest.param("trylast", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("hiding", HIDING)
 def test_a_failure_that_a_hook_hides_is_not_green(tmp_path: Path, hiding: str, order: str) -> None:
     """The test raised, or its function was never called: what passes then was not shown. What ran is green."""

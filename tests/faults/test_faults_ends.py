@@ -99,8 +99,15 @@ def written_s(launch: Launch) -> float:
     return max(file.stat().st_mtime for file in files)
 
 
-@pytest.mark.parametrize("started", ["pytest", "torchrun"])
-@pytest.mark.parametrize(("number", "why"), [(signal.SIGTERM, "terminated by SIGTERM"), (signal.SIGINT, "interrupted")])
+@pytest.mark.parametrize(
+    ("started", "number", "why"),
+    [
+        ("torchrun", signal.SIGTERM, "terminated by SIGTERM"),
+        ("pytest", signal.SIGINT, "interrupted"),
+        pytest.param("pytest", signal.SIGTERM, "terminated by SIGTERM", marks=pytest.mark.slow),
+        pytest.param("torchrun", signal.SIGINT, "interrupted", marks=pytest.mark.slow),
+    ],
+)
 def test_signal_in_a_long_call(starter: Starter, started: str, number: int, why: str) -> None:
     """Reports in time, values so far kept, the rest missing with the reason, non-zero, nothing left."""
     starter.write(test_long=SUITE)
@@ -123,7 +130,7 @@ def test_signal_in_a_long_call(starter: Starter, started: str, number: int, why:
     assert "verdict INCOMPLETE" in launch.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_signal_in_a_long_test_body(starter: Starter, number: int) -> None:
     """A test that never looks up is interrupted too, in time for its report."""
     starter.write(test_long=BUSY)

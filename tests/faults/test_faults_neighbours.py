@@ -303,8 +303,8 @@ def test_xdist_plainly(starter: Starter) -> None:
 
 
 @pytest.fixture(scope="session")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH under which all those plugins are installed too, from the index that pip is set to."""
+def beside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables under which all those plugins are installed too, from the index that pip is set to, and loaded."""
     folder = tmp_path_factory.mktemp("neighbours")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *NEIGHBOURS]
     try:
@@ -313,17 +313,17 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip("pip did not fetch the other plugins within 120 s")
     if done.returncode != 0:
         pytest.skip(f"pip cannot fetch the other plugins: {done.stderr.strip().splitlines()[-1:]}")
-    return os.pathsep.join((python_path(), str(folder)))
+    return {"PYTHONPATH": os.pathsep.join((python_path(), str(folder))), "PYTEST_ADDOPTS": ""}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("started", ["torchrun", "pytest"])
-def test_run_with_the_others_installed(starter: Starter, beside: str, started: str) -> None:
+def test_run_with_the_others_installed(starter: Starter, beside: dict[str, str], started: str) -> None:
     """Reordered, with a time limit a test, with their reports: every outcome and the verdict as without them."""
     starter.write(test_house=HOUSE)
     limits = write_limits(starter.folder / "limits.yaml", HOUSE_LIMITS, extends=False)
     theirs = ("--randomly-seed=5", "--timeout=60", "--html=report.html", "--report-log=log.jsonl")
-    launch = getattr(starter, started)("--gpucluster", limits, "--junitxml=junit.xml", *theirs, PYTHONPATH=beside)
+    launch = getattr(starter, started)("--gpucluster", limits, "--junitxml=junit.xml", *theirs, **beside)
     assert launch.end() == 1, launch.output
     launch.gone()
     for name in NAMES:
@@ -360,13 +360,13 @@ def test_plain_at_second():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", ["option", "mark"])
-def test_repeating_until_it_is_green(starter: Starter, beside: str, asked: str) -> None:
+def test_repeating_until_it_is_green(starter: Starter, beside: dict[str, str], asked: str) -> None:
     """``--reruns`` and ``@pytest.mark.flaky``: refused, or what failed once stays failed, in every report."""
     text = FLAKY if asked == "option" else FLAKY.replace("\ndef test_", "\n@pytest.mark.flaky(reruns=2)\ndef test_")
     starter.write(test_house=text)
     limits = write_limits(starter.folder / "limits.yaml", {**HOUSE_LIMITS, "at_second": entry()}, extends=False)
     options = ("--reruns", "2") if asked == "option" else ()
-    launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-p", "no:randomly", *options, PYTHONPATH=beside)
+    launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-p", "no:randomly", *options, **beside)
     status = launch.end()
     launch.gone()
     if status == 4:
@@ -397,13 +397,13 @@ def test_zz_after(values, criterion):
 
 
 @pytest.mark.slow
-def test_a_time_limit_that_strikes(starter: Starter, beside: str) -> None:
+def test_a_time_limit_that_strikes(starter: Starter, beside: dict[str, str]) -> None:
     """pytest-timeout ends one test: not measured, and the worker is free for the next, which is right."""
     starter.write(test_house=TIMED_OUT)
     limits = write_limits(
         starter.folder / "limits.yaml", {**HOUSE_LIMITS, "slow": entry(), "zz_after": entry(min=10)}, extends=False
     )
-    launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-p", "no:randomly", PYTHONPATH=beside)
+    launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-p", "no:randomly", **beside)
     assert launch.end() == 1, launch.output
     launch.gone()
     assert outcomes(launch) == {**EXPECTED, "slow": "error", "zz_after": "passed"}

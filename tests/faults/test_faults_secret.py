@@ -106,7 +106,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("start", [start_pytest, start_torchrun])
+@pytest.mark.parametrize("start", [pytest.param(start_pytest, marks=pytest.mark.slow), start_torchrun])
 def test_the_secret_is_shown_nowhere(starter: Starter, start: Callable[[Starter], Launch]) -> None:
     """Failures of all kinds are shown with all their locals, the healthy test passes, and the secret stays hidden."""
     launch = start(starter)

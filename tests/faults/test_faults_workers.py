@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 
-ROUNDS, SLOW_ROUNDS = 2, 20
+ROUNDS, SLOW_ROUNDS = 1, 20
 CALLS, SLOW_CALLS = 15, 60
 
 # Workers that leave a child with all their pipes.

@@ -31,6 +31,8 @@ PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 FOREIGN = ("PYTEST_", "TORCHELASTIC_", "GPUCLUSTER_", "NCCL_", "FAKE_NVML", "XDG_CONFIG_HOME")
 FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 MEASURING = "COVERAGE_PROCESS"
+OTHER_PLUGINS = ("hypothesispytest", "allure_pytest", "html", "html_fixtures", "metadata", "ctrf", "anyio", "pytest_reportlog")
+"""What this environment has installed for other tests. Half of the CPU time that the start of a pytest takes."""
 DEADLINE_S = 120.0
 """For what takes seconds: only a run that hangs takes so long, on a busy machine too."""
 GONE_S = 28.0
@@ -39,7 +41,7 @@ DUMP_S = 2.0
 
 
 def environment(*, measured: bool) -> dict[str, str]:
-    """The variables of this process without those of the pytest or torchrun that runs these tests.
+    """The variables of this process without those of the pytest or torchrun that runs these tests, and without other plugins.
 
     ``measured`` keeps what makes coverage measure a child. Coverage's tracer takes a lock in Python code: a signal there may
     leave the lock locked, and the run hangs. So a run that gets signals is not measured.
@@ -47,7 +49,8 @@ def environment(*, measured: bool) -> dict[str, str]:
     foreign = FOREIGN if measured else (*FOREIGN, MEASURING)
     kept = {name: value for name, value in os.environ.items() if name not in FOREIGN_NAMES and not name.startswith(foreign)}
     bytecode = {} if kept.get("PYTHONPYCACHEPREFIX") else {"PYTHONDONTWRITEBYTECODE": "1"}  # never beside the sources
-    return {**kept, **bytecode, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
+    without = {"PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in OTHER_PLUGINS)}
+    return {**kept, **bytecode, **without, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
 
 
 def python_path(*folders: Path) -> str:
