@@ -145,6 +145,8 @@ def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
     [
         ("3.ecc.unc.vol 2", 3, "ecc_uncorrected_volatile", 2),
         ("3.ecc.unc.agg 4", 3, "ecc_uncorrected_aggregate", 4),
+        ("3.ecc.unc.vol -1", 3, "ecc_uncorrected_volatile", {"why": "NVML answers -1, its word for no value"}),
+        ("3.ecc.unc.agg -1", 3, "ecc_uncorrected_aggregate", {"why": "NVML answers -1, its word for no value"}),
         ("0.ecc 0", 0, "ecc_enabled", False),
         ("5.remap.failed 1", 5, "remapped_rows_failed", True),
         ("5.remap.pending 1", 5, "remapped_rows_pending", True),
