@@ -255,7 +255,8 @@ def _numbers_in(errors: list[str]) -> list[int | None]:
 def _result(name: str, kind: str, number: int | None, one: dict[str, Any]) -> DiagResult:
     errors, severities = _errors_of(one)
     group = _group_of(one)
-    scope: Scope = "gpu" if number is not None else "host" if group == GPU else "other"
+    is_of_host = group == GPU and one.get("entity_id", GPU) is not None
+    scope: Scope = "gpu" if number is not None else "host" if is_of_host else "other"
     return DiagResult(
         test=name,
         kind=kind,

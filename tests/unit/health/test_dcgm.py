@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.health.dcgm import judge_diag
-from pytest_gpucluster.inventory.dcgm import DcgmGpu, parse_report
+from pytest_gpucluster.inventory.dcgm import DcgmError, DcgmGpu, parse_report
 from pytest_gpucluster.measurements.dcgm import DcgmDiag
 from pytest_gpucluster.text import LONGEST
 from tests.support.dcgm import Json, entity, report_2, report_3, report_4, warning
@@ -95,6 +95,18 @@ def test_a_gpu_without_a_result() -> None:
     assert judge(report_4(software=[entity(0), entity(1)])).doubts == ("DCGM 4.2.3: dcgmi diag -r 2 ran no test 'memory'",)
 
 
+@pytest.mark.parametrize("number", [None, "", "null"])
+def test_a_result_of_no_gpu_is_no_green(number: Any) -> None:
+    """DCGM 4 says of which GPU a result is: one that names none stands for none."""
+    made = report([entity(0) | {"entity_id": number}])
+    try:
+        found = judge(made)
+    except DcgmError as error:
+        assert "names no GPU that can be read" in str(error)
+    else:
+        assert (found.judged, found.doubts) == (None, ("DCGM 4.2.3: memory: no result for GPU 0",))
+
+
 def test_a_gpu_that_dcgm_does_not_list() -> None:
     """By its UUID."""
     assert judge(HEALTHY, gpu=7).doubts == ("DCGM 4.2.3: DCGM does not list GPU-7",)
@@ -176,6 +188,11 @@ BUSY = [
     "Another process is using the GPU",
     "Other CUDA processes run on the GPU",
     "device is being used",
+    "Detected 3 processes running on the GPU",
+    "GPU 0 has 2 active compute processes",
+    "Memory utilization of GPU 0 is above 10 % before the test began",
+    "The GPU is used by another user",
+    "Another diag instance is running",
 ]
 BROKEN = [
     "GPU 0 used more power than its limit",
@@ -184,6 +201,8 @@ BROKEN = [
     "ECC errors in use of memory",
     "Unused GPU 0",
     "the bus is busy",
+    "2 processes of the test ended with an error",
+    "the utilization that the test reached is below 90 %",
 ]
 
 
