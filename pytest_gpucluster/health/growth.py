@@ -346,7 +346,7 @@ def judge_earlier_recoveries(counters: Mapping[Any, GpuCounters]) -> Finding:
         (gpu, link.link): count
         for gpu, one in counters.items()
         for link in or_none(one.nvlinks) or ()
-        if (count := or_none(_recoveries(link))) is not None
+        if (count := or_none(_recoveries(link))) not in (None, *ENDS)
     }
     bad: list[tuple[Subject, str]] = []
     for (gpu, link), count in counts.items():

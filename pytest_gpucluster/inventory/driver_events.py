@@ -302,11 +302,12 @@ class KernelLog:
         return found
 
     def _parse(self, line: str) -> Logged | None:
-        """What a line tells. An address in the first line of a message holds for those that follow."""
+        """What a line tells. An address in the first line of a message holds for those that follow, up to another address."""
         if (subject := SUBJECT.search(line)) is not None:
             self._subject = pci_key(subject["pci"])
         found = parse_xid(line) or parse_sxid(line)
         if found is not None:
+            self._subject = None
             if isinstance(found, NodeXid) and xid_of(found.code).kind == "hardware":
                 self._named.add(str(found.pci))
             return found
@@ -318,7 +319,9 @@ class KernelLog:
         """A loss with its address; without one it makes the log incomplete."""
         if loss is None:
             return None
-        if loss.pci is None and self._subject is not None:
+        if loss.pci not in (None, self._subject):
+            self._subject = None
+        elif loss.pci is None and self._subject is not None:
             loss = replace(loss, pci=self._subject, text=f"GPU {self._subject}: {loss.text}")
         if "probe routine" in loss.text:
             self._subject = None  # the last line of a message

@@ -95,16 +95,17 @@ def test_a_gpu_without_a_result() -> None:
     assert judge(report_4(software=[entity(0), entity(1)])).doubts == ("DCGM 4.2.3: dcgmi diag -r 2 ran no test 'memory'",)
 
 
-@pytest.mark.parametrize("number", [None, "", "null"])
-def test_a_result_of_no_gpu_is_no_green(number: Any) -> None:
+def test_a_result_of_no_gpu_is_no_green() -> None:
     """DCGM 4 says of which GPU a result is: one that names none stands for none."""
-    made = report([entity(0) | {"entity_id": number}])
-    try:
-        found = judge(made)
-    except DcgmError as error:
-        assert "names no GPU that can be read" in str(error)
-    else:
-        assert (found.judged, found.doubts) == (None, ("DCGM 4.2.3: memory: no result for GPU 0",))
+    found = judge(report([entity(0) | {"entity_id": None}]))
+    assert (found.judged, found.doubts) == (None, ("DCGM 4.2.3: memory: no result for GPU 0",))
+
+
+@pytest.mark.parametrize("number", ["", "null", 0.5])
+def test_a_number_that_is_none_is_refused(number: Any) -> None:
+    """Whatever stands there."""
+    with pytest.raises(DcgmError, match="names no GPU that can be read"):
+        judge(report([entity(0) | {"entity_id": number}]))
 
 
 def test_a_gpu_that_dcgm_does_not_list() -> None:

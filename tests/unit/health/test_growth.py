@@ -356,6 +356,13 @@ def test_a_counter_of_an_nvlink_at_its_end(end: int, counter: str, before: Any) 
 
 
 @pytest.mark.parametrize("end", ENDS)
+def test_recoveries_at_the_end_of_their_counter_were_never_counted(end: int) -> None:
+    """It is no link that was trained so often."""
+    gpus = {number: counters(recoveries=end) if number == 1 else counters() for number in range(4)}
+    assert judge_earlier_recoveries(gpus).bad == {}
+
+
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("before", [7, "end"])
 def test_memory_errors_at_the_end_of_their_counter(end: int, before: Any) -> None:
     """Of a GPU that counts nothing any more, nobody knows the errors."""

@@ -112,6 +112,14 @@ def test_an_xid_names_the_gpu_of_what_follows(tmp_path: Path) -> None:
     assert read(tmp_path, fallen.format(13) + RESET)[1] is not None
 
 
+@pytest.mark.parametrize("other", ["4,1,1,-;NVRM: Xid (PCI:0000:5e:00): 13, pid=5, name=x, text\n", INIT.replace("c4", "5e")])
+def test_a_message_ends_where_another_gpu_is_named(tmp_path: Path, other: str) -> None:
+    """A line without an address, long after a message on one GPU, is not about that GPU."""
+    named = "6,1,1,-;NVRM: The NVIDIA GPU 0000:c4:00.0 (PCI ID: 10de:2330)\nNVRM: is not responding.\n"
+    lost, _ = read(tmp_path, named + other + RESET)
+    assert lost == ({"0000:5e:00"} if "RmInit" in other else set())
+
+
 @pytest.mark.parametrize("instance", [" GPU-I:05", " GPU-I:00", " GPU-I:0c CI-I:01", ""])
 @pytest.mark.parametrize("function", ["", ".0"])
 def test_an_instance_of_a_gpu(instance: str, function: str) -> None:
