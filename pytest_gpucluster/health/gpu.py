@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
@@ -94,10 +94,6 @@ def judge_repair(repair: GpuRepair) -> Finding:
         unknown_kind="unknown",
         advice=raised[0][1] if raised else None,
     )
-
-
-WATCHED = 0.8
-"""The share of the samples due under load that must have been read: a fault may lie in the others."""
 
 
 def judge_clocks(telemetry: Telemetry | NotAvailable) -> Finding:
