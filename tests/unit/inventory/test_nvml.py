@@ -329,6 +329,14 @@ def test_a_library_that_does_not_load_is_not_a_missing_one(content: bytes, why: 
     assert why in answer["error"]
 
 
+def test_a_link_to_a_library_that_is_not_there(tmp_path: Path) -> None:
+    """A mount that took the link along and not its file: the loader says what it says of a machine without a driver."""
+    (tmp_path / LIBRARY).symlink_to("libnvidia-ml.so.570.133.20")
+    answer = survey_as_command(tmp_path)
+    assert (answer["status"], answer["gpus"]) == ("error", [])
+    assert answer["error"].startswith(f"{tmp_path / LIBRARY} is a link to libnvidia-ml.so.570.133.20, which is not there")
+
+
 def test_a_library_that_lacks_another_one(simulated: Readers) -> None:
     """NVML's own "not found" is about what it needs: the driver's library is there."""
     answer = simulated.survey(f"init {pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}")
