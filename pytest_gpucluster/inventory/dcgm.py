@@ -122,7 +122,7 @@ ALIASES = {"gpu_memory": "memory", "eud_test": "eud"}
 """Names of DCGM 2 and 3 by that of DCGM 4, where they differ by more than capitals and spaces."""
 NO_RESULT = "no result"
 """The word of a test that the report lists without one."""
-_GPU = re.compile(r"\bGPU (\d+)\b")
+_GPU = re.compile(r"\bGPU(?: ID)?(?:[ #]|: )+(\d+)\b", re.IGNORECASE)
 _ERROR = re.compile(r"\s*(?:GPU \d+[:,]?\s+)*error\b", re.IGNORECASE)
 
 

@@ -228,6 +228,20 @@ def test_a_fault_beside_another_program_stays_a_fault(text: str) -> None:
     assert (alone.judged, alone.kind, both.judged, both.doubts) == (1, "gpu", 1, ())
 
 
+@pytest.mark.parametrize("name", ["GPU 1", "gpu 1", "GPU #1", "GPU ID 1", "GPU: 1", "Gpu id: 1"])
+def test_the_ways_to_name_a_gpu_in_a_text(name: str) -> None:
+    """Its own fault, and no other GPU's."""
+    made = report_3([0, 1], host={"Page Retirement/Row Remap": {"status": "Fail", "warnings": f"{name} has an ECC fault"}})
+    assert [len(judge(made, kind="software", gpu=gpu).facts) for gpu in (0, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["GPU-1f2e3d4c", "2 GPUs of 1 host", "GPU memory 1", "GPU1fabric"])
+def test_a_text_that_names_no_number_of_a_gpu(name: str) -> None:
+    """It is about the host: every GPU of it."""
+    made = report_3([0, 1], host={"Page Retirement/Row Remap": {"status": "Fail", "warnings": f"{name} has an ECC fault"}})
+    assert [len(judge(made, kind="software", gpu=gpu).facts) for gpu in (0, 1)] == [1, 1]
+
+
 def test_a_gpu_that_a_text_of_the_host_names() -> None:
     """A failure without a number whose text says GPU 1: that GPU's; of the other one DCGM said nothing."""
     fault = {"status": "Fail", "warnings": [{"warning": "GPU 1 has an ECC fault", "error_severity": 6}]}
