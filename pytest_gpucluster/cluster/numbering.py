@@ -73,23 +73,27 @@ def number_nodes(nodes: Collection[AnsweringNode], inventory: Inventory) -> dict
 
 
 def _by_name(ordered: Sequence[AnsweringNode], hosts: Sequence[str]) -> dict[AnsweringNode, int]:
-    """The nodes whose hostnames are in the list. Several nodes on one host have its entries in torchrun's order."""
+    """The nodes whose hostnames are in the list. Several nodes on one host have its entries in torchrun's order.
+
+    So have hosts that are called alike but for their domains, where they show none.
+    """
     entries: dict[str, list[int]] = {}
     for at, host in enumerate(hosts):
         entries.setdefault(host.lower(), []).append(at)
     numbers: dict[AnsweringNode, int] = {}
     for node in ordered:
         name = node.hostname.lower()
-        found = entries.get(name) or next((free for host, free in entries.items() if free and is_same_host(host, name)), None)
+        alike = [free for host, free in entries.items() if free and is_same_host(host, name)]
+        found = entries.get(name) or next((free for free in alike if node.group_rank in free), next(iter(alike), None))
         if found:
-            numbers[node] = found.pop(0)
+            numbers[node] = found.pop(found.index(node.group_rank) if len(alike) > 1 and node.group_rank in found else 0)
     return numbers
 
 
 def natural_sort_key(text: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key under which ``node2`` comes before ``node10``."""
     parts = [part for part in re.split(r"(\d+)", text) if part]
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)
 
 
 def places_of_parts(names: Iterable[PartName], binding: Binding) -> frozenset[str]:

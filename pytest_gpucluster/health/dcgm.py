@@ -29,7 +29,8 @@ ADVICE = {
 """By dcgmErrorSeverity_t (dcgmlib/dcgm_errors.h, DCGM 3 and 4), the most urgent first."""
 CONFIG = 5
 IN_USE = re.compile(
-    r"\bMCUTIL\b|(?<!no )\b(?:an)?other (?:\w+ )?(?:program|process|application|client|job|workload)"
+    r"\bMCUTIL\b|(?<!no )\b(?:an)?other (?:\w+ )?(?:program|process|application|client|job|workload|user|instance)"
+    r"|\bprocess(?:es)? running on\b|\bactive (?:\w+ )?process|\butili[sz]ation .*\b(?:above|over|exceeds)\b"
     r"|\b(?:GPU|device)s?(?: \d+)?,? (?:(?:is|are|was|may be|already|currently|still) )*"
     r"(?:in use|busy|being used|used by|not idle)\b",
     re.IGNORECASE,

@@ -173,7 +173,7 @@ def _advice(found: GpuXids, bad: Sequence[_Xid]) -> str | None:
 
 def _roots(found: GpuXids, bad: Sequence[_Xid], peers: Callable[[], Mapping[Place, GpuXids]]) -> dict[Place, tuple[str, str]]:
     """The GPUs whose link went down at that time, with the text and the advice, where a GPU only suffered from it."""
-    if not any(_suffers(xid) for xid in bad) or any(not (_suffers(xid) or xid.code == ACTION_CHANGED) for xid in bad):
+    if not any(_suffers(xid) for xid in bad) or not all(_suffers(xid) or _follows(xid) for xid in bad):
         return {}
     at_s = [xid.age_s for xid in (*found.nvml, *found.kernel_log) if xid.code in {one.code for one in bad}]
     roots = {}
@@ -189,6 +189,11 @@ def _roots(found: GpuXids, bad: Sequence[_Xid], peers: Callable[[], Mapping[Plac
 def _suffers(xid: _Xid) -> bool:
     """Whether a GPU gets such an Xid when a link of another one goes down."""
     return xid.code == LINK_SUFFERED or (xid.code == REMOVED and xid.cause.code in (LINK_DOWN, LINK_SUFFERED))
+
+
+def _follows(xid: _Xid) -> bool:
+    """Whether an Xid is the end of another one, whichever: older drivers do not say which one removed a program."""
+    return xid.code == ACTION_CHANGED or (xid.code == REMOVED and xid.cause.code == REMOVED)
 
 
 def _is_near(one: Iterable[float | None], other: Iterable[float | None]) -> bool:

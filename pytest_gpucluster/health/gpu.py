@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
@@ -96,10 +96,6 @@ def judge_repair(repair: GpuRepair) -> Finding:
     )
 
 
-WATCHED = 0.8
-"""The share of the samples due under load that must have been read: a fault may lie in the others."""
-
-
 def judge_clocks(telemetry: Telemetry | NotAvailable) -> Finding:
     """What held the clocks of a GPU under load: heat, hardware or the power supply. The power cap is normal.
 
@@ -108,10 +104,15 @@ def judge_clocks(telemetry: Telemetry | NotAvailable) -> Finding:
     if isinstance(telemetry, NotAvailable) or isinstance(telemetry.fault_reasons, NotAvailable):
         reasons = telemetry if isinstance(telemetry, NotAvailable) else telemetry.fault_reasons
         return Finding(unknown={HERE: (f"clocks event reasons are {reasons}",)}, unknown_kind="unknown")
-    read, due = telemetry.samples, telemetry.due
-    why = f"clocks event reasons were read {read} of {due} times under load, and {100 * WATCHED:g} % are needed"
-    unknown = (why,) if read < WATCHED * due else ()
+    unknown = _rest_of_the_load(telemetry, "clocks event reasons were")
     return Finding(bad={HERE: telemetry.fault_reasons}, unknown={HERE: unknown}, kind="gpu", unknown_kind="unknown")
+
+
+def _rest_of_the_load(telemetry: Telemetry, what: str) -> list[str]:
+    """Why a part of the load is unknown, where too few of the due samples were read."""
+    read, due = telemetry.samples, telemetry.due
+    why = f"{what} read {read} of {due} times under load, and {100 * WATCHED:g} % are needed"
+    return [why] if read < WATCHED * due else []
 
 
 def judge_pcie_width(telemetry: Telemetry | NotAvailable, most: Mapping[str, int]) -> Finding:
@@ -120,9 +121,10 @@ def judge_pcie_width(telemetry: Telemetry | NotAvailable, most: Mapping[str, int
         return Finding(unknown={HERE: (f"telemetry is {telemetry}",)}, unknown_kind="unknown")
     shown = {"gen": telemetry.pcie_gen_max, "lanes": telemetry.pcie_width_min}
     known = {name: value for name, value in shown.items() if not isinstance(value, NotAvailable)}
+    refused = [f"PCIe {name} is {value}" for name, value in shown.items() if name not in known]
     return Finding(
         bad={HERE: [f"{name} {value} of {most[name]}" for name, value in known.items() if value < most[name]]},
-        unknown={HERE: [f"PCIe {name} is {value}" for name, value in shown.items() if name not in known]},
+        unknown={HERE: [*refused, *_rest_of_the_load(telemetry, "the PCIe link was")]},
         unknown_kind="unknown",
         evidence={**known, **{f"{name} promised": value for name, value in most.items()}},
     )

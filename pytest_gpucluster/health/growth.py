@@ -45,6 +45,8 @@ MINUTE_S = 60.0
 OF_GPU = ("ecc_uncorrected", "pcie_replays")
 PCIE_GREATEST: Mapping[str, int] = {"pcie_replays": 0xFFFF_FFFF}
 """NVML gives the PCIe replays as 32 bits (nvml.h, nvmlDeviceGetPcieReplayCounter)."""
+ENDS = (2**32 - 1, 2**64 - 1)
+"""Where counters of 32 and 64 bits end, whoever counts; -1 is also NVML's word for a value that it does not have."""
 OF_LINK = ("replays", "recoveries", "crc_flits", "crc_data")
 ON_ALL_LINKS = ("crc_flits", "crc_data")
 """Counters that a healthy NVLink counts too: the limit is for all links of a GPU together."""
@@ -150,6 +152,8 @@ class CounterGroup:
         if isinstance(both, NotAvailable):
             return both
         before, after = both
+        if name not in self.greatest and after in ENDS:
+            return _at_its_end(after)
         if self._fell(name, before, after):
             return after
         return after - before + (self.wraps_at or 0 if after < before else 0)
@@ -171,7 +175,11 @@ def growth_of(first: float | NotAvailable, last: float | NotAvailable, *, greate
         return NotAvailable(f"the counter was reset during the run: {before} at its begin, {after} at its end")
     if after >= greatest:
         return NotAvailable(f"the counter stands at its greatest value, {after}, so it cannot show growth")
-    return after - before
+    return _at_its_end(after) if after in ENDS else after - before
+
+
+def _at_its_end(value: float) -> NotAvailable:
+    return NotAvailable(f"the counter stands at {value}, where it ends or is not counted, so it cannot show growth")
 
 
 def compare_counters(
@@ -338,7 +346,7 @@ def judge_earlier_recoveries(counters: Mapping[Any, GpuCounters]) -> Finding:
         (gpu, link.link): count
         for gpu, one in counters.items()
         for link in or_none(one.nvlinks) or ()
-        if (count := or_none(_recoveries(link))) is not None
+        if (count := or_none(_recoveries(link))) not in (None, *ENDS)
     }
     bad: list[tuple[Subject, str]] = []
     for (gpu, link), count in counts.items():

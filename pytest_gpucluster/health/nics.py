@@ -260,10 +260,15 @@ def _short(rates: Sequence[float], promise: PortPromise) -> int:
 
 
 def _too_slow(ports: Sequence[_Port], promise: PortPromise) -> dict[str, str]:
-    """The ports slower than the fastest one; all of them where even as many like it would not carry what is promised."""
-    fastest = max(port.rate for port in ports)
-    is_enough = len(ports) * fastest >= SHORT * GBIT_PER_GB * (promise.total_gb_s or 0)
-    return {port.name: port.shows for port in ports if port.rate < fastest or not is_enough}
+    """The ports slower than the fastest one; all of them where they carry at most half of what is promised.
+
+    Where none is slower, ports that the host does not show are missing, and no port is to blame.
+    """
+    fastest, total = max(ports, key=lambda port: port.rate), GBIT_PER_GB * (promise.total_gb_s or 0)
+    up = sum(port.rate > 0 for port in ports)
+    missing = math.ceil(SHORT * total / fastest.rate) - up
+    slower = {port.name: port.shows for port in ports if port.rate < fastest.rate or missing >= up}
+    return slower or {HERE: f"{missing} more at this rate are promised: {fastest.shows}"}
 
 
 def _to_look_at(

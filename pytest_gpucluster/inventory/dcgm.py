@@ -122,7 +122,7 @@ ALIASES = {"gpu_memory": "memory", "eud_test": "eud"}
 """Names of DCGM 2 and 3 by that of DCGM 4, where they differ by more than capitals and spaces."""
 NO_RESULT = "no result"
 """The word of a test that the report lists without one."""
-_GPU = re.compile(r"\bGPU (\d+)\b")
+_GPU = re.compile(r"\bGPU(?: ID)?(?:[ #]|: )+(\d+)\b", re.IGNORECASE)
 _ERROR = re.compile(r"\s*(?:GPU \d+[:,]?\s+)*error\b", re.IGNORECASE)
 
 
@@ -255,7 +255,8 @@ def _numbers_in(errors: list[str]) -> list[int | None]:
 def _result(name: str, kind: str, number: int | None, one: dict[str, Any]) -> DiagResult:
     errors, severities = _errors_of(one)
     group = _group_of(one)
-    scope: Scope = "gpu" if number is not None else "host" if group == GPU else "other"
+    is_of_host = group == GPU and one.get("entity_id", GPU) is not None
+    scope: Scope = "gpu" if number is not None else "host" if is_of_host else "other"
     return DiagResult(
         test=name,
         kind=kind,

@@ -147,19 +147,26 @@ RECORD_BYTES = 8192
 """The kernel refuses to hand a record to a smaller buffer."""
 LINE_CHARACTERS = 200
 ADDRESS = r"(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
+BEGIN = r"NVRM:\s*(?:GPU\d*\s+)?Xid\b"
 XID = re.compile(
-    rf"NVRM: Xid \((?:PCI:)?{ADDRESS}(?: [A-Z][A-Za-z-]*:\w+)*\): (?P<code>\d{{1,5}})(?:, pid='?(?P<pid>\d+)'?)?", re.ASCII
+    rf"{BEGIN}\s*\(\s*(?:PCI:)?{ADDRESS}(?:\s+[A-Z][A-Z-]*:\w+)*\s*\)\s*:\s*(?P<code>\d{{1,5}})\b"
+    r"(?:,\s*pid=['\"]?(?P<pid>\d+)\b)?",
+    re.ASCII | re.IGNORECASE,
 )
 """The driver's line. Drivers before 450 name no process; newer ones write ``pid='<unknown>'`` where there is none.
 
 Where a GPU is cut (MIG), the instance follows the address: ``PCI:0000:01:00 GPU-I:05``.
 """
 NVLINK = re.compile(
-    r"\b(?P<unit>[A-Z][A-Z0-9_]+) (?P<severity>(?:Non-?)?[Ff]atal)\b"
-    r"(?:[^(]*? Link (?P<link>-?\d{1,4})\b)?(?:[^(]*\(0x[0-9a-fA-F]+,? (?P<status>0x[0-9a-fA-F]+))?",
+    r".*,\s*(?P<unit>[A-Z][A-Z0-9_/]+)\s+(?:Link )?(?P<severity>(?i:(?:non-?)?fatal))\b"
+    r"(?:[^([]*?\bLink (?P<link>-?\d{1,4})\b)?(?:[^([]*[([]0x[0-9a-fA-F]+,? (?P<status>0x[0-9a-fA-F]+))?",
     re.ASCII,
 )
-"""``RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000001 ...``; the second number is the error status. -1 is no link."""
+"""``RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000001 ...``; the second number is the error status. -1 is no link.
+
+A line of a GB200 has several blanks: ``NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (``. The numbers of drivers before R575 stand in
+square brackets. The name of a process stands before it and can be anything: the last such words are the driver's.
+"""
 CAUSE = re.compile(r"\bcaused by previous Xid (?P<cause>\d{1,5})\b", re.ASCII | re.IGNORECASE)
 ACTION = re.compile(r"action changed from .* to (?P<number>0x[0-9a-fA-F]{1,8}) \((?P<words>[^)]*)\)", re.ASCII | re.IGNORECASE)
 SXID = re.compile(
@@ -169,15 +176,17 @@ SXID = re.compile(
     re.ASCII,
 )
 """The lines of an error: its severity and link, then ``Severity 1 Engine instance 60 ...`` and ``Data {0x10000000, ...}``."""
-UNREAD = re.compile(r"NVRM: Xid \(|nvidia-nvswitch\d*: SXid \(")
+UNREAD = re.compile(rf"{BEGIN}|nvidia-nvswitch\d*:\s*SXid\b", re.ASCII | re.IGNORECASE)
 """How a line on an error begins, whether its rest can be read or not."""
 OF_DRIVER = re.compile(r"NVRM: |\bnvidia (?=[0-9a-fA-F]{4,8}:)|\bnvidia: probe of ")
 PCI = re.compile(ADDRESS)
 SUBJECT = re.compile(rf"NVRM: The NVIDIA GPU (?:at )?{ADDRESS}")
 """The first line of a message on a GPU that the driver cannot use; what is wrong with it stands in the lines that follow."""
 LOST = re.compile(
-    r"fallen off the bus|(?:RmInitAdapter|rm_init_adapter) failed|NV_ERR_RESET_REQUIRED|NV_ERR_GPU_IS_LOST|GPU is lost"
-    r"|\breset required|\brequires? (?:a )?reset|None of the NVIDIA .* were initialized"
+    r"fallen off the bus|(?:RmInitAdapter|rm_init_adapter)(?: failed|: .*\b(?:failed|cannot)\b)|NV_ERR_RESET_REQUIRED"
+    r"|NV_ERR_GPU_IS_LOST|GPU (?:is|was|has been) lost|\breset required|\brequires? (?:a )?reset|\bneeds? to be reset"
+    r"|Failed to initialize GSP firmware|Cannot attach GPU|GPU has stopped responding"
+    r"|(?:can't|unable to) change power state .*\binaccessible|None of the NVIDIA .* were initialized"
     r"|probe routine failed for (?P<count>\d{1,3}) device|\bprobe (?:of|with driver nvidia)\b.* failed with error",
     re.IGNORECASE,
 )
@@ -214,7 +223,7 @@ def parse_xid(line: str) -> NodeXid | None:
 
 def _detail_of(code: int, rest: str) -> XidDetail | None:
     """What the line of an Xid says after its process."""
-    if code in NVLINK_XIDS and (found := NVLINK.search(rest)) is not None:
+    if code in NVLINK_XIDS and (found := NVLINK.match(" ".join(rest.split()))) is not None:
         link = int(found["link"] or -1)
         severity = found["severity"].replace("-", "").capitalize()
         return XidDetail(severity=severity, unit=found["unit"], link=link if link >= 0 else None, status=found["status"])
@@ -293,11 +302,12 @@ class KernelLog:
         return found
 
     def _parse(self, line: str) -> Logged | None:
-        """What a line tells. An address in the first line of a message holds for those that follow."""
+        """What a line tells. An address in the first line of a message holds for those that follow, up to another address."""
         if (subject := SUBJECT.search(line)) is not None:
             self._subject = pci_key(subject["pci"])
         found = parse_xid(line) or parse_sxid(line)
         if found is not None:
+            self._subject = None
             if isinstance(found, NodeXid) and xid_of(found.code).kind == "hardware":
                 self._named.add(str(found.pci))
             return found
@@ -309,7 +319,9 @@ class KernelLog:
         """A loss with its address; without one it makes the log incomplete."""
         if loss is None:
             return None
-        if loss.pci is None and self._subject is not None:
+        if loss.pci not in (None, self._subject):
+            self._subject = None
+        elif loss.pci is None and self._subject is not None:
             loss = replace(loss, pci=self._subject, text=f"GPU {self._subject}: {loss.text}")
         if "probe routine" in loss.text:
             self._subject = None  # the last line of a message

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pynvml
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
 XID_ACTIONS = ACTIONS["Xid"]
 """What to do about a GPU that the driver lost, in the words of its Xids."""
 LIBRARY = "libnvidia-ml.so.1"
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+)
+"""Where drivers and containers put it, besides ``LD_LIBRARY_PATH``."""
 Value = TypeVar("Value")
 _NO_VALUE = frozenset(
     {
@@ -146,8 +156,15 @@ def why_not_loaded() -> str | None:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
         is_absent = str(error).startswith(f"{LIBRARY}:") and "No such file" in str(error)
-        return None if is_absent else str(error)
+        return _broken_link() if is_absent else str(error)
     return f"{LIBRARY} does not find a library that it needs"
+
+
+def _broken_link() -> str | None:
+    """The library's name as a link to a file that is missing, where the loader looks; None where there is none."""
+    folders = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), *LIBRARY_FOLDERS]
+    links = [path for folder in folders if (path := Path(folder) / LIBRARY).is_symlink()]
+    return f"{links[0]} is a link to {links[0].readlink()}, which is not there" if links else None
 
 
 def _refused(error: Any, call: str) -> NvmlError:

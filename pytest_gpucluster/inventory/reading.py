@@ -24,6 +24,8 @@ Result = TypeVar("Result")
 EVIDENCE, THE_RUN, NOBODY = "evidence", "the run", "nobody"
 """Who has a reading that no criterion judges: shown beside a judged value, needed by the run itself, or only printed."""
 _ROW = "row"
+WATCHED = 0.8
+"""The share of the samples due under load that must have been read: a fault may lie in the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pytest_gpucluster.inventory import nvml, nvml_calls
 from pytest_gpucluster.inventory.gpu_index import handle_of
 from pytest_gpucluster.inventory.nvml import EVENT_REASONS, event_reason_names
 from pytest_gpucluster.inventory.nvml_calls import NvmlPart
-from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none, rows
+from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable, all_or_why, apply, or_none, rows
 from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
@@ -241,10 +241,11 @@ def _sample(handle: Any) -> _Sample:
 
 
 def _extreme(samples: list[_Sample], key: str, choose: Callable[[list[float]], float]) -> int | NotAvailable:
-    """The most or the least of what was given; not available where every sample was refused."""
+    """The most or the least of what was given; not available where too many samples were refused."""
     given = _seen(samples, key)
-    refused = samples[-1].values[key]
-    return int(choose(given)) if given else refused if isinstance(refused, NotAvailable) else NotAvailable("no sample")
+    if len(given) >= WATCHED * len(samples):
+        return int(choose(given))
+    return next(value for sample in samples if isinstance(value := sample.values[key], NotAvailable))
 
 
 def _seen(samples: list[_Sample], key: str) -> list[float]:

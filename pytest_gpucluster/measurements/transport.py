@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,11 @@ _CHANNEL = re.compile(
 )
 _NET = re.compile(r"NET/(?P<name>.+?)/(?P<device>\d+)(?P<rest>.*)")
 _NETWORK = re.compile(r"NCCL INFO .*?Using network (?P<name>.+?)\s*$", re.MULTILINE)
-_PORT = re.compile(r"(?P<name>[\w.+-]+(?::\d+)+)/(?P<layer>IB|RoCE)\b")
+_PORT = re.compile(r"(?P<nic>[\w.+-]+)(?::uverbs\d+)?(?P<number>(?::\d+)+)/(?P<layer>IB|RoCE)\b")
 _ADAPTER = re.compile(r"\[(?P<index>\d+)\](?:=\{(?P<merged>[^}\n]*)\}|(?P<alone>[\w.+-]+(?::\d+)+/\w+))")
 """One entry of the list of adapters: a port, or several that NCCL merged into one (``[0]={[0] mlx5_0:1/RoCE, ...}``)."""
+_VIRTUAL = re.compile(r"Made virtual device \[(?P<index>\d+)\] name=(?P<nic>[\w.-]+)")
+"""From NCCL 2.23 on, channels have the numbers of these and not of the ports: one of a port, or of several merged ones."""
 
 SHOWN_LINES = 8
 """Log lines kept as evidence."""
@@ -55,7 +57,9 @@ calls multi-node NVLink ``P2P/MNNVL`` (its transport/p2p.cc). Google's plugin ``
 Of Google's TCPX and TCPXO only the names are recorded (``Using network GPUDirectTCPX_v7``, ``FasTrak``), and no channel: the
 form is that of NCCL's net.cc, and whether GPUDirect is used cannot be told from it.
 """
-NETWORKS = re.compile(r"NET/(IB|RoCE|gIB|AWS Libfabric|Libfabric|GPUDirectTCPX|FasTrak|FastSocket|Socket)")
+NETWORKS = re.compile(
+    r"NET/(IB|RoCE|(IBext|gIB|GPUDirectTCPX|FasTrak)(_v\d+)?|AWS Libfabric|Libfabric|FastSocket|Socket)(/GDRDMA)?"
+)
 """Channels of networks that are known: those of :data:`FABRICS`, and Google's ``FastSocket``, which is plain TCP."""
 
 
@@ -129,11 +133,7 @@ def parse_nccl_log(text: str, *, devices_from: str | None = None) -> list[NcclCh
         text: the part of the log in which to find channels.
         devices_from: the part that lists the adapters and whether each is InfiniBand or RoCE; by default ``text``.
     """
-    layers = {}
-    for found in _ADAPTER.finditer(devices_from or text):
-        layer = _PORT.search(found["merged"] or found["alone"])
-        if layer is not None:
-            layers[int(found["index"])] = layer["layer"]
+    layers = _layers(devices_from or text)
     return [
         NcclChannel(
             source=int(found["source"]),
@@ -143,6 +143,23 @@ def parse_nccl_log(text: str, *, devices_from: str | None = None) -> list[NcclCh
         )
         for found in _CHANNEL.finditer(text)
     ]
+
+
+def _layers(text: str) -> defaultdict[int, str | None]:
+    """InfiniBand or RoCE by the number of a device; of a number that nothing lists, the layer that all ports have."""
+    layers: dict[int, str] = {}
+    for found in _ADAPTER.finditer(text):
+        port = _PORT.search(found["merged"] or found["alone"])
+        if port is not None:
+            layers[int(found["index"])] = port["layer"]
+    of_nic: defaultdict[str, set[str]] = defaultdict(set)
+    for port in _PORT.finditer(text):
+        of_nic[port["nic"]].add(port["layer"])
+    for found in _VIRTUAL.finditer(text):
+        if len(of_nic[found["nic"]]) == 1:
+            layers[int(found["index"])] = min(of_nic[found["nic"]])
+    every = set().union(*of_nic.values())
+    return defaultdict(lambda: min(every) if len(every) == 1 else None, layers)
 
 
 def network_name(text: str) -> str | None:
@@ -158,7 +175,7 @@ def summarise(
     crossing = [one for one in channels if nodes[one.source] != nodes[one.target]]
     of = domains or [None] * len(nodes)
     in_domain = [one for one in crossing if of[one.source] is not None and of[one.source] == of[one.target]]
-    devices = sorted({f"{found['name']}/{found['layer']}" for found in _PORT.finditer(text)})
+    devices = sorted({f"{found['nic']}{found['number']}/{found['layer']}" for found in _PORT.finditer(text)})
     return Transport(
         backend="nccl",
         network=network_name(text),
@@ -190,16 +207,16 @@ def off_fabric_channels(found: Transport, *, fabric: str) -> int:
 
 def unknown_networks(found: Transport) -> list[str]:
     """The networks that carry inter-node channels and that no list here has: which fabric they use is not known."""
-    kinds = [kind for kind in found.inter_node if kind.startswith("NET/") and not NETWORKS.match(kind)]
+    kinds = [kind for kind in found.inter_node if kind.startswith("NET/") and not NETWORKS.fullmatch(kind)]
     return sorted({kind.removeprefix("NET/").removesuffix("/GDRDMA") for kind in kinds})
 
 
-def _kind(path: str, layers: Mapping[int, str]) -> str:
+def _kind(path: str, layers: defaultdict[int, str | None]) -> str:
     net = _NET.fullmatch(path)
     if net is None:
         return path
     name = net["name"]
-    if name.startswith("IB") and layers.get(int(net["device"])) == "RoCE":
+    if NETWORKS.fullmatch(f"NET/{name}") and name.startswith("IB") and layers[int(net["device"])] == "RoCE":
         name = "RoCE"
     return f"NET/{name}/GDRDMA" if "GDRDMA" in net["rest"] else f"NET/{name}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,6 +11,9 @@ from pytest_gpucluster.cluster.numbering import AnsweringNode, number_nodes, onl
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.host_list import expand, expected_hosts, is_same_host
 from pytest_gpucluster.places import Inventory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HOSTS = ("gpu-node-0", "gpu-node-1", "gpu-node-2", "gpu-node-3")
 
@@ -62,6 +66,19 @@ def test_several_nodes_on_one_host() -> None:
     nodes = [AnsweringNode(hostname="h", group_rank=rank) for rank in (2, 0)]
     found = number_nodes(nodes, Inventory(num_nodes=3, gpus_per_node=1, device="cpu", hosts=("h", "h", "x")))
     assert {node.group_rank: number for node, number in found.items()} == {0: 0, 2: 1}
+
+
+TWINS = ("gpu1.a", "gpu1.b", "gpu2.a", "gpu2.b")
+
+
+@pytest.mark.parametrize("absent", [some for number in range(4) for some in itertools.combinations(range(4), number)])
+@pytest.mark.parametrize("shown", [str.lower, str.upper])
+def test_hosts_whose_first_labels_are_equal(absent: tuple[int, ...], shown: Callable[[str], str]) -> None:
+    """Where a host shows its first label only, torchrun's order of the list tells which of them it is: never the first one."""
+    names = [shown(host.partition(".")[0]) for host in TWINS]
+    nodes = [AnsweringNode(hostname=name, group_rank=at) for at, name in enumerate(names) if at not in absent]
+    found = number_nodes(nodes, Inventory(num_nodes=4, gpus_per_node=1, device="cpu", hosts=TWINS))
+    assert {node.group_rank: number for node, number in found.items()} == {node.group_rank: node.group_rank for node in nodes}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.health.dcgm import judge_diag
-from pytest_gpucluster.inventory.dcgm import DcgmGpu, parse_report
+from pytest_gpucluster.inventory.dcgm import DcgmError, DcgmGpu, parse_report
 from pytest_gpucluster.measurements.dcgm import DcgmDiag
 from pytest_gpucluster.text import LONGEST
 from tests.support.dcgm import Json, entity, report_2, report_3, report_4, warning
@@ -95,6 +95,19 @@ def test_a_gpu_without_a_result() -> None:
     assert judge(report_4(software=[entity(0), entity(1)])).doubts == ("DCGM 4.2.3: dcgmi diag -r 2 ran no test 'memory'",)
 
 
+def test_a_result_of_no_gpu_is_no_green() -> None:
+    """DCGM 4 says of which GPU a result is: one that names none stands for none."""
+    found = judge(report([entity(0) | {"entity_id": None}]))
+    assert (found.judged, found.doubts) == (None, ("DCGM 4.2.3: memory: no result for GPU 0",))
+
+
+@pytest.mark.parametrize("number", ["", "null", 0.5])
+def test_a_number_that_is_none_is_refused(number: Any) -> None:
+    """Whatever stands there."""
+    with pytest.raises(DcgmError, match="names no GPU that can be read"):
+        judge(report([entity(0) | {"entity_id": number}]))
+
+
 def test_a_gpu_that_dcgm_does_not_list() -> None:
     """By its UUID."""
     assert judge(HEALTHY, gpu=7).doubts == ("DCGM 4.2.3: DCGM does not list GPU-7",)
@@ -176,6 +189,11 @@ BUSY = [
     "Another process is using the GPU",
     "Other CUDA processes run on the GPU",
     "device is being used",
+    "Detected 3 processes running on the GPU",
+    "GPU 0 has 2 active compute processes",
+    "Memory utilization of GPU 0 is above 10 % before the test began",
+    "The GPU is used by another user",
+    "Another diag instance is running",
 ]
 BROKEN = [
     "GPU 0 used more power than its limit",
@@ -184,6 +202,8 @@ BROKEN = [
     "ECC errors in use of memory",
     "Unused GPU 0",
     "the bus is busy",
+    "2 processes of the test ended with an error",
+    "the utilization that the test reached is below 90 %",
 ]
 
 
@@ -206,6 +226,20 @@ def test_a_fault_beside_another_program_stays_a_fault(text: str) -> None:
     alone = judge(report([entity(0, "Fail", warning(text)), entity(1)]))
     both = judge(report([entity(0, "Fail", warning(text), warning(BUSY[0])), entity(1)]))
     assert (alone.judged, alone.kind, both.judged, both.doubts) == (1, "gpu", 1, ())
+
+
+@pytest.mark.parametrize("name", ["GPU 1", "gpu 1", "GPU #1", "GPU ID 1", "GPU: 1", "Gpu id: 1"])
+def test_the_ways_to_name_a_gpu_in_a_text(name: str) -> None:
+    """Its own fault, and no other GPU's."""
+    made = report_3([0, 1], host={"Page Retirement/Row Remap": {"status": "Fail", "warnings": f"{name} has an ECC fault"}})
+    assert [len(judge(made, kind="software", gpu=gpu).facts) for gpu in (0, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["GPU-1f2e3d4c", "2 GPUs of 1 host", "GPU memory 1", "GPU1fabric"])
+def test_a_text_that_names_no_number_of_a_gpu(name: str) -> None:
+    """It is about the host: every GPU of it."""
+    made = report_3([0, 1], host={"Page Retirement/Row Remap": {"status": "Fail", "warnings": f"{name} has an ECC fault"}})
+    assert [len(judge(made, kind="software", gpu=gpu).facts) for gpu in (0, 1)] == [1, 1]
 
 
 def test_a_gpu_that_a_text_of_the_host_names() -> None:

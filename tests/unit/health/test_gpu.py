@@ -14,6 +14,7 @@ from pytest_gpucluster.health.gpu import (
     advice_for,
     judge_clocks,
     judge_gpu_count,
+    judge_pcie_width,
     judge_recovery,
     judge_repair,
 )
@@ -151,6 +152,17 @@ def test_fewer_samples_than_due_are_unknown(samples: int, *, is_whole: bool) -> 
     found = judge_clocks(clocks(samples, 30))
     needed = f"clocks event reasons were read {samples} of 30 times under load, and 80 % are needed"
     assert (found.bad, found.doubts) == ({}, () if is_whole else (needed,))
+
+
+@pytest.mark.parametrize(("samples", "is_whole"), [(30, True), (24, True), (23, False), (8, False), (1, False)])
+def test_a_link_that_was_seen_for_a_part_of_the_load(samples: int, *, is_whole: bool) -> None:
+    """It may have lost lanes in the rest. One that was seen with too few lanes has lost them."""
+    most = {"gen": 5, "lanes": 16}
+    found = judge_pcie_width(clocks(samples, 30), most)
+    needed = f"the PCIe link was read {samples} of 30 times under load, and 80 % are needed"
+    assert (found.bad, found.doubts) == ({}, () if is_whole else (needed,))
+    narrow = judge_pcie_width(replace(clocks(samples, 30), pcie_width_min=8), most)
+    assert narrow.facts == ("lanes 8 of 16",)
 
 
 def test_a_slowdown_in_few_samples_is_one() -> None:

@@ -316,6 +316,62 @@ def test_a_full_counter_of_pcie_replays() -> None:
     assert "greatest value" in found.doubts[0]
 
 
+ENDS = (2**32 - 1, 2**64 - 1)
+"""Where counters of 32 and 64 bits end; -1 is NVML's word for a value that it does not have."""
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("before", [0, 5, "end"])
+@pytest.mark.parametrize("period", ["total", "per_s", "per_min", "per_hour"])
+@pytest.mark.parametrize("hours", [0.001, 1, 10_000])
+@pytest.mark.parametrize("wraps_at", [None, 1 << 32])
+def test_a_counter_at_the_end_of_its_bits_is_unknown(
+    end: int, before: Any, period: str, hours: float, wraps_at: int | None
+) -> None:
+    """Whoever counts, and whether anybody listed its greatest value: neither clean nor so many errors."""
+    first = {"errors": end if before == "end" else before}
+    group = CounterGroup(part="port", first=first, last={"errors": end}, wraps_at=wraps_at)
+    found = compare_counters([group], seconds=3600 * hours, limits=read_limits({"errors": {period: 10}}))
+    assert (found.judged, found.facts) == (None, ())
+    assert f"stands at {end}" in found.doubts[0]
+
+
+def test_a_counter_that_goes_on_beyond_32_bits() -> None:
+    """It has more bits, and is no less known than any other."""
+    limits = read_limits({"errors": {"total": 10}})
+    for before, after, bad in ((ENDS[0], ENDS[0] + 3, 0), (ENDS[0] - 1, ENDS[0] + 30, 1), (ENDS[0] - 9, ENDS[0] - 1, 0)):
+        group = CounterGroup(part="port", first={"errors": before}, last={"errors": after})
+        assert compare_counters([group], seconds=60.0, limits=limits).judged == bad
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("counter", ["replays", "recoveries", "crc_flits", "crc_data"])
+@pytest.mark.parametrize("before", [5, "end"])
+def test_a_counter_of_an_nvlink_at_its_end(end: int, counter: str, before: Any) -> None:
+    """Those that are summed over the links too: no rate is made of it, and no other link hides it."""
+    first = counters() if before == 5 else counters(**{counter: end})
+    found = judge_nvlink_counters({HERE: (first, counters(**{counter: end}))}, seconds=100.0, limits=LINKS)
+    assert found.judged is None
+    assert found.doubts[0].startswith(f"link 4 {counter} ")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_recoveries_at_the_end_of_their_counter_were_never_counted(end: int) -> None:
+    """It is no link that was trained so often."""
+    gpus = {number: counters(recoveries=end) if number == 1 else counters() for number in range(4)}
+    assert judge_earlier_recoveries(gpus).bad == {}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("before", [7, "end"])
+def test_memory_errors_at_the_end_of_their_counter(end: int, before: Any) -> None:
+    """Of a GPU that counts nothing any more, nobody knows the errors."""
+    first = of_gpu(ecc=end if before == "end" else before)
+    assert judge_memory_errors(first, of_gpu(ecc=end)).judged is None
+    found = judge_gpu_counters(first, of_gpu(ecc=end), seconds=60.0, limits=GPU, has_peers=False)
+    assert (found.judged, found.facts) == (None, ())
+
+
 BY_NAME = read_limits({"power_brake_s": {"total": 0}, "thermal_s": {"total": 0}})
 
 

@@ -247,6 +247,24 @@ def test_one_port_of_the_promise_is_off_everywhere(tmp_path: Path) -> None:
         assert f"{PORT_2}: DOWN, Polling" in seen.facts
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(("shown", "of"), [(3, 4), (7, 8), (5, 8)])
+def test_adapters_that_no_host_shows(tmp_path: Path, number: int, shown: int, of: int) -> None:
+    """Ports at their full rate are not to blame for those that are not there: these are counted, and none is named."""
+    made = [MadeSys(tmp_path / f"host{at}", *map(infiniband, range(shown))) for at in range(number)]
+    for seen in judged(made, PortPromise(fabric="infiniband", total_gb_s=of * 50)):
+        assert seen.facts == (f"{of - shown} more at this rate are promised: 400 Gb/sec (4X NDR)",)
+        assert seen.value == of - shown
+
+
+def test_one_slow_port_among_too_few(tmp_path: Path) -> None:
+    """It is named, and those at the full rate are not."""
+    made = MadeSys(tmp_path, *map(infiniband, range(3)))
+    made.change("mlx5_2", "rate", HDR)
+    (seen,) = judged([made], TOTAL)
+    assert seen.facts == (f"{PORT_2}: {HDR}",)
+
+
 def test_ports_that_carry_the_promise(tmp_path: Path) -> None:
     """Exactly, or with a few more ports for storage: nothing is bad. One that cannot be read is a doubt."""
     hosts = Hosts(tmp_path, 2)

@@ -49,11 +49,53 @@ CORRECTED = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 15019, Correctable, Link
         (f"4,1307,52012345,-;{BUS}", NodeXid(code=79, pci="0000:91:00", pid=None)),
         # Made: the forms of the address and of the process in one line.
         ("NVRM: Xid (PCI:0000:5e:00.0): 119, pid='77', name=x", NodeXid(code=119, pci="0000:5e:00", pid=77)),
+        # Made: blanks, capitals and quotes that another version may write. Nothing of them may hide an Xid.
+        ("NVRM: XID (PCI:0000:5E:00): 79, GPU has fallen off the bus.", NodeXid(code=79, pci="0000:5e:00")),
+        ("nvrm:  xid ( pci:0000:5e:00.0 ) : 43, pid=77, name=x", NodeXid(code=43, pci="0000:5e:00", pid=77)),
+        ("NVRM: Xid (PCI:0000:5e:00):79", NodeXid(code=79, pci="0000:5e:00")),
+        ("NVRM: Xid (PCI:0000:5e:00  GPU-I:05): 94,  pid=77", NodeXid(code=94, pci="0000:5e:00", pid=77)),
+        ("NVRM: GPU3 Xid (PCI:0000:5e:00): 62, 023f0f30 00000000", NodeXid(code=62, pci="0000:5e:00")),
+        ('NVRM: Xid (PCI:0000:5e:00): 13, pid="77", name=x', NodeXid(code=13, pci="0000:5e:00", pid=77)),
     ],
 )
-def test_lines_of_the_driver(line: str, xid: NodeXid) -> None:
-    """Each form that the driver has written over the years."""
-    assert parse_xid(line) == xid
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "[171167.620236] ",
+        "[Wed Jul 30 15:40:22 2026] ",
+        "Oct 30 09:49:36 gpu-7 kernel: ",
+        "2026-10-30T09:49:36.123456+02:00 gpu-7.example.org kernel: ",
+        "30. Okt 09:49:36 gpu-7 kernel[1]: [  888.32] ",
+        "<4>",
+    ],
+)
+def test_lines_of_the_driver(line: str, xid: NodeXid, prefix: str) -> None:
+    """Each form that the driver has written over the years, whoever wrote what before it."""
+    assert parse_xid(prefix + line) == xid
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid: 31",
+        "NVRM: Xid 79 (PCI:0000:65:00)",
+        "NVRM: Xid (PCI:0000:65:00)",
+        "NVRM: xid (PCI:0000:65:00): invalid",
+        "NVRM: Xid (PCI:0000:65:00): 123456",
+        "NVRM: Xid (GPU-12ab0000-1234-1234-1234-123456789012): 79",
+        "NVRM: GPU0 XID (somewhere): 79, GPU has fallen off the bus.",
+        "nvidia-nvswitch3: SXID (PCI:zz): 22013, Fatal",
+    ],
+)
+def test_an_error_that_cannot_be_read_makes_the_log_incomplete(tmp_path: Path, line: str) -> None:
+    """Something went wrong at some part: a log with such a line shows not all."""
+    path = tmp_path / "kmsg"
+    path.write_text(f"4,1,5,-;{line}\n", encoding="utf-8")
+    log = KernelLog(path)
+    assert log.read() == []
+    assert log.why is not None
+    assert line in log.why.why
 
 
 @pytest.mark.parametrize(

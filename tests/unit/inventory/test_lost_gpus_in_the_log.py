@@ -45,6 +45,13 @@ def read(tmp_path: Path, text: str) -> tuple[set[str | None], str | None]:
         "3,1,1,-;NVRM: GPU 0000:c4:00.0: GPU has fallen off the bus.\n",
         f"{LOADING}4,1,1,-;nvidia 0000:c4:00.0: probe with driver nvidia failed with error -1\n",
         f"{LOADING}4,1,1,-;nvidia: probe of 0000:c4:00.0 failed with error -1\n",
+        "3,1,1,-;NVRM: GPU at PCI:0000:c4:00.0 has fallen off the bus.\n",
+        "3,1,1,-;NVRM: GPU 0000:c4:00.0: Failed to initialize GSP firmware RM\n",
+        "3,1,1,-;NVRM: GPU 0000:c4:00.0: RmInitAdapter: Cannot initialize GSP firmware RM\n",
+        "3,1,1,-;NVRM: GPU 0000:c4:00.0: GPU has been lost\n",
+        f"{LOADING}3,1,1,-;nvidia 0000:c4:00.0: Unable to change power state from D3cold to D0, device inaccessible\n",
+        f"{LOADING}3,1,1,-;nvidia 0000:c4:00.0: can't change power state from D3hot to D0 (config space inaccessible)\n",
+        f"{LOADING}3,1,1,-;nvidia 0000:c4:00.0: ERROR: GPU has stopped responding\n",
     ],
 )
 def test_the_line_names_the_gpu(tmp_path: Path, text: str) -> None:
@@ -61,6 +68,9 @@ def test_the_line_names_the_gpu(tmp_path: Path, text: str) -> None:
         (RESET, set()),
         ("3,1,1,-;NVRM: RmInitAdapter failed! (0x26:0x38:1096)\n", set()),
         ("3,1,1,-;NVRM: None of the NVIDIA devices were initialized.\n", set()),
+        ("3,1,1,-;NVRM: RmInitAdapter: osInitNvMapping failed, bailing out of RmInitAdapter\n", set()),
+        ("3,1,1,-;NVRM: osInitNvMapping: *** Cannot attach gpu\n", set()),
+        ("3,1,1,-;NVRM: _kgspBootGspRm: (the GPU is likely in a bad state and may need to be reset)\n", set()),
         (f"{LOADING}4,1,1,-;NVRM: Xid (PCI:somewhere): 79, GPU has fallen off the bus.\n", set()),
         (f"{LOADING}4,1,1,-;nvidia-nvswitch3: SXid (PCI:zz): 22013, Fatal\n", set()),
     ],
@@ -79,6 +89,10 @@ def test_nothing_says_which_gpu(tmp_path: Path, text: str, lost: set[str]) -> No
         "NVRM: loading NVIDIA UNIX Open Kernel Module",
         "NVRM: The NVIDIA probe routine was not called for 1 device(s).",
         "NVRM: GPU at PCI:0000:5e:00: GPU-12345678",
+        "NVRM: GPU 0000:5e:00.0: GPU serial number is 1650522000123.",
+        "NVRM: A GPU crash dump has been created. If possible, please run nvidia-bug-report.sh",
+        "NVRM: iovaspaceDestruct_IMPL: 2 left-over mappings in IOVAS 0x100",
+        "nvidia 0000:5e:00.0: enabling device (0000 -> 0002)",
         "NVRM: Xid (PCI:0000:5e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
         "NVRM: Xid (PCI:0000:5e:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
         "python3[5]: GPU 0000:c4:00.0: RmInitAdapter failed!",
@@ -96,6 +110,14 @@ def test_an_xid_names_the_gpu_of_what_follows(tmp_path: Path) -> None:
     fallen = "4,1,1,-;NVRM: Xid (PCI:0000:5e:00): {}, pid=5, name=x, text\n"
     assert read(tmp_path, fallen.format(79) + RESET) == (set(), None)
     assert read(tmp_path, fallen.format(13) + RESET)[1] is not None
+
+
+@pytest.mark.parametrize("other", ["4,1,1,-;NVRM: Xid (PCI:0000:5e:00): 13, pid=5, name=x, text\n", INIT.replace("c4", "5e")])
+def test_a_message_ends_where_another_gpu_is_named(tmp_path: Path, other: str) -> None:
+    """A line without an address, long after a message on one GPU, is not about that GPU."""
+    named = "6,1,1,-;NVRM: The NVIDIA GPU 0000:c4:00.0 (PCI ID: 10de:2330)\nNVRM: is not responding.\n"
+    lost, _ = read(tmp_path, named + other + RESET)
+    assert lost == ({"0000:5e:00"} if "RmInit" in other else set())
 
 
 @pytest.mark.parametrize("instance", [" GPU-I:05", " GPU-I:00", " GPU-I:0c CI-I:01", ""])

@@ -145,6 +145,8 @@ def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
     [
         ("3.ecc.unc.vol 2", 3, "ecc_uncorrected_volatile", 2),
         ("3.ecc.unc.agg 4", 3, "ecc_uncorrected_aggregate", 4),
+        ("3.ecc.unc.vol -1", 3, "ecc_uncorrected_volatile", {"why": "NVML answers -1, its word for no value"}),
+        ("3.ecc.unc.agg -1", 3, "ecc_uncorrected_aggregate", {"why": "NVML answers -1, its word for no value"}),
         ("0.ecc 0", 0, "ecc_enabled", False),
         ("5.remap.failed 1", 5, "remapped_rows_failed", True),
         ("5.remap.pending 1", 5, "remapped_rows_pending", True),
@@ -325,6 +327,14 @@ def test_a_library_that_does_not_load_is_not_a_missing_one(content: bytes, why: 
     assert (answer["status"], answer["gpus"]) == ("error", [])
     assert f"{tmp_path / LIBRARY}: " in answer["error"]
     assert why in answer["error"]
+
+
+def test_a_link_to_a_library_that_is_not_there(tmp_path: Path) -> None:
+    """A mount that took the link along and not its file: the loader says what it says of a machine without a driver."""
+    (tmp_path / LIBRARY).symlink_to("libnvidia-ml.so.570.133.20")
+    answer = survey_as_command(tmp_path)
+    assert (answer["status"], answer["gpus"]) == ("error", [])
+    assert answer["error"].startswith(f"{tmp_path / LIBRARY} is a link to libnvidia-ml.so.570.133.20, which is not there")
 
 
 def test_a_library_that_lacks_another_one(simulated: Readers) -> None:

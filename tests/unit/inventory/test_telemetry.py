@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from pytest_gpucluster import health as judges
 from pytest_gpucluster.inventory import nvml_calls, telemetry
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.telemetry import Sampler, Snapshots, Telemetry, evidence, from_rows, to_row
 from pytest_gpucluster.measurements import (
     collectives,
@@ -103,6 +104,19 @@ def doubts_of(seen: Telemetry | None) -> str:
     """What the judge of clocks under load does not know."""
     assert seen is not None
     return " ".join(judges.judge_clocks(seen).doubts)
+
+
+@pytest.mark.parametrize(("refused", "is_known"), [(0, True), (6, True), (7, False), (29, False), (30, False)])
+def test_a_link_that_most_samples_do_not_show(refused: int, *, is_known: bool) -> None:
+    """NVML gives clocks and refuses the link for a part of the load: what that part was like is unknown."""
+    one = telemetry._Sample(at_s=0, reasons=0, values=dict.fromkeys(telemetry.SAMPLED, 16.0))
+    no_link = dict.fromkeys(("pcie_gen", "pcie_width"), NotAvailable("Unknown Error"))
+    mute = dataclasses.replace(one, values={**one.values, **no_link})
+    samples = [*[one] * (30 - refused), *[mute] * refused]
+    found = telemetry._summary(samples, reasons_of=samples, stopped=None)
+    assert found.samples == 30
+    for value in (found.pcie_gen_max, found.pcie_width_min):
+        assert value == (16 if is_known else NotAvailable("Unknown Error"))
 
 
 @pytest.mark.parametrize("reading_s", [0.0, 0.04])

@@ -123,7 +123,9 @@ def test_what_carries_each_fabric(path: str, fabric: str | None) -> None:
 
 @pytest.mark.parametrize("fabric", transport.FABRICS)
 @pytest.mark.parametrize("end", ["", "/GDRDMA", "/GDRDMA/Shared"])
-@pytest.mark.parametrize("name", ["UCX", "Slingshot", "My Plugin v2", "AINIC", "Ibext"])
+@pytest.mark.parametrize(
+    "name", ["UCX", "Slingshot", "My Plugin v2", "AINIC", "Ibext", "IBGDA", "IB Plugin", "OFI", "libfabric", "Socket2"]
+)
 def test_an_unknown_network_is_nobody_s_fault(name: str, end: str, fabric: str) -> None:
     """A plugin that no list has: it is named, and its channels are neither on the fabric nor off it."""
     found = summary(INFINIBAND_LOG.replace("NET/IB/1/GDRDMA", f"NET/{name}/1{end}"), TWO_NODES)
@@ -167,6 +169,39 @@ def test_roce_in_every_form_of_the_list_of_adapters(listed: str) -> None:
     assert transport.off_fabric_channels(found, fabric="infiniband") == 3
     assert len(found.devices) >= 2
     assert all(device.endswith("/RoCE") for device in found.devices)
+
+
+VIRTUAL = "gpu-node-0:4242:4301 [1] NCCL INFO NET/IB : Made virtual device [{}] name={} speed=800000 ndevs=2\n"
+"""NCCL 2.23 and later, where a NIC has two ports (``Made virtual device`` in its net_ib.cc); the list has the ports alone."""
+PORT_LINE = "gpu-node-0:4242:4301 [1] NCCL INFO NET/IB: [{}] {}:uverbs{}:1/{} provider=Mlx5 speed=400000 context=0x1 ar=0\n"
+"""NCCL 2.27's line for each port, recorded in public logs of two hosts."""
+
+
+@pytest.mark.parametrize(
+    ("ports", "virtual", "device", "kind"),
+    [
+        (("IB", "IB"), "mlx5_0+mlx5_1", 2, "NET/IB/GDRDMA"),
+        (("RoCE", "RoCE"), "mlx5_0+mlx5_1", 2, "NET/RoCE/GDRDMA"),
+        (("RoCE", "RoCE"), None, 2, "NET/RoCE/GDRDMA"),
+        (("IB", "RoCE"), "mlx5_1", 0, "NET/RoCE/GDRDMA"),
+        (("RoCE", "IB"), "mlx5_1", 0, "NET/IB/GDRDMA"),
+        (("IB", "RoCE"), "mlx5_0", 5, "NET/IB/GDRDMA"),
+    ],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_channel_over_a_virtual_device(
+    ports: tuple[str, str], virtual: str | None, device: int, kind: str, *, listed: bool
+) -> None:
+    """Its number is not that of a port: the ports that it is made of tell the link layer, or the one layer that there is."""
+    using = "".join(f"[{number}]mlx5_{number}:1/{layer} " for number, layer in enumerate(ports))
+    lines = "".join(PORT_LINE.format(number, f"mlx5_{number}", number, layer) for number, layer in enumerate(ports))
+    log = f"gpu-node-0:4242:4301 [1] NCCL INFO NET/IB : Using {using}[RO]; OOB eth0:10.0.0.5<0>\n" if listed else lines
+    log += VIRTUAL.format(device, virtual) if virtual else ""
+    found = summary(f"{log}gpu:1:2 [0] NCCL INFO Channel 05/0 : 1[1] -> 2[0] [send] via NET/IB/{device}/GDRDMA\n", TWO_NODES)
+    assert found.inter_node == {kind: 1}
+    assert found.devices == [f"mlx5_{number}:1/{layer}" for number, layer in enumerate(ports)]
+    on = [name for name in ("infiniband", "roce") if not transport.off_fabric_channels(found, fabric=name)]
+    assert on == ["roce" if "RoCE" in kind else "infiniband"]
 
 
 IN_RACK = "gpu:1:2 [0] NCCL INFO Channel 05/0 : 1[1] -> 2[0] [send] via {}\n"

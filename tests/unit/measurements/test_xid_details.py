@@ -63,6 +63,29 @@ def xids(*lines: str, at_s: tuple[float, ...] = (), nvml: tuple[int, ...] = (), 
         (149, nvlink("NETIR", "Fatal", "-1"), XidDetail(severity="Fatal", unit="NETIR", status=STATUS)),
         (149, nvlink("NETIR_EVT", "Fatal", "03"), XidDetail(severity="Fatal", unit="NETIR_EVT", link=3, status=STATUS)),
         (150, "MSE Fatal", XidDetail(severity="Fatal", unit="MSE")),
+        # Blanks as in a GB200's log (dmesg of driver 570), and the forms of drivers before R575.
+        (
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000)",
+            XidDetail(severity="Fatal", unit="NETIR_LINK_EVT", link=1, status="0x00000000"),
+        ),
+        (145, nvlink("RLW_RXPIPE ", " Nonfatal "), XidDetail(severity="Nonfatal", unit="RLW_RXPIPE", link=13, status=STATUS)),
+        (145, nvlink("RLW_RXPIPE", "NONFATAL"), XidDetail(severity="Nonfatal", unit="RLW_RXPIPE", link=13, status=STATUS)),
+        (146, "TLW_CTRL Non-Fatal XC 00 i 00 Link 02 [0x5]", XidDetail(severity="Nonfatal", unit="TLW_CTRL", link=2)),
+        (
+            149,
+            "NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0xa, 0xb]",
+            XidDetail(severity="Fatal", unit="NETIR_LINK_EVT", link=1, status="0xb"),
+        ),
+        (148, "pid=4, name=<unknown>, NVLPW Link Fatal XC0 i0 Link 05", XidDetail(severity="Fatal", unit="NVLPW", link=5)),
+        (
+            146,
+            nvlink("TLW_RX/TLW_RX_PIPE0", "Fatal", "2"),
+            XidDetail(severity="Fatal", unit="TLW_RX/TLW_RX_PIPE0", link=2, status=STATUS),
+        ),
+        # A program chooses its own name.
+        (145, "pid=4, name=AB Nonfatal, RLW_CTRL Fatal XC0 i0 Link 3", XidDetail(severity="Fatal", unit="RLW_CTRL", link=3)),
+        (145, "pid=4, name=, AB Nonfatal, RLW_CTRL Fatal XC0 i0 Link 3", XidDetail(severity="Fatal", unit="RLW_CTRL", link=3)),
         (147, "pid=7, name=x, TREX Nonfatal (0x1, 0x2)", XidDetail(severity="Nonfatal", unit="TREX", status="0x2")),
         (45, "pid=4101, name=python3, Ch 00000001 caused by previous Xid 149", XidDetail(cause=149)),
         (45, "pid='<unknown>', name=<unknown>, Ch 00000003 caused by previous Xid 145", XidDetail(cause=145)),
@@ -170,6 +193,8 @@ DOWN = line(149, nvlink("NETIR_LINK_DOWN", "Fatal", "14"))
 SUFFERED = line(145, nvlink("RLW_SRC_TRACK", "Fatal", "14"))
 RESET = line(154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
 REMOVED = line(45, "pid=7, name=x, Ch 1 caused by previous Xid 145")
+PLAIN = line(45, "pid=7, name=x, Ch 00000001")
+"""Drivers before those that name the cause: what a program left is removed after any error."""
 
 
 def beside(own: GpuXids, *others: GpuXids) -> Finding:
@@ -185,6 +210,7 @@ def beside(own: GpuXids, *others: GpuXids) -> Finding:
         xids(SUFFERED, SUFFERED, RESET),
         xids(REMOVED),
         xids(SUFFERED, REMOVED),
+        xids(SUFFERED, PLAIN, RESET),
         xids(nvml=(145,)),
         xids(SUFFERED, at_s=(60.0,)),
     ],
@@ -207,6 +233,9 @@ def test_the_consequence_of_a_link_of_another_gpu(own: GpuXids, root: GpuXids) -
         (xids(DOWN), (xids(DOWN),)),
         (xids(SUFFERED, line(79, "GPU has fallen off the bus.")), (xids(DOWN),)),
         (xids(RESET), (xids(DOWN),)),
+        (xids(PLAIN), (xids(DOWN),)),
+        (xids(PLAIN, RESET), (xids(DOWN),)),
+        (xids(SUFFERED, line(45, "pid=7, name=x, Ch 1 caused by previous Xid 94")), (xids(DOWN),)),
         (xids(SUFFERED, at_s=(500.0,)), (xids(DOWN),)),
         (xids(SUFFERED), (xids(line(149, nvlink("NETIR", "Nonfatal"))),)),
         (xids(line(145, nvlink("RLW_RXPIPE", "Nonfatal"))), (xids(DOWN),)),
