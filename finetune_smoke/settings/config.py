@@ -83,7 +83,7 @@ class Config:
     layer. ``lora_dropout`` above 0 uses peft's forward too, and audits nothing, since ranks draw different numbers.
     ``target_modules`` is all-linear or names of linears, with commas. ``cuda_graph`` captures the step, for small models.
     ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token,
-    None if the preset promises no loss. ``vocab_size`` 0 means the tokenizer's. The fields from ``hidden_size`` to
+    None if the preset promises no loss; ``spread_limit`` None measures no forward. ``vocab_size`` 0 means the tokenizer's. The fields from ``hidden_size`` to
     ``damping`` describe the random base and are unused with ``model``.
     """
 
@@ -129,7 +129,7 @@ class Config:
     clip_norm: float = 1.0
 
     loss_limit: float | None = 0.5
-    spread_limit: float = 1.25
+    spread_limit: float | None = 1.25
     heldout_rows: int = 256
     greedy_rows: int = 32
     restore_check: bool = True

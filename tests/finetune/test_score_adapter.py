@@ -185,7 +185,7 @@ class Nobody:
 def test_generation_is_judged(base: float, adapter: float, detail: str | None) -> None:
     """The adapter at 0.9 and above, the base below it."""
     record = exact.Checks(cast("Ranks", Nobody()))
-    heldout.judge(record, shares(base), shares(adapter))
+    heldout.judge(record, base, shares(adapter))
     found = record.results()["generation"]
     assert found["passed"] == (detail is None)
     assert (detail or f"{adapter:.0%} of 32 generated calls exact; {base:.0%} of those of the base alone") in found["detail"]
@@ -201,6 +201,15 @@ def test_a_run_that_learned_nothing_generates_nothing_right() -> None:
     assert left.left_out["generation"] == "no loss is promised, so no call either"
     assert "generation" not in left.checks
     assert left.adapter_digest == judged.adapter_digest
+
+
+@pytest.mark.parametrize(("wrong", "passed"), [(0, False), (2, True)])
+def test_a_base_that_knows_the_calls_shows_no_learning(wrong: int, *, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would generate follows from one forward: here both rows are right, or neither."""
+    monkeypatch.setattr(heldout, "_forward_over", lambda *_: (1.0, 2.0, wrong))
+    monkeypatch.setattr(heldout, "_generated", lambda *_: shares(1.0))
+    found = finetune(preset("tiny", **{**QUICK, "audit_every": 0, "restore_check": False, "loss_limit": 0.5}))
+    assert found.checks["generation"]["passed"] == passed
 
 
 @pytest.fixture(scope="module")
