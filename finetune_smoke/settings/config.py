@@ -184,8 +184,17 @@ def _check_combinations(config: Config) -> None:
 
 def meant(name: str, known: Sequence[str]) -> str:
     """The known name that a wrong one is near to, as a question; else all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name.lower(), known, n=1)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+
+
+def unquoted(value: object, kinds: Sequence[type]) -> str:
+    """What to do about text in a file where one of ``kinds``, a number, is needed and the text is one; else empty."""
+    try:
+        is_number = isinstance(value, str) and not {int, float}.isdisjoint(kinds) and math.isfinite(float(value))
+    except ValueError:
+        is_number = False
+    return ": write it without quotes" if is_number else ""
 
 
 def flaw(name: str, value: object) -> str | None:
@@ -197,7 +206,7 @@ def flaw(name: str, value: object) -> str | None:
     if name in CHOICES and value not in CHOICES[name]:
         return f"{name} is {value!r}: one of {', '.join(CHOICES[name])}"
     if isinstance(value, str):
-        return None if value else f"{name} is empty: a name or path is needed"
+        return None if value.strip() else f"{name} is empty: a name or path is needed"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return _number_flaw(name, value)
     return None

@@ -36,6 +36,9 @@ RIGHT = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
         ('{"name": "f", "arguments": {"a": "1", "b": "2", "c": "3"}}', (True, True, False, False)),
         ('{"name": "f"}', (False, False, False, False)),
         ('{"name": "f", "arguments": "a"}', (False, False, False, False)),
+        ('{"name": "f", "arguments": {"a": NaN}}', (False, False, False, False)),
+        ('{"name": "f", "arguments": {"a": -Infinity}}', (False, False, False, False)),
+        ('{"name": "f", "arguments": [{"a": "1"}]}', (False, False, False, False)),
         ('{"name": "f", "arguments": {"a": "1", "b": "2"}}}', (False, False, False, False)),
         ('{"name": "f", "arguments": {"a"', (False, False, False, False)),
         ("[1]", (False, False, False, False)),
@@ -45,6 +48,14 @@ RIGHT = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
 def test_call_is_judged_by_its_parts(given: str, judged: tuple[bool, ...]) -> None:
     """JSON, name, arguments, both; the order of keys is no part of a call."""
     assert generation.judge(RIGHT, given) == judged
+
+
+@pytest.mark.parametrize("levels", [10, 900])
+def test_deep_call_is_equal_to_itself(levels: int) -> None:
+    """As deep as Python reads JSON, and not only as deep as it compares lists."""
+    call = f'{{"name": "f", "arguments": {{"a": {"[" * levels}1{"]" * levels}}}}}'
+    assert generation.judge(call, call) == (True, True, True, True)
+    assert generation.judge(call, call.replace("1", "2")) == (True, True, False, False)
 
 
 def test_call_of_glaive_is_read() -> None:
@@ -79,6 +90,13 @@ DEEP = '{"a": ' * 5000 + "1" + "}" * 5000
         ('{"name": "f", "arguments": {"n": true, "s": "it\'s"}}', False),
         (f'{{"name": "f", "arguments": {DEEP}}}', False),
         ("[" * 5000, False),
+        (f"[{NESTED}]", False),
+        (f"[{NESTED}, {NESTED}]", False),
+        ('{"name": "f", "arguments": {"n": 1, "s": "\\u0069t\\u0027s"}}', True),
+        ('{"name": "f", "arguments": {"n": 1, "s": "\\ud800"}}', False),
+        (NESTED.replace("1", "1e0"), True),
+        (f"{NESTED},", False),
+        (f"```json\n{NESTED}\n```", False),
         (f"""{{"name": "f", "arguments": '{DEEP}'}}""", False),
     ],
 )
