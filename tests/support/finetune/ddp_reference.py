@@ -8,8 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from finetune_smoke import ranks
 from finetune_smoke.data import batches
-from finetune_smoke.settings.config import preset
 from finetune_smoke.model import gradients
+from finetune_smoke.settings.config import preset
 from finetune_smoke.training import setup, steps
 from tests.support.finetune.runs import QUICK
 
