@@ -82,9 +82,9 @@ class Config:
     the shards in host memory. ``own_lora`` off uses peft's forward under autocast. ``compile`` layers compiles each decoder
     layer. ``lora_dropout`` above 0 uses peft's forward too, and audits nothing, since ranks draw different numbers.
     ``target_modules`` is all-linear or names of linears, with commas. ``cuda_graph`` captures the step, for small models.
-    ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token,
-    None if the preset promises no loss; ``spread_limit`` None measures no forward. ``vocab_size`` 0 means the tokenizer's. The fields from ``hidden_size`` to
-    ``damping`` describe the random base and are unused with ``model``.
+    ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token, None if
+    the preset promises no loss; ``spread_limit`` None measures no forward. ``vocab_size`` 0 means the tokenizer's. The fields
+    from ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
     """
 
     preset: str = "tiny"

@@ -134,7 +134,7 @@ def test_rows_need_no_mask() -> None:
 
 
 class Sent:
-    """Stands in for torch's all-reduce of two equal ranks: keeps, at each call, the place and size of a part, and what was ready."""
+    """Stands in for torch's all-reduce of two equal ranks: keeps place and size of each part, and how much was ready."""
 
     def __init__(self, flat: torch.Tensor) -> None:
         self.flat = flat

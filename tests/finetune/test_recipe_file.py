@@ -87,7 +87,7 @@ def test_keys_that_mean_something_else_are_named(tmp_path: Path, capsys: pytest.
         ("2.0e-5", "null", 16, "training.learning_rate is nothing: a number is needed"),
         ("dropout: 0.05", "dropout: true", 7, "lora.dropout is True: a number is needed"),
         ('"Qwen/Qwen2-7B-Instruct"', '" "', 2, "model is empty: a name or path is needed"),
-        ("    - q_proj\n", "    - 1\n", 8, "lora.target_modules is [1, 'k_proj', 'v_proj', 'o_proj']: a list of names or text is needed"),
+        ("    - q_proj\n", "    - 1\n", 8, "lora.target_modules is [1, 'k_proj', 'v_proj', 'o_proj']: a list of names"),
         ("    - q_proj\n", "    -\n", 8, "lora.target_modules is [None, 'k_proj', 'v_proj', 'o_proj']: a list of names"),
         ("deepspeed: null", "deepspeed: {stage: 3}", 25, "distributed.deepspeed is {'stage': 3}: there is no DeepSpeed here"),
         ("  deepspeed: null", "  - fsdp", 24, "distributed is ['fsdp']: keys with values are needed"),
@@ -105,7 +105,10 @@ def test_wrong_key_is_one_line(old: str, new: str, line: int, said: str, tmp_pat
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.parametrize("change", [("\n", "\r\n"), ("model:", "\ufeffmodel:"), ("  deepspeed: null\n", ""), ("2.0e-5", "2e-5")])
+OTHER_WAYS = [("\n", "\r\n"), ("model:", "\ufeffmodel:"), ("  deepspeed: null\n", ""), ("2.0e-5", "2e-5")]
+
+
+@pytest.mark.parametrize("change", OTHER_WAYS)
 def test_same_recipe_written_in_other_ways(change: tuple[str, str], tmp_path: Path) -> None:
     """Windows line ends, a byte order mark, a section whose keys were taken out, a number as YAML 1.1 does not read it."""
     file = tmp_path / "training_config.yaml"
@@ -118,8 +121,7 @@ def test_same_recipe_written_in_other_ways(change: tuple[str, str], tmp_path: Pa
     [
         ("", "1: empty: a mapping was expected"),
         ("- a\n", "1: a mapping ('key: value') was expected at the top"),
-        ("trainng: {max_steps: 3}\n", "1: no such section: trainng; a recipe has model, lora, training, data, distributed, each with "
-         "its keys; did you mean training?"),
+        ("trainng: {max_steps: 3}\n", "1: no such section: trainng; a recipe has model, lora, training, data, distributed"),
         ('learning_rate: "1e-4"\n', "1: learning_rate is '1e-4': a number is needed: write it without quotes"),
         ("scratch: ''\n", "1: scratch is empty: a name or path is needed"),
     ],
@@ -131,6 +133,7 @@ def test_what_is_no_recipe_is_one_line(content: str, said: str, tmp_path: Path) 
     with pytest.raises(InputError) as found:
         configfile.read(file)
     assert str(found.value).startswith(f"{file}:{said}")
+    assert ("did you mean training?" in str(found.value)) == ("trainng" in content)
     assert "\n" not in str(found.value)
 
 
