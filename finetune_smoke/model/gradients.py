@@ -102,11 +102,11 @@ def in_buckets(gradients: Gradients, ranks: Ranks) -> Iterator[Buckets | None]:
         groups[-1].append(number)
     parts = torch.split(gradients.flat, [sum(gradients.parameters[one].numel() for one in group) for group in reversed(groups)])
     buckets = Buckets(ranks=ranks, parts=list(reversed(parts)), sizes=[len(group) for group in groups])
-    handles = [
-        gradients.parameters[number].register_post_accumulate_grad_hook(functools.partial(buckets.arrived, bucket))
-        for bucket, group in enumerate(groups)
-        for number in group
-    ]
+    handles = []
+    for bucket, group in enumerate(groups):
+        for number in group:
+            register = gradients.parameters[number].register_post_accumulate_grad_hook
+            handles.append(register(functools.partial(buckets.arrived, bucket)))  # type: ignore[no-untyped-call]  # torch's
     try:
         yield buckets
     finally:
