@@ -172,7 +172,8 @@ def test_rows_that_another_process_makes_for_ever(
     assert main(["preprocess", *OPTIONS, f"--scratch={tmp_path}"]) == 0
     (lock,) = tmp_path.glob("*.lock")
     program = (
-        "import filelock, sys, time\nfilelock.FileLock(sys.argv[1]).acquire()\nprint('held', flush=True)\ntime.sleep(600)\n"
+        "import filelock, sys, time\nlock = filelock.FileLock(sys.argv[1])\nlock.acquire()\nprint('held', flush=True)\n"
+        "time.sleep(600)\n"
     )
     monkeypatch.setattr(cache, "DEADLINE_S", 1.0)
     monkeypatch.setattr(cache, "SPEAK_AFTER_S", 0.2)
@@ -180,8 +181,9 @@ def test_rows_that_another_process_makes_for_ever(
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         capsys.readouterr()
-        assert main(["preprocess", *OPTIONS, f"--scratch={tmp_path}"]) == 2
+        code = main(["preprocess", *OPTIONS, f"--scratch={tmp_path}"])
         holder.kill()
+    assert code == 2
     captured = capsys.readouterr()
     assert f"waiting for another process, which is making the rows and holds {lock}" in captured.out
     assert f"another process is making the rows and has held {lock} for more than 1 s: wait" in captured.err
