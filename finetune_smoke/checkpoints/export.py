@@ -81,12 +81,6 @@ def _repair(folder: Path) -> None:
         shutil.rmtree(remains, ignore_errors=True)
 
 
-def _is_remains(run: TrainingRun, folder: Path) -> bool:
-    """Whether ``folder`` is ``final/`` with only our files: an earlier version of this program was removing it."""
-    ours = {WEIGHTS, ADAPTER, ORIGIN, SUMMARY, configfile.NAME}
-    return run.config.output is None and all(path.is_file() and path.name in ours for path in folder.iterdir())
-
-
 def write_final(run: TrainingRun) -> None:
     """Write the adapter, and with ``restore_check`` load it back; raises InputError if it cannot be written."""
     folder = destination(run.config)
@@ -144,9 +138,6 @@ def _claim(run: TrainingRun, folder: Path) -> None:
 def _refuse_another(run: TrainingRun, folder: Path) -> None:
     """Raises InputError unless the adapter in ``folder`` is this run's own earlier one."""
     origin = origin_of(folder)
-    if run.config.resume == "auto" and origin is None and _is_remains(run, folder):
-        run.progress(f"{folder} holds the remains of an adapter: it is replaced at the end", None)
-        return
     if origin is None or run.config.resume != "auto":
         raise InputError(f"{folder} is not empty: name another, or move it away (--resume auto replaces its own adapter)")
     if other := compatibility.differences(origin["fits"], run):

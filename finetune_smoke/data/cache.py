@@ -1,10 +1,11 @@
 """Rows made once for each node: tokenised, packed if wanted, and kept in a scratch folder (``--scratch DIR``).
 
-``DIR/rows-KEY`` holds NumPy files that the node's ranks map into memory: the tokens of all rows one after another, which
-of them are predicted, and where each row ends. ``index.json`` says what they were made of, with a digest of each file.
-KEY stands for data set, tokenizer and settings, so a change in any of them gives another folder. One process makes the
-folder under a lock (locking.py) while the others wait; the folder gets its name when it is complete. A folder whose files
-differ from its index is made again. Without a scratch folder the same rows are made in memory, as needed.
+``DIR/rows-KEY`` holds NumPy files that the node's ranks map into memory: the tokens of all rows one after another, which of
+them are predicted, and where each row ends. ``index.json`` says what they were made of, with a digest of each file. KEY
+stands for data set, tokenizer and settings, so a change in any of them gives another folder. One process makes the folder
+under a lock, which the system releases however its holder ends, while the others wait; the folder gets its name when it is
+complete. A folder whose files differ from its index is made again. Without a scratch folder the same rows are made in
+memory, as needed.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import hashlib
 import json
 import shutil
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import filelock
 import numpy as np
 
 from finetune_smoke import digests
-from finetune_smoke.data import batches, hub, locking
+from finetune_smoke.data import batches, hub
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ INDEX = "index.json"
 DEADLINE_S = 570.0
 """How long to wait for the process that makes the rows. It is less than the 600 s after which the ranks of other nodes
 stop waiting in their process group (ranks.py), so that the run ends with a message that says why."""
+SPEAK_AFTER_S = 3.0
+"""A process that waits longer says so."""
 ARRAYS = {"ids.npy": np.int32, "predicted.npy": np.bool_, "ends.npy": np.int64}
 
 
@@ -145,14 +149,30 @@ def _rows_read(config: Config, step_rows: int) -> int:
 @contextmanager
 def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of ``key``; raises InputError if the folder cannot be written, or another process holds it too long."""
-    with ExitStack() as stack:
-        try:
-            scratch.mkdir(parents=True, exist_ok=True)
-            lock = locking.file_lock(scratch / f"rows-{key}.lock", deadline_s=DEADLINE_S, activity="making the rows", say=say)
-            stack.enter_context(lock)
-        except OSError as error:
-            raise InputError(f"scratch folder cannot be written: {error}") from error
+    lock = filelock.FileLock(scratch / f"rows-{key}.lock")
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        _acquire(lock, say)
+    except filelock.Timeout as error:
+        raise InputError(
+            f"another process is making the rows and has held {lock.lock_file} for more than {DEADLINE_S:.0f} s: wait until it "
+            "is done and start again, end it if it hangs (its lock goes with it), or name another folder"
+        ) from error
+    except OSError as error:
+        raise InputError(f"scratch folder cannot be written or locked: {error}") from error
+    try:
         yield
+    finally:
+        lock.release()
+
+
+def _acquire(lock: filelock.BaseFileLock, say: Callable[[str], None]) -> None:
+    """Take ``lock`` within DEADLINE_S; raises filelock.Timeout, and OSError where the file system has no locks."""
+    try:
+        lock.acquire(timeout=min(SPEAK_AFTER_S, DEADLINE_S))
+    except filelock.Timeout:
+        say(f"waiting for another process, which is making the rows and holds {lock.lock_file}; at most {DEADLINE_S:.0f} s")
+        lock.acquire(timeout=max(0.0, DEADLINE_S - SPEAK_AFTER_S))
 
 
 def _flaw(folder: Path, about: dict[str, object]) -> str | None:

@@ -136,7 +136,7 @@ def reason(kind: str, name: str, error: Exception) -> str:
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(where, row) of each row: a JSON array, or one JSON object a line."""
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text: {error}") from error
     if content.lstrip().startswith("["):
@@ -160,12 +160,23 @@ def _text(row: Any, where: str) -> str:
         if "text" in row:
             parts = [row["text"]]
         elif "output" in row:
-            parts = [row.get("instruction", ""), row.get("input", ""), row["output"]]
+            parts = [row.get("instruction") or "", row.get("input") or "", row["output"]]
         else:
-            parts = [row.get("system", ""), row.get("chat")]
+            parts = [row.get("system") or "", row.get("chat")]
         if all(isinstance(part, str) for part in parts):
-            return "\n".join(part for part in parts if part)
+            return _readable("\n".join(part for part in parts if part), where)
     raise InputError(
         f"{where}: a row needs 'text', or 'chat' with or without 'system', or 'output' with or without 'instruction' and "
         "'input'"
     )
+
+
+def _readable(text: str, where: str) -> str:
+    """``text``, if there is something in it to train on."""
+    if not text.strip():
+        raise InputError(f"{where}: the row has no text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where}: half of a UTF-16 pair stands alone: {error.object[error.start]!a}") from error
+    return text

@@ -196,12 +196,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+def _no_number(text: str) -> float:
+    """NaN and infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"{text} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
 
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(text, object_pairs_hook=_once)
+        value = _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -218,21 +223,22 @@ def judge(answer: str, given: str) -> tuple[bool, bool, bool, bool]:
     right, call = call_of(answer), call_of(given)
     if right is None or call is None:
         return False, False, False, False
-    name = call[0] == right[0]
-    try:
-        arguments = _same(call[1], right[1])
-    except RecursionError:
-        arguments = False
+    name, arguments = call[0] == right[0], _same(call[1], right[1])
     return True, name, arguments, name and arguments
 
 
 def _same(mine: Any, other: Any) -> bool:
     """Whether two values of JSON are equal: 1 and 1.0 are, 1 and true are not."""
-    if isinstance(mine, dict) and isinstance(other, dict):
-        return mine.keys() == other.keys() and all(_same(value, other[key]) for key, value in mine.items())
-    if isinstance(mine, list) and isinstance(other, list):
-        return len(mine) == len(other) and all(map(_same, mine, other))
-    return isinstance(mine, bool) == isinstance(other, bool) and bool(mine == other)
+    pairs = [(mine, other)]
+    while pairs:  # and no recursion: nesting may be deep
+        one, two = pairs.pop()
+        if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
+            pairs += [(value, two[key]) for key, value in one.items()]
+        elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+            pairs += zip(one, two, strict=True)
+        elif isinstance(one, (dict, list)) or isinstance(one, bool) != isinstance(two, bool) or one != two:
+            return False
+    return True
 
 
 def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Shares:

@@ -25,15 +25,21 @@ EXACT = 0.9
 """The least share of exact generated calls; the base must stay below. Preset tiny reaches 1.0 at three seeds, its base 0."""
 
 
-@torch.no_grad()
 def evaluate(run: TrainingRun) -> tuple[float, float | None]:
     """(loss per predicted token in nats, share of calls exact to the last token) over the held-out rows of all ranks.
 
     Greedy decoding gives exactly the target if and only if every teacher-forced argmax does, so one forward suffices. The
     share is None for running text. A collective.
     """
+    loss, tokens, wrong = _forward_over(run, run.source.heldout)
+    return loss / tokens, 1 - wrong / len(run.source.heldout) if run.source.answers else None
+
+
+@torch.no_grad()
+def _forward_over(run: TrainingRun, rows: Sequence[batches.Row]) -> tuple[float, float, float]:
+    """(summed loss, predicted tokens, rows of which some token is wrong); the ranks share the ``rows``. A collective."""
     run.model.eval()
-    mine = run.source.heldout[run.ranks.rank :: run.ranks.world_size]
+    mine = rows[run.ranks.rank :: run.ranks.world_size]
     loss, tokens, wrong = 0.0, 0, 0
     size = ROWS if run.source.answers else run.rows
     for first in range(0, len(mine), size):
@@ -46,16 +52,15 @@ def evaluate(run: TrainingRun) -> tuple[float, float | None]:
     run.model.train()
     everyone = run.ranks.gather_floats([loss, tokens, wrong])
     loss_all, tokens_all, wrong_all = (sum(column) for column in zip(*everyone, strict=True))
-    exact = 1 - wrong_all / len(run.source.heldout) if run.source.answers else None
-    return loss_all / tokens_all, exact
+    return loss_all, tokens_all, wrong_all
 
 
 @torch.no_grad()
 def generate(run: TrainingRun) -> float | None:
     """Generate the answers to ``greedy_rows`` prompts, through the cache; returns the share of exact calls. A collective.
 
-    The ranks share the prompts. If the preset promises that calls are learnt, the base generates too, and ``generation`` is
-    recorded.
+    The ranks share the prompts. If the preset promises that calls are learnt, ``generation`` is recorded. What the base by
+    itself would generate follows from one forward (see ``evaluate``), which takes a fiftieth of generating it.
     """
     unjudged = _why_not_judged(run)
     if unjudged is not None:
@@ -69,14 +74,14 @@ def generate(run: TrainingRun) -> float | None:
     adapter = _generated(run, asked, codec)
     if unjudged is None:
         with _without_adapters(run):
-            base = _generated(run, asked, codec)
-        judge(run.checks, base, adapter)
+            _, _, wrong = _forward_over(run, run.source.heldout[:rows])
+        judge(run.checks, 1 - wrong / rows, adapter)
     run.model.train()
     return adapter.exact
 
 
-def judge(record: exact.Checks, base: Shares, adapter: Shares) -> None:
-    """Record ``generation``: the adapter generates the calls exactly, and the base by itself does not."""
+def judge(record: exact.Checks, base: float, adapter: Shares) -> None:
+    """Record ``generation``: the adapter generates the calls exactly, and a share ``base`` of them is all the base would."""
     problem = None
     if adapter.exact < EXACT:
         problem = (
@@ -84,9 +89,9 @@ def judge(record: exact.Checks, base: Shares, adapter: Shares) -> None:
             f"({adapter.json_valid:.0%} are calls in JSON, {adapter.name:.0%} have the right name, "
             f"{adapter.arguments:.0%} the right arguments)"
         )
-    elif base.exact >= EXACT:
-        problem = f"the base alone generates {base.exact:.0%} of the calls: these prompts show no learning"
-    shares = f"{adapter.exact:.0%} of {adapter.prompts} generated calls exact; {base.exact:.0%} of those of the base alone"
+    elif base >= EXACT:
+        problem = f"the base alone generates {base:.0%} of the calls: these prompts show no learning"
+    shares = f"{adapter.exact:.0%} of {adapter.prompts} generated calls exact; {base:.0%} of those of the base alone"
     record.record("generation", problem=problem, remark=shares)
 
 

@@ -82,9 +82,9 @@ class Config:
     the shards in host memory. ``own_lora`` off uses peft's forward under autocast. ``compile`` layers compiles each decoder
     layer. ``lora_dropout`` above 0 uses peft's forward too, and audits nothing, since ranks draw different numbers.
     ``target_modules`` is all-linear or names of linears, with commas. ``cuda_graph`` captures the step, for small models.
-    ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token,
-    None if the preset promises no loss. ``vocab_size`` 0 means the tokenizer's. The fields from ``hidden_size`` to
-    ``damping`` describe the random base and are unused with ``model``.
+    ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token, None if
+    the preset promises no loss; ``spread_limit`` None measures no forward. ``vocab_size`` 0 means the tokenizer's. The fields
+    from ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
     """
 
     preset: str = "tiny"
@@ -129,7 +129,7 @@ class Config:
     clip_norm: float = 1.0
 
     loss_limit: float | None = 0.5
-    spread_limit: float = 1.25
+    spread_limit: float | None = 1.25
     heldout_rows: int = 256
     greedy_rows: int = 32
     restore_check: bool = True
@@ -184,8 +184,17 @@ def _check_combinations(config: Config) -> None:
 
 def meant(name: str, known: Sequence[str]) -> str:
     """The known name that a wrong one is near to, as a question; else all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name.lower(), known, n=1)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+
+
+def unquoted(value: object, kinds: Sequence[type]) -> str:
+    """What to do about text in a file where one of ``kinds``, a number, is needed and the text is one; else empty."""
+    try:
+        is_number = isinstance(value, str) and not {int, float}.isdisjoint(kinds) and math.isfinite(float(value))
+    except ValueError:
+        is_number = False
+    return ": write it without quotes" if is_number else ""
 
 
 def flaw(name: str, value: object) -> str | None:
@@ -197,7 +206,7 @@ def flaw(name: str, value: object) -> str | None:
     if name in CHOICES and value not in CHOICES[name]:
         return f"{name} is {value!r}: one of {', '.join(CHOICES[name])}"
     if isinstance(value, str):
-        return None if value else f"{name} is empty: a name or path is needed"
+        return None if value.strip() else f"{name} is empty: a name or path is needed"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return _number_flaw(name, value)
     return None

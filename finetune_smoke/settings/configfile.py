@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from finetune_smoke.settings import recipe_file
-from finetune_smoke.settings.config import Config, InputError, flaw, meant
+from finetune_smoke.settings.config import Config, InputError, flaw, meant, unquoted
 from pytest_gpucluster.config import yaml_lines
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def _flaw(name: str, kind: object, value: object) -> str | None:
     if not fitting:
         shown = "nothing" if value is None else repr(value)[:60]
         or_null = " or null" if inner is not None else ""
-        return f"{name} is {shown}: {WANTED[typing.cast('type', wanted)]}{or_null} is needed"
+        kind = typing.cast("type", wanted)
+        return f"{name} is {shown}: {WANTED[kind]}{or_null} is needed{unquoted(value, (kind,))}"
     return flaw(name, value)
 
 

@@ -51,7 +51,7 @@ HELP = {
     "output": "directory for the adapter in peft's layout; default: final/ in --checkpoint-dir, if there is one",
     "tensorboard": "directory for TensorBoard's curves; needs the package tensorboard",
     "scratch": "folder of the node for rows tokenised once, used again by whoever has the same data and settings",
-    "spread_limit": "slowest rank's forward time over the median rank's",
+    "spread_limit": "slowest rank's forward time over the median rank's, or 'none'",
 }
 
 

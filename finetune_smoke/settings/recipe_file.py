@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from finetune_smoke.settings.config import flaw, meant
+from finetune_smoke.settings.config import flaw, meant, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +34,11 @@ class Key:
     convert: Callable[[Any], object] = lambda value: value
 
 
+WANTED = {float: "a number", int: "a whole number", str: "text", bool: "true or false", list: "a list of names"}
+
+
 def _modules(names: Any) -> str:
-    return names if isinstance(names, str) else ",".join(map(str, names))
+    return names if isinstance(names, str) else ",".join(names)
 
 
 KEYS: dict[tuple[str, str], Key] = {
@@ -73,30 +76,39 @@ KEYS: dict[tuple[str, str], Key] = {
 
 
 def is_one(data: dict[Any, Any]) -> bool:
-    """Whether a file's data has such sections."""
-    return any(isinstance(data.get(section), dict) for section in SECTIONS)
+    """Whether a file's data has sections: no setting of ours is a mapping, and none but ``model`` is named as a section."""
+    return any(isinstance(value, dict) for value in data.values()) or any(name in data for name in SECTIONS if name != "model")
 
 
 def problems(document: yaml_lines.Document) -> tuple[yaml_lines.Problem, ...]:
     """What is wrong in the file, by line."""
     found = []
     for section, keys in document.data.items():
-        if section not in SECTIONS or not isinstance(keys, dict):
-            known = ", ".join(SECTIONS)
-            found.append(document.problem((section,), f"no such section: {section}; a recipe has {known}, each with its keys"))
+        wrong = _section_flaw(str(section), keys)
+        if wrong is not None:
+            found.append(document.problem((section,), wrong))
             continue
-        for name, value in keys.items():
+        for name, value in (keys or {}).items():
             wrong = _flaw(str(section), str(name), value)
             if wrong is not None:
                 found.append(document.problem((section, name), wrong))
     return tuple(found)
 
 
+def _section_flaw(section: str, keys: object) -> str | None:
+    """What is wrong with a section as a whole; one without keys is as if it were not there."""
+    if section not in SECTIONS:
+        near = meant(section, SECTIONS)
+        guess = f"; {near}" if near.endswith("?") else ""
+        return f"no such section: {section}; a recipe has {', '.join(SECTIONS)}, each with its keys{guess}"
+    return None if keys is None or isinstance(keys, dict) else f"{section} is {keys!r:.60}: keys with values are needed"
+
+
 def settings(data: dict[Any, Any]) -> dict[str, object]:
     """The settings that the sections stand for; rows are those of each rank, as ``per_device`` says."""
     given: dict[str, object] = {}
     for section, keys in data.items():
-        for name, value in keys.items():
+        for name, value in (keys or {}).items():
             key = KEYS[str(section), str(name)]
             if key.setting is not None:
                 given[key.setting] = key.convert(value)
@@ -105,7 +117,7 @@ def settings(data: dict[Any, Any]) -> dict[str, object]:
 
 def remarks(data: dict[Any, Any]) -> list[str]:
     """A line for each key of the file that means something else here."""
-    named = {(str(section), str(name)) for section, keys in data.items() for name in keys}
+    named = {(str(section), str(name)) for section, keys in data.items() for name in keys or {}}
     return [
         f"{section}.{name} means {key.means}" for (section, name), key in KEYS.items() if key.means and (section, name) in named
     ]
@@ -117,11 +129,13 @@ def _flaw(section: str, name: str, value: object) -> str | None:
         known = [one for of, one in KEYS if of == section]
         return f"no such key: {section}.{name}; {meant(name, known)}"
     shown = f"{section}.{name} is {'nothing' if value is None else repr(value)[:60]}"
-    if type(value) not in key.kinds:
-        wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list of names"}
-        return f"{shown}: {key.refusal or ' or '.join(wanted[kind] for kind in key.kinds if kind in wanted)}" + (
-            "" if key.refusal else " is needed"
-        )
-    if key.fixed and value not in key.fixed:
+    kinds = [WANTED[kind] for kind in key.kinds if kind in WANTED and not (kind is int and float in key.kinds)]
+    if key.refusal and (type(value) not in key.kinds or (key.fixed and value not in key.fixed)):
         return f"{shown}: {key.refusal}"
+    if type(value) not in key.kinds or (isinstance(value, list) and not _names(value)):
+        return f"{shown}: {' or '.join(kinds)} is needed{unquoted(value, key.kinds)}"
     return None if key.setting is None else flaw(key.setting, key.convert(value))
+
+
+def _names(items: list[object]) -> bool:
+    return bool(items) and all(isinstance(item, str) and item.strip() for item in items)

@@ -245,5 +245,8 @@ def _end_checks(run: TrainingRun, log: Log) -> None:
         exact.record_moved(run.checks, before=run.initial.adapters, now=digests.fingerprints(run.adapters.values()))
     if run.config.restore_check:
         reading.check_restore(run)
-    if log.forward_ms and run.ranks.world_size > 1:
-        forward_time.record_spread(run.checks, forward=forward_time.measure(run, log.forward_ms), limit=run.config.spread_limit)
+    limit = run.config.spread_limit
+    if run.ranks.world_size > 1 and limit is None:
+        run.checks.leave_out("step_time_spread", why="--spread-limit is none")
+    elif run.ranks.world_size > 1 and log.forward_ms and limit is not None:
+        forward_time.record_spread(run.checks, forward=forward_time.measure(run, log.forward_ms), limit=limit)

@@ -49,7 +49,8 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
         strategy.shard(model, adapters, ranks, cpu_offload=config.cpu_offload)
     fault.freeze(adapters)
     fault.watch_gradients(adapters)
-    local_base = strategy.local_base_digest(model, adapters, ranks.device)
+    # Unsharded, this rank holds the same weights in the same order.
+    local_base = strategy.local_base_digest(model, adapters, ranks.device) if shared == "fsdp" else base_digest
     fingerprints = digests.fingerprints(adapters.values())
     initial = InitialState(base=base_digest, local_base=local_base, data=data_digest, adapters=fingerprints)
     return TrainingRun(

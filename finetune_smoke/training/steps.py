@@ -1,4 +1,4 @@
-"""Steps, window by window: rows, forward and backward, one all-reduce, clip, optimiser.
+"""Steps, window by window: rows, forward, backward with all-reduces beside it, clip, optimiser.
 
 Nothing waits for the device inside a window. Losses and norms stay on the device and are read at the window's end. The clock
 of the rates (reporting/clock.py) runs all the time; compiling, capturing and audits lie outside it.
@@ -17,6 +17,7 @@ import torch
 
 from finetune_smoke.checks import exact
 from finetune_smoke.data import batches, loader
+from finetune_smoke.model import gradients
 from finetune_smoke.parallel import cuda_graphs, strategy
 
 if TYPE_CHECKING:
@@ -56,11 +57,15 @@ class StepRows:
 
 @dataclass(slots=True, kw_only=True)
 class Steps:
-    """What the windows of a run share. ``captured`` is None until the CUDA graphs exist, and in a run without graphs."""
+    """What the windows of a run share. ``captured`` is None until the CUDA graphs exist, and in a run without graphs.
+
+    ``buckets`` is None for a single rank.
+    """
 
     run: TrainingRun
     log: Log
     rows: loader.Loader[StepRows]
+    buckets: gradients.Buckets | None
     capturing: bool
     captured: cuda_graphs.Captured | None = None
 
@@ -89,9 +94,12 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     ahead = max(config.prefetch, config.window_steps) if config.loader_workers else 0
     use_device = functools.partial(_use_device, run.ranks.device)
     workers = config.loader_workers
-    with loader.loading(make, workers=workers, ahead=ahead, last=config.steps, begin=use_device) as rows:
+    with (
+        loader.loading(make, workers=workers, ahead=ahead, last=config.steps, begin=use_device) as rows,
+        gradients.in_buckets(run.gradients, run.ranks) as buckets,
+    ):
         log.clock.start(ahead=ahead)
-        yield Steps(run=run, log=log, rows=rows, capturing=capturing)
+        yield Steps(run=run, log=log, rows=rows, buckets=buckets, capturing=capturing)
     _record_skipped_audits(run)
     if run.ranks.device.type == "cuda":
         log.memory_peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
@@ -226,14 +234,20 @@ def _step(
     run.fault.enter_step(run.adapters, strategy.frozen(run.model, run.adapters), step=step, last=run.config.steps - 1)
     run.gradients.zero()
     sums = []
-    for batch in batches:
+    # With graphs the whole buffer is sent: which passes are replayed differs between ranks.
+    buckets = None if at.captured is not None or run.fault.name == "noallreduce" else at.buckets
+    for number, batch in enumerate(batches, start=1):
+        if buckets is not None and number == len(batches):
+            buckets.expect()
         if at.captured is not None and at.captured.fits(batch):
             sums.append(_replayed(run, at.captured, batch, scale))
         else:
             summed, mark = _forward_backward(at, batch, scale)
             sums.append(summed)
             marks.append(mark)
-    if run.fault.name != "noallreduce":
+    if buckets is not None:
+        buckets.finish()
+    elif run.fault.name != "noallreduce":
         run.ranks.sum_(run.gradients.flat)
     if at.captured is not None:
         return sum(sums[1:], sums[0]), at.captured.run_update(learning_rate(run, step))
@@ -253,7 +267,7 @@ def _forward_backward(at: Steps, batch: batches.Batch, scale: torch.Tensor) -> t
     with run.autocast():
         loss = run.model(batch.ids, batch.positions, batch.targets)
     after = _mark(run.ranks.device)
-    run.gradients.add(torch.autograd.grad(loss * scale, run.gradients.parameters))
+    torch.autograd.backward(loss * scale, inputs=run.gradients.parameters)  # adds to parameter.grad, which is the view
     return loss.detach(), (before, after)
 
 
@@ -298,8 +312,8 @@ def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torc
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
     with strategy.eager(run), run.autocast():
         loss = run.model(batch.ids, batch.positions, batch.targets)
-        gradients = torch.autograd.grad(loss / batch.targets.numel(), run.gradients.parameters)
-    return loss.detach(), list(gradients)
+        found = torch.autograd.grad(loss / batch.targets.numel(), run.gradients.parameters)
+    return loss.detach(), list(found)
 
 
 def audit(at: Steps, step: int) -> None:
@@ -316,6 +330,6 @@ def replayed_pass(run: TrainingRun, captured: cuda_graphs.Captured, step: int) -
     full = cuda_graphs.padded(batch, len(captured.batch.targets))
     run.gradients.zero()
     loss = _replayed(run, captured, full, torch.full((), 1 / len(full.targets), device=run.ranks.device))
-    gradients = run.gradients.flat.clone()
+    found = run.gradients.flat.clone()
     run.gradients.zero()
-    return loss, [gradients]
+    return loss, [found]

@@ -84,7 +84,10 @@ class Trained(Finetuned):
             "strategy": outcome.strategy,
             "ranks": outcome.world_size,
             "rows a step": outcome.step_rows,
+            "s setting up": outcome.setup_s,
             "s compiling": outcome.compile_s,
+            "s training": outcome.train_s,
+            "s evaluating": outcome.eval_s,
             "notes": outcome.notes,
             "checks left out": outcome.left_out,
         }

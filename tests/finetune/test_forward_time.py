@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from finetune_smoke.evaluation import forward_time
+from finetune_smoke.settings.config import preset
+from finetune_smoke.training import loop
 from tests.support.finetune.fixed_ranks import checks_over, only_result
 
 if TYPE_CHECKING:
@@ -116,3 +118,16 @@ def test_who_is_slow_beside_a_launch_bound_rank_is_blamed(issuing_ms: float) -> 
     record = checks_over((26.3, 26.2), (60.0, issuing_ms), (26.9, 26.8))
     forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=26.3, issuing_ms=26.2), limit=1.25)
     assert only_result(record, "step_time_spread")["ranks"] == [1]
+
+
+@pytest.mark.parametrize("limit", [None, 1.25])
+def test_a_training_for_its_rate_measures_no_forward(limit: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 forwards of the 7B shape took 3 s, and nobody read the result: with --spread-limit none they are left out."""
+    measured = []
+    monkeypatch.setattr(forward_time, "measure", lambda *_: measured.append(1) or forward_time.ForwardTime(ms=1.0))
+    record = checks_over((1.0, 0.0), (1.0, 0.0))
+    config = preset("tiny", steps=1, restore_check=False, spread_limit=limit)
+    run: Any = SimpleNamespace(config=config, ranks=record.ranks, checks=record)
+    loop._end_checks(run, cast("Any", SimpleNamespace(forward_ms=[1.0])))
+    assert bool(measured) == (limit is not None)
+    assert record.left_out() == ({} if measured else {"step_time_spread": "--spread-limit is none"})

@@ -1,9 +1,10 @@
-"""Our own arithmetic: LoRA linears, the chunked loss."""
+"""Our own arithmetic: LoRA linears, the chunked loss, gradients in buckets."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from finetune_smoke.data.calls import Tokenizer
-from finetune_smoke.model import build, lora, loss
+from finetune_smoke.model import build, gradients, lora, loss
 from finetune_smoke.settings.config import Config, preset
 from tests.support.finetune.runs import QUICK
 
@@ -130,3 +131,59 @@ def test_rows_need_no_mask() -> None:
     torch.testing.assert_close(made.logits(ids, positions), expected)
     made.inner.config.model_type = "llama"
     assert build.SummedLoss(made.model).masks is None
+
+
+class Sent:
+    """Stands in for torch's all-reduce of two equal ranks: keeps place and size of each part, and how much was ready."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.flat = flat
+        self.parts: list[tuple[int, int, int]] = []
+
+    def __call__(self, part: torch.Tensor, **_: Any) -> SimpleNamespace:
+        """Double the part when it is waited for."""
+        self.parts.append((part.storage_offset(), part.numel(), int((self.flat != 0).sum())))
+        return SimpleNamespace(wait=lambda: part.mul_(2))
+
+
+@pytest.mark.parametrize("bucket_bytes", [4, 100, 1 << 20])
+def test_buckets_are_sent_beside_the_backward(bucket_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer's first, before the first layer has a gradient; passes before the last send nothing; all is sent once."""
+    weights = [torch.nn.Parameter(torch.ones(4, 4)) for _ in range(5)]
+    ours = gradients.flat_gradients(weights)
+    ours.bind()
+    sent = Sent(ours.flat)
+    monkeypatch.setattr(gradients.dist, "all_reduce", sent)
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", bucket_bytes)
+
+    def backward() -> None:
+        x = torch.ones(1, 4)
+        for weight in weights[1:]:  # the first has no gradient
+            x = x @ weight
+        torch.autograd.backward(x.sum(), inputs=weights[1:])
+
+    with gradients.in_buckets(ours, cast("Any", SimpleNamespace(world_size=2, group=None))) as buckets:
+        assert buckets is not None
+        backward()
+        assert sent.parts == []
+        once = ours.flat.clone()
+        ours.zero()
+        buckets.expect()
+        backward()
+        early = list(sent.parts)
+        buckets.finish()
+    assert torch.equal(ours.flat, 2 * once)
+    places = [(at, size) for at, size, _ in sent.parts]
+    assert sorted(places, reverse=True) == places  # the last part of the buffer first
+    assert sum(size for _, size in places) == ours.flat.numel()
+    assert [at for at, _, ready in early] == [at for at, size in places if at >= 16]
+    assert all(ready == ours.flat.numel() - at for at, _, ready in early)  # what lies before has no gradient yet
+    backward()
+    assert len(sent.parts) == len(places)  # the hooks are gone
+
+
+def test_a_single_rank_sends_nothing() -> None:
+    """And has no hooks."""
+    ours = gradients.flat_gradients([torch.nn.Parameter(torch.ones(2))])
+    with gradients.in_buckets(ours, cast("Any", SimpleNamespace(world_size=1))) as buckets:
+        assert buckets is None

@@ -82,6 +82,17 @@ def test_keys_that_mean_something_else_are_named(tmp_path: Path, capsys: pytest.
         ("dropout: 0.05", "dropout: 1.5", 7, "lora_dropout is 1.5: 0 or more, and less than 1, is needed"),
         ("data:", "date:", 21, "no such section: date; a recipe has model, lora, training, data, distributed"),
         ("r: 64", "r: 0", 5, "lora_rank is 0: at least 1 is needed"),
+        ("r: 64", 'r: "64"', 5, "lora.r is '64': a whole number is needed: write it without quotes"),
+        ("2.0e-5", '"1e-4"', 16, "training.learning_rate is '1e-4': a number is needed: write it without quotes"),
+        ("2.0e-5", "null", 16, "training.learning_rate is nothing: a number is needed"),
+        ("dropout: 0.05", "dropout: true", 7, "lora.dropout is True: a number is needed"),
+        ('"Qwen/Qwen2-7B-Instruct"', '" "', 2, "model is empty: a name or path is needed"),
+        ("    - q_proj\n", "    - 1\n", 8, "lora.target_modules is [1, 'k_proj', 'v_proj', 'o_proj']: a list of names"),
+        ("    - q_proj\n", "    -\n", 8, "lora.target_modules is [None, 'k_proj', 'v_proj', 'o_proj']: a list of names"),
+        ("deepspeed: null", "deepspeed: {stage: 3}", 25, "distributed.deepspeed is {'stage': 3}: there is no DeepSpeed here"),
+        ("  deepspeed: null", "  - fsdp", 24, "distributed is ['fsdp']: keys with values are needed"),
+        ("data:", "steps: 3\ndata:", 21, "no such section: steps; a recipe has model"),
+        ("max_steps: 100", "MAX_STEPS: 100", 17, "no such key: training.MAX_STEPS; did you mean max_steps?"),
     ],
 )  # fmt: skip
 def test_wrong_key_is_one_line(old: str, new: str, line: int, said: str, tmp_path: Path) -> None:
@@ -91,6 +102,38 @@ def test_wrong_key_is_one_line(old: str, new: str, line: int, said: str, tmp_pat
     with pytest.raises(InputError) as found:
         configfile.read(file)
     assert str(found.value).startswith(f"{file}:{line}: {said}")
+    assert "\n" not in str(found.value)
+
+
+OTHER_WAYS = [("\n", "\r\n"), ("model:", "\ufeffmodel:"), ("  deepspeed: null\n", ""), ("2.0e-5", "2e-5")]
+
+
+@pytest.mark.parametrize("change", OTHER_WAYS)
+def test_same_recipe_written_in_other_ways(change: tuple[str, str], tmp_path: Path) -> None:
+    """Windows line ends, a byte order mark, a section whose keys were taken out, a number as YAML 1.1 does not read it."""
+    file = tmp_path / "training_config.yaml"
+    file.write_bytes(RECIPE.replace(*change).encode())
+    assert configfile.read(file) == MEANT
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "1: empty: a mapping was expected"),
+        ("- a\n", "1: a mapping ('key: value') was expected at the top"),
+        ("trainng: {max_steps: 3}\n", "1: no such section: trainng; a recipe has model, lora, training, data, distributed"),
+        ('learning_rate: "1e-4"\n', "1: learning_rate is '1e-4': a number is needed: write it without quotes"),
+        ("scratch: ''\n", "1: scratch is empty: a name or path is needed"),
+    ],
+)  # fmt: skip
+def test_what_is_no_recipe_is_one_line(content: str, said: str, tmp_path: Path) -> None:
+    """With file and line."""
+    file = tmp_path / "c.yaml"
+    file.write_text(content)
+    with pytest.raises(InputError) as found:
+        configfile.read(file)
+    assert str(found.value).startswith(f"{file}:{said}")
+    assert ("did you mean training?" in str(found.value)) == ("trainng" in content)
     assert "\n" not in str(found.value)
 
 
@@ -128,6 +171,9 @@ def test_rows_of_instructions(tmp_path: Path) -> None:
     rows = [{"instruction": "You have f(city)", "input": "Tokyo?", "output": "<call>"}, {"output": "o"}, {"instruction": "i"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows[:2])))
     assert hub.load_texts(str(tmp_path)) == ["You have f(city)\nTokyo?\n<call>", "o"]
+    nothing = {"instruction": "i", "input": None, "output": "o"}
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(nothing).encode() + b"\r\n")
+    assert hub.load_texts(str(tmp_path)) == ["i\no"]
     (tmp_path / "rows.jsonl").write_text(json.dumps(rows[2]))
     with pytest.raises(InputError, match="'output' with or without 'instruction' and 'input'"):
         hub.load_texts(str(tmp_path))

@@ -36,6 +36,9 @@ RIGHT = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
         ('{"name": "f", "arguments": {"a": "1", "b": "2", "c": "3"}}', (True, True, False, False)),
         ('{"name": "f"}', (False, False, False, False)),
         ('{"name": "f", "arguments": "a"}', (False, False, False, False)),
+        ('{"name": "f", "arguments": {"a": NaN}}', (False, False, False, False)),
+        ('{"name": "f", "arguments": {"a": -Infinity}}', (False, False, False, False)),
+        ('{"name": "f", "arguments": [{"a": "1"}]}', (False, False, False, False)),
         ('{"name": "f", "arguments": {"a": "1", "b": "2"}}}', (False, False, False, False)),
         ('{"name": "f", "arguments": {"a"', (False, False, False, False)),
         ("[1]", (False, False, False, False)),
@@ -45,6 +48,14 @@ RIGHT = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
 def test_call_is_judged_by_its_parts(given: str, judged: tuple[bool, ...]) -> None:
     """JSON, name, arguments, both; the order of keys is no part of a call."""
     assert generation.judge(RIGHT, given) == judged
+
+
+@pytest.mark.parametrize("levels", [10, 900])
+def test_deep_call_is_equal_to_itself(levels: int) -> None:
+    """As deep as Python reads JSON, and not only as deep as it compares lists."""
+    call = f'{{"name": "f", "arguments": {{"a": {"[" * levels}1{"]" * levels}}}}}'
+    assert generation.judge(call, call) == (True, True, True, True)
+    assert generation.judge(call, call.replace("1", "2")) == (True, True, False, False)
 
 
 def test_call_of_glaive_is_read() -> None:
@@ -79,6 +90,13 @@ DEEP = '{"a": ' * 5000 + "1" + "}" * 5000
         ('{"name": "f", "arguments": {"n": true, "s": "it\'s"}}', False),
         (f'{{"name": "f", "arguments": {DEEP}}}', False),
         ("[" * 5000, False),
+        (f"[{NESTED}]", False),
+        (f"[{NESTED}, {NESTED}]", False),
+        ('{"name": "f", "arguments": {"n": 1, "s": "\\u0069t\\u0027s"}}', True),
+        ('{"name": "f", "arguments": {"n": 1, "s": "\\ud800"}}', False),
+        (NESTED.replace("1", "1e0"), True),
+        (f"{NESTED},", False),
+        (f"```json\n{NESTED}\n```", False),
         (f"""{{"name": "f", "arguments": '{DEEP}'}}""", False),
     ],
 )
@@ -185,7 +203,7 @@ class Nobody:
 def test_generation_is_judged(base: float, adapter: float, detail: str | None) -> None:
     """The adapter at 0.9 and above, the base below it."""
     record = exact.Checks(cast("Ranks", Nobody()))
-    heldout.judge(record, shares(base), shares(adapter))
+    heldout.judge(record, base, shares(adapter))
     found = record.results()["generation"]
     assert found["passed"] == (detail is None)
     assert (detail or f"{adapter:.0%} of 32 generated calls exact; {base:.0%} of those of the base alone") in found["detail"]
@@ -201,6 +219,15 @@ def test_a_run_that_learned_nothing_generates_nothing_right() -> None:
     assert left.left_out["generation"] == "no loss is promised, so no call either"
     assert "generation" not in left.checks
     assert left.adapter_digest == judged.adapter_digest
+
+
+@pytest.mark.parametrize(("wrong", "passed"), [(0, False), (2, True)])
+def test_a_base_that_knows_the_calls_shows_no_learning(wrong: int, *, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would generate follows from one forward: here both rows are right, or neither."""
+    monkeypatch.setattr(heldout, "_forward_over", lambda *_: (1.0, 2.0, wrong))
+    monkeypatch.setattr(heldout, "_generated", lambda *_: shares(1.0))
+    found = finetune(preset("tiny", **{**QUICK, "audit_every": 0, "restore_check": False, "loss_limit": 0.5}))
+    assert found.checks["generation"]["passed"] == passed
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""How two ranks share the work: one flat all-reduce, or FSDP2 over the frozen base; the numbers do not depend on it."""
+"""How two ranks share the work: all-reduces in buckets, or FSDP2 over the frozen base; the numbers do not depend on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def failed(outcome: dict[str, Any]) -> set[str]:
     return {name for name, check in outcome["checks"].items() if not check["passed"]}
 
 
-def test_flat_all_reduce_gives_the_gradients_of_ddp() -> None:
+def test_buckets_give_the_gradients_of_ddp() -> None:
     """The reference is torch's DistributedDataParallel, on two ranks with different rows."""
     done = torchrun(SCRIPTS / "ddp_reference.py")
     assert done.returncode == 0, done.stderr[-4000:]

@@ -23,7 +23,6 @@ MOST_CODE_LINES = 43_700
 """Of all that is shipped, without docstrings, comments and blank lines. Growth is said in the changelog of each round."""
 SHORT_FILES = {
     "finetune_smoke/model/products.py": "the custom operator of a LoRA linear, which torch.compile must not split",
-    "finetune_smoke/model/gradients.py": "the one buffer that DDP, FSDP2 and CUDA graphs share",
     "finetune_smoke/training/stopping.py": "signal handlers: apart from what they stop",
     "pytest_gpucluster/cli.py": "the entry point; it may import nothing before the arguments are read",
     "pytest_gpucluster/commands/demo.py": "one file for one command",

@@ -143,7 +143,7 @@ def test_dependencies_are_those_argued_for() -> None:
     """A new dependency is a decision: it is added here on purpose."""
     names = [re.split(r"[<>=\[; ]", text)[0] for text in PYPROJECT["project"]["dependencies"]]
     given = ["pytest", "torch", "pytest-xdist", "pyyaml", "junit-xml", "transformers", "peft", "safetensors"]
-    assert names == [*given, "pydantic", "rich", "numpy", "msgspec", "jinja2", "nvidia-ml-py"]
+    assert names == [*given, "pydantic", "rich", "numpy", "filelock", "msgspec", "jinja2", "nvidia-ml-py"]
 
 
 def test_pinned_torch_is_exact() -> None:

@@ -1,4 +1,4 @@
-"""A rank of two: the gradients of a step by DistributedDataParallel and by the flat buffer must be equal."""
+"""A rank of two: the gradients of a step by DistributedDataParallel and by our buckets must be equal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from finetune_smoke import ranks
 from finetune_smoke.data import batches
+from finetune_smoke.model import gradients
 from finetune_smoke.settings.config import preset
 from finetune_smoke.training import setup, steps
 from tests.support.finetune.runs import QUICK
@@ -27,9 +28,18 @@ def main() -> None:
         expected = [parameter.grad.clone() for parameter in run.gradients.parameters if parameter.grad is not None]
         loss = run.model(batch.ids, batch.positions, batch.targets) / count
         mine = torch.autograd.grad(loss, run.gradients.parameters)
-        run.gradients.add(mine)
         assert not all(torch.allclose(one, other) for one, other in zip(mine, expected, strict=True)), "nothing to average"
-        run.ranks.sum_(run.gradients.flat)
+        gradients.BUCKET_BYTES = 2048
+        run.gradients.bind()
+        with gradients.in_buckets(run.gradients, members) as buckets:
+            assert buckets is not None
+            assert len(buckets.parts) > 1
+            for last in (False, True):  # two passes over half of the loss
+                if last:
+                    buckets.expect()
+                loss = run.model(batch.ids, batch.positions, batch.targets) / count / 2
+                torch.autograd.backward(loss, inputs=run.gradients.parameters)
+            buckets.finish()
         for found, wanted in zip(run.gradients.views, expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
         assert dist.is_initialized()

@@ -36,6 +36,7 @@ def outcome(**changes: Any) -> Any:
     fields = {
         "tokens_per_s_per_gpu": 19_000.0, "mfu": 0.56, "step_ms": 430.0, "memory_peak_gib": [53.9, 54.2],
         "wire_gb_per_step": 0.65, "strategy": "ddp", "world_size": 2, "step_rows": 8, "compile_s": 10.0,
+        "setup_s": 4.0, "train_s": 12.0, "eval_s": 1.0,
         "checks": {"finite": {"passed": True, "detail": "1 of 1 looks", "ranks": []}},
         "positions_per_s_per_gpu": 19_060.0, "window_rates": [18_900.0, 19_100.0], "timed_steps": 4, "timed_s": 1.7,
         "rows_s": 0.1,
