@@ -11,7 +11,8 @@ from pytest_gpucluster.inventory.host import HostFacts, MemoryController, Mount
 from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
-from pytest_gpucluster.inventory.reading import healthy
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
+from pytest_gpucluster.measurements.host_parts import Disk, HostParts, MemoryModule
 from pytest_gpucluster.protocol.plain_data import to_plain
 
 if TYPE_CHECKING:
@@ -39,7 +40,16 @@ def host_state(call: SimulatedCall) -> Any:
 
 def host_errors(_call: SimulatedCall) -> Any:
     """One memory controller that has counted nothing; the model has no counts of PCIe."""
-    return made("measurements.host:HostErrors", memory=to_plain([healthy(MemoryController, name="mc0")]), pcie=[])
+    return made("measurements.host:HostErrors", memory=to_plain([healthy(MemoryController, name="mc0")]), pcie=[], cpus=[])
+
+
+def host_parts(_call: SimulatedCall) -> Any:
+    """32 memory modules alike, and one disk, whose log is not read."""
+    speeds = {"rated_mt_s": 4800, "runs_at_mt_s": 4800}
+    modules = [MemoryModule(slot=f"DIMM {number}", size_gib=63.0, part=SIMULATED, **speeds) for number in range(32)]
+    named = {"model": SIMULATED, "serial": SIMULATED, "firmware": SIMULATED}
+    disk = Disk(name="nvme0", state="live", health=NotAvailable("a simulated disk has none"), **named)
+    return to_plain(HostParts(modules=modules, disks=[disk]))
 
 
 def node_sxids(_call: SimulatedCall) -> Any:

@@ -50,6 +50,7 @@ ANSWERS: Mapping[str, Callable[[SimulatedCall], Any]] = {
     "measurements.host:host_clock": host_answers.host_clock,
     "measurements.host:host_errors": host_answers.host_errors,
     "measurements.host:host_state": host_answers.host_state,
+    "measurements.host_parts:host_parts": host_answers.host_parts,
     "measurements.host_link:host_link": gpu_answers.host_link,
     "measurements.host_rates:host_memory": host_answers.host_memory,
     "measurements.host_rates:launch_latency": host_answers.launch_latency,

@@ -6,15 +6,17 @@ import os
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import gpu_index, numa, slurm
 from pytest_gpucluster.inventory.host import (
     HostFacts,
+    MachineChecks,
     MemoryController,
     PcieErrors,
     read_host,
+    read_machine_checks,
     read_memory_controllers,
     read_memory_limit,
     read_pcie_errors,
@@ -100,16 +102,18 @@ def nic_paths() -> NicPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostErrors:
-    """Errors that the kernel of a host has counted; both are empty in a virtual machine."""
+    """Errors that the kernel of a host has counted; all are empty in a virtual machine."""
 
     memory: list[MemoryController] | NotAvailable
     pcie: list[PcieErrors] | NotAvailable
+    cpus: list[MachineChecks] | NotAvailable = field(default_factory=list)
 
 
 @without_device
 def host_errors() -> HostErrors:
-    """Read what the kernel has counted of memory, and of the PCIe ways of GPUs and adapters."""
-    return HostErrors(memory=read_memory_controllers(), pcie=apply(read_pcie_errors, read_addresses()))
+    """Read what the kernel has counted of memory, of processors, and of the PCIe ways of GPUs and adapters."""
+    pcie = apply(read_pcie_errors, read_addresses())
+    return HostErrors(memory=read_memory_controllers(), pcie=pcie, cpus=read_machine_checks())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.host:host_clock": {},
     "measurements.host:host_errors": {},
     "measurements.host:host_state": {},
+    "measurements.host_parts:host_parts": {},
     "measurements.host_link:host_link": {"size_bytes": 1 << 29, "iterations": 10, "warmup": 2},
     "measurements.host_rates:host_memory": {"size_bytes": 6 << 30, "repeats": 5},
     "measurements.host_rates:launch_latency": {"launches": 2000, "repeats": 5},
