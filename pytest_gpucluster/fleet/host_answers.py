@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
-from pytest_gpucluster.measurements.host_parts import Disk, HostParts, MemoryModule
 from pytest_gpucluster.protocol.plain_data import to_plain
 
 if TYPE_CHECKING:
@@ -46,10 +46,12 @@ def host_errors(_call: SimulatedCall) -> Any:
 def host_parts(_call: SimulatedCall) -> Any:
     """32 memory modules alike, and one disk, whose log is not read."""
     speeds = {"rated_mt_s": 4800, "runs_at_mt_s": 4800}
-    modules = [MemoryModule(slot=f"DIMM {number}", size_gib=63.0, part=SIMULATED, **speeds) for number in range(32)]
+    module = functools.partial(made, "measurements.host_parts:MemoryModule", size_gib=63.0, part=SIMULATED, **speeds)
     named = {"model": SIMULATED, "serial": SIMULATED, "firmware": SIMULATED}
-    disk = Disk(name="nvme0", state="live", health=NotAvailable("a simulated disk has none"), **named)
-    return to_plain(HostParts(modules=modules, disks=[disk]))
+    health = to_plain(NotAvailable("a simulated disk has none"))
+    disk = made("measurements.host_parts:Disk", name="nvme0", state="live", health=health, **named)
+    modules = [module(slot=f"DIMM {number}") for number in range(32)]
+    return made("measurements.host_parts:HostParts", modules=modules, disks=[disk])
 
 
 def node_sxids(_call: SimulatedCall) -> Any:
@@ -120,6 +122,14 @@ def file_rates(call: SimulatedCall) -> Any:
         path=path or "/tmp",  # noqa: S108 -- nothing is written there
         mount=_mount("ext4", "/", "/dev/md0") if is_local else _mount("nfs4", path, "simulated:/export"),
     )
+
+
+def file_requests(call: SimulatedCall) -> Any:
+    """The same of every disk and path."""
+    path = call.kwargs["path"] or "/tmp"  # noqa: S108 -- nothing is written there
+    one = made("measurements.file_rates:Requests", iops=90000.0, mean_us=170.0, p99_us=400.0)
+    own = {"depth": call.kwargs["depth"], "by": SIMULATED, "cache": "O_DIRECT", "path": path}
+    return made("measurements.file_rates:FileRequests", read=one, write=one, mount=_mount("ext4", "/", "/dev/md0"), **own)
 
 
 def host_load(*, loaded: bool = False) -> Any:

@@ -41,6 +41,7 @@ ANSWERS: Mapping[str, Callable[[SimulatedCall], Any]] = {
     "measurements.dcgm:dcgm_program": host_answers.dcgm_program,
     "measurements.digest:digests": gpu_answers.digests,
     "measurements.file_rates:file_rates": host_answers.file_rates,
+    "measurements.file_rates:file_requests": host_answers.file_requests,
     "measurements.gemm:gemm": gpu_answers.gemm,
     "measurements.hbm:hbm_bandwidth": gpu_answers.hbm_bandwidth,
     "measurements.hbm_pattern:hbm_pattern": gpu_answers.hbm_pattern,

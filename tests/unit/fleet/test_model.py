@@ -31,6 +31,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.digest:digests": {"rounds": 100, "size": 8192, "seed": 1, "heat_s": 10},
     "inventory.occupancy:read_occupancy_again": {},
     "measurements.file_rates:file_rates": {"path": None, "size_bytes": 1 << 31, "files": 4, "within_s": 10},
+    "measurements.file_rates:file_requests": {"path": None, "size_bytes": 1 << 28, "depth": 16, "seconds": 1},
     "measurements.gemm:gemm": {"dtype": "bfloat16", "sizes": [4096, 8192], "iterations": 50, "warmup_s": 0.005, "bursts": 5},
     "measurements.hbm:hbm_bandwidth": {"size_bytes": 1 << 32, "iterations": 20, "warmup": 5},
     "measurements.hbm_pattern:hbm_pattern": {"share": 0.95, "passes": 1},
