@@ -79,6 +79,7 @@ def leave_mark(call: SimulatedCall) -> Any:
         digest="simulated",
         free_gib=1000.0,
         free_inodes=1 << 30,
+        quota="none for this user",
         leftovers=[],
     )
 
@@ -95,6 +96,15 @@ def count_under_lock(call: SimulatedCall) -> Any:
         return None
     last = UPDATES * (parties.index(_folder(call)) + 1)
     return made("measurements.shared_paths:LockCount", updates=UPDATES, last=last, waited=3, problem=None, absent=[])
+
+
+def replace_file(call: SimulatedCall) -> Any:
+    """The first host replaces the file, and all see it whole."""
+    parties = call.kwargs["parties"]
+    if _folder(call) not in parties:
+        return None
+    replaced = UPDATES * (_folder(call) == parties[0])
+    return made("measurements.shared_paths:Replaced", replaced=replaced, reads=90, faults={}, stale=0, problem=None)
 
 
 def small_files(call: SimulatedCall) -> Any:

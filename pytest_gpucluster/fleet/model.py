@@ -64,6 +64,7 @@ ANSWERS: Mapping[str, Callable[[SimulatedCall], Any]] = {
     "measurements.shared_paths:count_under_lock": host_answers.count_under_lock,
     "measurements.shared_paths:leave_mark": host_answers.leave_mark,
     "measurements.shared_paths:read_marks": host_answers.read_marks,
+    "measurements.shared_paths:replace_file": host_answers.replace_file,
     "measurements.shared_paths:small_files": host_answers.small_files,
     "measurements.sustained:sustained": gpu_answers.sustained,
     "measurements.driver_errors:node_sxids": host_answers.node_sxids,

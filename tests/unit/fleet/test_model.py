@@ -54,6 +54,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.shared_paths:count_under_lock": {"path": "/mnt", "run": "0", "parties": ["simulated-rank0"], "seconds": 0.3},
     "measurements.shared_paths:leave_mark": {"path": "/mnt", "run": "0"},
     "measurements.shared_paths:read_marks": {"path": "/mnt", "digests": {}, "within_s": 1},
+    "measurements.shared_paths:replace_file": {"path": "/mnt", "run": "0", "parties": ["simulated-rank0"], "seconds": 0.3},
     "measurements.shared_paths:small_files": {"path": "/mnt", "count": 500, "within_s": 5},
     "measurements.sustained:sustained": {"seconds": 20, "slice_s": 1},
     "measurements.driver_errors:node_sxids": {},
