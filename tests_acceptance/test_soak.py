@@ -113,8 +113,8 @@ def errors_counted(limits, has_peers, first, last, seconds):
 
 def diagnosed(results):
     """What failed in the diagnostic of each host; nothing in a round without one."""
-    found = measured(results)
-    return {node: Finding(value=0) if isinstance(one, DcgmProgram) else health.judge_whole_diag(one) for node, one in found.items()}
+    found = {node: one for node, one in measured(results).items() if not isinstance(one, DcgmProgram)}
+    return {node: health.judge_whole_diag(found[node]) if node in found else Finding(value=0) for node in measured(results)}
 
 
 def diagnose(turn, cluster, arguments, left_s):

@@ -61,7 +61,7 @@ def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) 
 
 
 def judge_whole_diag(diag: DcgmDiag) -> Finding:
-    """Judge all tests of a long diagnostic on all GPUs of a host. What DCGM skipped is a remark; each GPU has to pass a test."""
+    """Judge all tests of a long diagnostic on a host's GPUs. What DCGM skipped is a remark; each GPU has to pass a test."""
     bad = [result for result in diag.results if result.word.casefold() in BAD]
     busy = [result for result in bad if result.errors and all(map(IN_USE.search, result.errors))]
     skipped = [result for result in diag.results if result.word.casefold() == SKIPPED]

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.judging.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -134,10 +134,9 @@ def _unknown(seen: PathObservations, required: PathRequirements, host: str, *, i
         return None
     if host not in seen.counted or (is_one_of_many and len(seen.counted) == 1):
         return "locks were not tried with another host"
-    if is_one_of_many and not any(its.waited for its in seen.counted.values()):
-        return "no host ever had to wait for another one's lock, so nothing says that locks hold"
-    if is_one_of_many and seen.flocked and not any(its.waited for its in seen.flocked.values()):
-        return "no host ever had to wait for another one's flock, so nothing says that it holds"
+    for lock, counted in (("lock", seen.counted), ("flock", seen.flocked)):
+        if is_one_of_many and counted and not any(its.waited for its in counted.values()):
+            return f"no host ever had to wait for another one's {lock}, so nothing says that {lock}s hold"
     return None
 
 

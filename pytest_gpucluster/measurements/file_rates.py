@@ -280,6 +280,17 @@ class FileRequests:
         return {"write IOPS": self.write.iops, **times, **made, "path": self.path, "file system": str(self.mount)}
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is asked of one file: how large it is, how many requests at once, for how long, and how the cache is defeated."""
+
+    folder: Folder
+    size_bytes: int
+    depth: int
+    seconds: float
+    cache: str
+
+
 @without_device
 def file_requests(*, path: str | None, size_bytes: int, depth: int, seconds: float) -> FileRequests:
     """Read and write single pages at random places of a file below ``path``, in a folder of this rank's own.
@@ -303,42 +314,43 @@ def file_requests(*, path: str | None, size_bytes: int, depth: int, seconds: flo
     mount = read_mount(folder)
     with within_own_folder(folder) as own:
         cache = _cache_of(own, mount)
-        _lay_out(own, size_bytes // PAGE_BYTES * PAGE_BYTES, cache)
+        work = _Work(own, size_bytes // PAGE_BYTES * PAGE_BYTES, depth, seconds, cache)
+        _lay_out(work)
         measure = functools.partial(_by_fio, fio) if fio is not None else _by_threads
-        read, write = (measure(own, way, size_bytes, depth, seconds, cache) for way in ("read", "write"))
+        read, write = measure(work, "read"), measure(work, "write")
     by = FIO if fio is not None else OWN
     return FileRequests(read=read, write=write, depth=depth, by=by, cache=cache, path=str(folder), mount=mount)
 
 
-def _lay_out(own: Folder, size_bytes: int, cache: str) -> None:
+def _lay_out(work: _Work) -> None:
     """Write the file once, so that every page is on the disk."""
-    with _stream(own, "requests", size_bytes) as stream:
+    with _stream(work.folder, "requests", work.size_bytes) as stream:
         _fill(stream)
-        _write(stream, cache=cache, end_s=float("inf"))
+        _write(stream, cache=work.cache, end_s=float("inf"))
 
 
-def _by_threads(own: Folder, way: str, size_bytes: int, depth: int, seconds: float, cache: str) -> Requests:
+def _by_threads(work: _Work, way: str) -> Requests:
     """Each thread makes one request after the other. Its own page of memory begins at a page, as O_DIRECT asks."""
-    file = own.open_at("requests", os.O_RDWR | (os.O_DIRECT if cache == DIRECT else 0))
-    ends_s = time.perf_counter() + seconds
+    file = work.folder.open_at("requests", os.O_RDWR | (os.O_DIRECT if work.cache == DIRECT else 0))
+    ends_s = time.perf_counter() + work.seconds
 
-    def work(_number: int) -> list[float]:
+    def one_by_one(_number: int) -> list[float]:
         made: list[float] = []
         with _mapped(PAGE_BYTES) as page:
             call: Callable[[int], Any] = functools.partial(_read_page if way == "read" else _write_page, file, page)
             while not made or time.perf_counter() < ends_s:
-                at = random.randrange(size_bytes // PAGE_BYTES) * PAGE_BYTES  # noqa: S311 -- a place, no secret
+                at = random.randrange(work.size_bytes // PAGE_BYTES) * PAGE_BYTES
                 begun_s = time.perf_counter()
                 call(at)
-                if cache == DROPPED:
+                if work.cache == DROPPED:
                     os.posix_fadvise(file, at, PAGE_BYTES, os.POSIX_FADV_DONTNEED)
                 made.append(time.perf_counter() - begun_s)
         return made
 
     start_s = time.perf_counter()
     try:
-        with ThreadPoolExecutor(depth) as threads:
-            took_s = sorted(one for made in threads.map(work, range(depth)) for one in made)
+        with ThreadPoolExecutor(work.depth) as threads:
+            took_s = sorted(one for made in threads.map(one_by_one, range(work.depth)) for one in made)
     finally:
         os.close(file)
     all_s = time.perf_counter() - start_s
@@ -355,15 +367,16 @@ def _write_page(file: int, page: mmap.mmap, at: int) -> None:
     os.fdatasync(file)
 
 
-def _by_fio(fio: str, own: Folder, way: str, size_bytes: int, depth: int, seconds: float, cache: str) -> Requests:
+def _by_fio(fio: str, work: _Work, way: str) -> Requests:
     """The same by fio: as many jobs with blocking requests, so that the numbers mean the same."""
     arguments = [
-        "--name=requests", f"--filename={own.path / 'requests'}", f"--size={size_bytes // PAGE_BYTES * PAGE_BYTES}",
-        f"--rw=rand{way}", f"--bs={PAGE_BYTES}", f"--direct={int(cache == DIRECT)}", "--ioengine=psync", f"--numjobs={depth}",
-        "--time_based", f"--runtime={seconds:g}", "--group_reporting", "--invalidate=1", "--output-format=json",
+        "--name=requests", f"--filename={work.folder.path / 'requests'}", f"--size={work.size_bytes}",
+        f"--rw=rand{way}", f"--bs={PAGE_BYTES}", f"--direct={int(work.cache == DIRECT)}", "--ioengine=psync",
+        f"--numjobs={work.depth}",
+        "--time_based", f"--runtime={work.seconds:g}", "--group_reporting", "--invalidate=1", "--output-format=json",
         *(["--fdatasync=1"] if way == "write" else []),
     ]  # fmt: skip
-    ended = program.run(fio, arguments, within_s=seconds + FIO_GRACE_S)
+    ended = program.run(fio, arguments, within_s=work.seconds + FIO_GRACE_S)
     try:
         found = json.loads(ended.printed[ended.printed.index("{") :])["jobs"][0][way]
         times = found["clat_ns"]

@@ -194,9 +194,9 @@ def read_quota(path: Path, mount: Mount | NotAvailable) -> str:
     """What the file system allows this user, by ``lfs`` for Lustre, else by ``quota``; why it is not known."""
     if isinstance(mount, NotAvailable):
         return str(mount)
-    tool, arguments = "quota", ("-w", "-p", "-v")
+    tool, arguments = "quota", ["-w", "-p", "-v"]
     if mount.kind == "lustre":
-        tool, arguments = "lfs", ("quota", "-q", "-u", str(os.getuid()), str(path))
+        tool, arguments = "lfs", ["quota", "-q", "-u", str(os.getuid()), str(path)]
     found = shutil.which(tool)
     if found is None:
         return f"not read: {tool} is not installed"
@@ -257,9 +257,7 @@ def _read(folder: Path, name: str) -> bytes:
 
 
 @without_device
-def count_under_lock(
-    *, path: str, run: str, parties: list[str], seconds: float, flock: bool = False
-) -> LockCount | None:
+def count_under_lock(*, path: str, run: str, parties: list[str], seconds: float, flock: bool = False) -> LockCount | None:
     """Count up one number with the other hosts, each time under an exclusive lock of the file that holds it.
 
     Args:
@@ -326,7 +324,7 @@ def _add_one(file: int, lock: Callable[[int, int], None]) -> int | None:
 
 @without_device
 def replace_file(*, path: str, run: str, parties: list[str], seconds: float) -> Replaced | None:
-    """Read a file in the first host's folder while that host replaces it by rename. POSIX: a reader sees the old or the new one.
+    """Read a file in the first host's folder while that host replaces it by rename. A reader sees the old or the new one.
 
     Args:
         path: that is shared.

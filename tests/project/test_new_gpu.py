@@ -25,18 +25,22 @@ SPEC = "pytest_gpucluster/thresholds/specs/a800-sxm.yaml"
 def followed(folder: Path, *, change: tuple[str, str] = ("", "")) -> list[subprocess.CompletedProcess[str]]:
     """Write the files of the page below a copy, one text of them changed, and run its commands there."""
     blocks = runnable_blocks(PAGE.read_text(encoding="utf-8"))
-    shutil.copytree(REPOSITORY / "pytest_gpucluster", folder / "pytest_gpucluster", ignore=shutil.ignore_patterns("__pycache__"))
+    package, ignore = folder / "pytest_gpucluster", shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "pytest_gpucluster", package, ignore=ignore)
     shutil.copy(REPOSITORY / "thresholds.yaml", folder)
-    released_limits = folder / "pytest_gpucluster" / "thresholds" / released.PATH.name  # as the wheel has it
-    released_limits.write_text(released.released_text(released.packaged_files(REPOSITORY / "thresholds.yaml")), encoding="utf-8")
+    text = released.released_text(released.packaged_files(REPOSITORY / "thresholds.yaml"))
+    (package / "thresholds" / released.PATH.name).write_text(text, encoding="utf-8")  # as the wheel has it
     for name, text in blocks.items():
         if name != "sh":
             (folder / name).write_text(text.replace(*change) if change[0] else text, encoding="utf-8")
     cli = [sys.executable, "-m", "pytest_gpucluster.cli"]
     variables = {**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     lines = [shlex.split(line)[1:] for line in blocks["sh"].splitlines()]
-    run = {"cwd": folder, "env": variables, "capture_output": True, "text": True, "check": False, "timeout": 120}
-    return [subprocess.run([*cli, *line], **run) for line in lines]  # type: ignore[call-overload]  # noqa: S603 -- the page's
+    found = []
+    for line in lines:
+        ran = subprocess.run([*cli, *line], cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=120)
+        found.append(ran)
+    return found
 
 
 def test_the_page_adds_a_gpu(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def test_what_was_counted_before(sys: Path) -> None:
 
 def checks(folder: Path, exceptions: str) -> list[MachineChecks] | NotAvailable:
     """What is read of a made /proc/interrupts with these machine check exceptions on four processors."""
-    (folder / "interrupts").write_text(f"      CPU0 CPU1\n 24: 1 0 IO-APIC\n{exceptions}MCP:  7  7  7  7   Machine check polls\n")
+    others = "      CPU0 CPU1\n 24: 1 0 IO-APIC\nMCP:  7  7  7  7   Machine check polls\n"
+    (folder / "interrupts").write_text(others + exceptions)
     return read_machine_checks(proc=folder)
 
 

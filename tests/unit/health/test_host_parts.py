@@ -20,7 +20,9 @@ SIZE = 0x7FFF
 LOG = {"critical_warning": 0, "available_spare": 100, "available_spare_threshold": 10, "percentage_used": 2, "media_errors": 0}
 
 
-def structure(slot: str, *, size: int = SIZE, gib: int = 64, rated: int = 5600, runs: int = 5600, length: int = 0x28) -> bytes:
+def structure(  # noqa: PLR0913 -- the fields of a structure
+    slot: str, *, size: int = SIZE, gib: int = 64, rated: int = 5600, runs: int = 5600, length: int = 0x28
+) -> bytes:
     """A structure of type 17 as firmware writes it."""
     fields = bytearray(0x28)
     struct.pack_into("<BBH", fields, 0, 17, length, 1)
@@ -102,7 +104,8 @@ def tool(folder: Path, name: str, printed: str, *, exit_code: int = 0) -> None:
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.out").write_text(f"{printed}\n")
     program = folder / name
-    program.write_text(f"#!/bin/sh\nwhile read -r line; do printf '%s\\n' \"$line\"; done < {folder}/{name}.out\nexit {exit_code}\n")
+    lines = f"while read -r line; do printf '%s\\n' \"$line\"; done < {folder}/{name}.out"
+    program.write_text(f"#!/bin/sh\n{lines}\nexit {exit_code}\n")
     program.chmod(0o755)
 
 
@@ -117,7 +120,8 @@ def disk(folder: Path, name: str = "nvme0", **files: str) -> None:
     """A disk in a made sysfs."""
     own = folder / "class" / "nvme" / name
     own.mkdir(parents=True)
-    for file, text in {"model": "MZ", "serial": "S1", "firmware_rev": "1", "state": "live", "transport": "pcie", **files}.items():
+    healthy = {"model": "MZ", "serial": "S1", "firmware_rev": "1", "state": "live", "transport": "pcie"}
+    for file, text in {**healthy, **files}.items():
         (own / file).write_text(f"{text}\n")
 
 
@@ -128,7 +132,8 @@ def smart(**changes: Any) -> str:
 
 def test_a_healthy_disk_by_each_tool(tmp_path: Path, path: Path) -> None:
     """The same log by the names of either tool."""
-    tool(path, "nvme", json.dumps({"critical_warning": {"value": 0}, "avail_spare": 100, "spare_thresh": 10, "percent_used": 2, "media_errors": 0}))
+    log = {"critical_warning": {"value": 0}, "avail_spare": 100, "spare_thresh": 10, "percent_used": 2, "media_errors": 0}
+    tool(path, "nvme", json.dumps(log))
     by_nvme = read_health("/dev/nvme0")
     tool(path, "smartctl", smart())
     by_smartctl = read_health("/dev/nvme0")

@@ -70,8 +70,8 @@ def test_a_healthy_host_and_job() -> None:
 
 
 CONFIG = SlurmConfig(
-    health_check="/usr/sbin/nhc", interval_s=300, prolog="", accounting="accounting_storage/slurmdbd", topology="topology/block",
-    pyxis=True, enroot="/usr/bin/enroot", prolog_most_s=2.0,
+    health_check="/usr/sbin/nhc", interval_s=300, prolog="", accounting="accounting_storage/slurmdbd",
+    topology="topology/block", pyxis=True, enroot="/usr/bin/enroot", prolog_most_s=2.0,
 )  # fmt: skip
 
 

@@ -193,7 +193,7 @@ def test_a_gpu_of_amd_is_refused_with_the_suite_for_it(name: str) -> None:
 @pytest.mark.parametrize("name", ["amd/mi300x", "mi300x", "MI325X-8x", "rocm", "amd"])
 def test_a_profile_of_amd_is_refused_with_the_suite_for_it(name: str) -> None:
     """By option, and in a file."""
-    with pytest.raises(ConfigurationError, match="has no profile .*ROCm CVS"):
+    with pytest.raises(ConfigurationError, match=r"has no profile .*ROCm CVS"):
         load(None).profile_for(name=name, gpu_names=["NVIDIA H200"])
 
 
