@@ -12,7 +12,7 @@ from pytest_gpucluster.inventory.host import HostFacts, MemoryController, Mount
 from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
-from pytest_gpucluster.inventory.reading import NotAvailable, healthy
+from pytest_gpucluster.inventory.reading import healthy
 from pytest_gpucluster.protocol.plain_data import to_plain
 
 if TYPE_CHECKING:
@@ -44,11 +44,12 @@ def host_errors(_call: SimulatedCall) -> Any:
 
 
 def host_parts(_call: SimulatedCall) -> Any:
-    """32 memory modules alike, and one disk, whose log is not read."""
+    """32 memory modules alike, and one disk."""
     speeds = {"rated_mt_s": 4800, "runs_at_mt_s": 4800}
     module = functools.partial(made, "measurements.host_parts:MemoryModule", size_gib=63.0, part=SIMULATED, **speeds)
     named = {"model": SIMULATED, "serial": SIMULATED, "firmware": SIMULATED}
-    health = to_plain(NotAvailable("a simulated disk has none"))
+    log = {"spare_percent": 100, "spare_threshold_percent": 10, "used_percent": 1, "media_errors": 0}
+    health = made("measurements.host_parts:DiskHealth", tool=SIMULATED, passed=True, critical_warning=0, **log)
     disk = made("measurements.host_parts:Disk", name="nvme0", state="live", health=health, **named)
     modules = [module(slot=f"DIMM {number}") for number in range(32)]
     return made("measurements.host_parts:HostParts", modules=modules, disks=[disk])
