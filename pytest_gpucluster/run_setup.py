@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import importlib.util
 import os
+import re
 import shutil
+import sys
 import time
 from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.open_files import require_open_files
@@ -29,10 +33,10 @@ from pytest_gpucluster.reporting.earlier_hosts import remembered_hosts
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import RING, rates_of
+from pytest_gpucluster.thresholds.specs import NOT_AMD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from pytest_gpucluster.config.torchrun import Launch
     from pytest_gpucluster.fleet.simulation import Simulation
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 
 OLDEST_TORCH = (2, 7)
 REHEARSAL_RANKS = 2
+TO_REHEARSE = "To rehearse on the CPU all the same, say --gpucluster-profile rehearsal"
 AUDIT = "AUDIT: looked only, no part was put under load"
 """Why an audit accepts nothing, in the verdict line and all reports."""
 
@@ -168,7 +173,10 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
     named = thresholds.profiles.get(settings.profile or "")
     if simulation is not None:
         return _prepare_simulated(settings, launch, thresholds, simulation)
-    detected = Detected(names=()) if named is not None and named.rehearsal else detect_gpus()
+    is_rehearsal = named is not None and named.rehearsal
+    if not is_rehearsal and (hip := read_hip()):
+        raise ConfigurationError(f"this torch is built for ROCm (torch.version.hip is {hip}). {NOT_AMD} {TO_REHEARSE}")
+    detected = Detected(names=()) if is_rehearsal else detect_gpus()
     profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
     criteria = thresholds.criteria(profile)
     inventory = _expected(settings, thresholds, profile, _shown(launch, detected))
@@ -274,7 +282,7 @@ def _slurm_job(variables: Mapping[str, str]) -> str | None:
 
 
 def _links_of(spec: GpuSpec) -> GpuLinks:
-    return GpuLinks(nvlink_gb_s=spec.nvlink_gb_s / spec.nvlink_links, pcie_gen=spec.pcie_gen, pcie_width=spec.pcie_width)
+    return GpuLinks(nvlink_gb_s=spec.peer_gb_s / (spec.nvlink_links or 1), pcie_gen=spec.pcie_gen, pcie_width=spec.pcie_width)
 
 
 def _require_gpus(profile: Profile, launch: Launch | None, detected: Detected) -> None:
@@ -320,6 +328,20 @@ def _inline(setup: RunSetup) -> RunSetup:
         raise ConfigurationError("--gpucluster-inline runs one place in one process; start it without torchrun")
     inventory = replace(setup.inventory, num_nodes=1, gpus_per_node=1)
     return replace(setup, inventory=inventory, objections=(*setup.objections, OBJECTION))
+
+
+def read_hip() -> str | None:
+    """``torch.version.hip``, without importing torch; None where torch is not built for ROCm."""
+    loaded = sys.modules.get("torch.version")
+    if loaded is not None:
+        return getattr(loaded, "hip", None)
+    found = importlib.util.find_spec("torch")
+    try:
+        text = Path(str(found and found.origin)).with_name("version.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    hip = re.search(r"(?m)^hip\b[^=\n]*=\s*['\"]([^'\"]+)", text)
+    return hip[1] if hip else None
 
 
 def require_torch() -> None:

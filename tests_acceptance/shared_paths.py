@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import MeasurementError, health
-from pytest_gpucluster.measurements.shared_paths import clear_path, count_under_lock, leave_mark, read_marks
+from pytest_gpucluster.measurements.shared_paths import clear_path, count_under_lock, leave_mark, read_marks, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class Hosts:
 
 
 def observe(hosts: Hosts, *, within_s: float, lock_s: float) -> health.PathObservations:
-    """Have every host write, read what all wrote, do both again, and count under a lock; what was seen."""
+    """Have every host write, read what all wrote, do both again, count under locks and replace a file; what was seen."""
     run = secrets.token_hex(8)
     try:
         marks = hosts.ask(leave_mark, run=run)
@@ -48,11 +48,14 @@ def observe(hosts: Hosts, *, within_s: float, lock_s: float) -> health.PathObser
         rewritten = hosts.ask(leave_mark, run=run)
         seen_again = hosts.ask(read_marks, digests=_digests(rewritten), within_s=within_s)
         parties = _parties(rewritten, seen, seen_again) if lock_s else []
-        counted = hosts.ask(count_under_lock, run=run, parties=parties, seconds=lock_s) if parties else {}
+        together = {"run": run, "parties": parties, "seconds": lock_s}
+        counted = hosts.ask(count_under_lock, **together) if parties else {}
+        flocked = hosts.ask(count_under_lock, **together, flock=True) if parties else {}
+        replaced = hosts.ask(replace_file, **together) if parties else {}
     finally:
         left = hosts.ask(clear_path, run=run)
     turns = {"marks": marks, "seen": seen, "rewritten": rewritten, "seen_again": seen_again}
-    return health.PathObservations(**turns, counted=counted, left=left)
+    return health.PathObservations(**turns, counted=counted, flocked=flocked, replaced=replaced, left=left)
 
 
 def _digests(marks: Mapping[str, PathMark]) -> dict[str, str]:

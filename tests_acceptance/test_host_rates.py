@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import Finding, MeasurementError, siblings
-from pytest_gpucluster.measurements.file_rates import file_rates
+from pytest_gpucluster.measurements.file_rates import file_rates, file_requests
 from pytest_gpucluster.measurements.host_rates import host_memory, launch_latency
 
 pytestmark = pytest.mark.platform
@@ -49,6 +49,17 @@ def test_scratch_write(scratch, node, criterion):
 def test_scratch_read(scratch, node, criterion):
     """The same files, read again."""
     criterion.require(scratch[node].read_gb_s, evidence=scratch[node].evidence)
+
+
+@pytest.fixture(scope="session")
+def requests_to_scratch(cluster, recipe):
+    """Small requests to the folder for temporary files of each host, on all hosts at once."""
+    return cluster.run(file_requests, per="host", **recipe("scratch_iops"))
+
+
+def test_scratch_iops(requests_to_scratch, node, criterion):
+    """Random reads; writes and times beside them."""
+    criterion.require(requests_to_scratch[node].read.iops, evidence=requests_to_scratch[node].evidence)
 
 
 def test_launch_latency(launches, place, criterion):

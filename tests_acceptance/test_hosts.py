@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpucluster import Blame, MeasurementError, NotAvailable, health
 from pytest_gpucluster.measurements.host import host_clock, host_errors, host_state
+from pytest_gpucluster.measurements.host_parts import host_parts
 
 pytestmark = [pytest.mark.platform, pytest.mark.reads]
 
@@ -45,6 +46,30 @@ def test_host_errors(over_run, node, recipe, criterion):
         criterion.does_not_apply(f"on {node.label}")
     else:
         criterion.judge(found)
+
+
+@pytest.fixture(scope="session")
+def parts(cluster):
+    """The memory modules and disks of every host."""
+    return cluster.run(host_parts, per="host", deadline_s=120)
+
+
+def test_memory_modules(parts, node, criterion):
+    """No module runs slower than its siblings."""
+    why = health.why_no_modules(parts[node])
+    if why is not None:
+        criterion.does_not_apply(f"on {node.label}: {why}")
+    criterion.judge(health.judge_modules(parts[node].modules))
+
+
+def test_nvme_health(parts, node, criterion):
+    """Every local disk works."""
+    disks = parts[node].disks
+    if isinstance(disks, NotAvailable):
+        raise MeasurementError(f"{node.label}: the NVMe disks are {disks}", blame=Blame(part="host"))
+    if not disks:
+        criterion.does_not_apply(f"on {node.label}")
+    criterion.judge(health.judge_disks(disks))
 
 
 @pytest.fixture(scope="session")

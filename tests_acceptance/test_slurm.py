@@ -38,6 +38,11 @@ def domains_of(cluster):
     return {node.id: fabrics[node.node] for node in cluster.nodes if node.node in fabrics}
 
 
+def test_slurm_config(readings, node, criterion):
+    """Slurm looks after its hosts by itself."""
+    criterion.judge(health.judge_config(readings.first(slurm_state, per="host", job=job_of)[node]))
+
+
 def test_slurm_job(readings, rank_bindings, node, criterion):
     """The ranks may use what the job has of the host."""
     state = readings.first(slurm_state, per="host", job=job_of)[node]

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_gpucluster import Finding, MeasurementError, NotAvailable, Results, SoakWork, agreement, health
 from pytest_gpucluster.measurements.collectives import all_reduce
+from pytest_gpucluster.measurements.dcgm import DcgmProgram, dcgm_diag, dcgm_program
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
 from pytest_gpucluster.measurements.health import gpu_counters
@@ -110,6 +111,21 @@ def errors_counted(limits, has_peers, first, last, seconds):
     return health.judge_gpu_counters(first, last, seconds=seconds, limits=limits, has_peers=has_peers)
 
 
+def diagnosed(results):
+    """What failed in the diagnostic of each host; nothing in a round without one."""
+    found = {node: one for node, one in measured(results).items() if not isinstance(one, DcgmProgram)}
+    return {node: health.judge_whole_diag(found[node]) if node in found else Finding(value=0) for node in measured(results)}
+
+
+def diagnose(turn, cluster, arguments, left_s):
+    """The long diagnostics of the hosts: one in each of the first rounds, where the soak has the time."""
+    level = health.level_of_round(turn.round, arguments.pop("takes_s"), left_s=left_s)
+    if level is None:
+        return cluster.run(dcgm_program, per="host", places=turn.places, deadline_s=60)
+    uuids = [cluster.at_start[place].uuid for place in cluster.places if place not in cluster.at_start.errors]
+    return cluster.run(dcgm_diag, per="host", places=turn.places, uuids=uuids, run=level, **arguments)
+
+
 MEASURE = {
     "bf16_soak": sustained,
     "silent_corruption_soak": digests,
@@ -145,9 +161,24 @@ def soaked(cluster, recipe, soak):
         limits = health.read_limits(recipe("gpu_errors_soak")["limits"])
         judge = functools.partial(errors_counted, limits, cluster.promised.gpus_per_node > 1)
         works["gpu_errors_soak"] = SoakWork(read=compared(judge, counters), keep="total")
+    if soak.is_wanted("dcgm_diag_soak") and no_diagnostic(cluster, recipe, soak) is None:
+        works = {"dcgm_diag_soak": SoakWork(read=diagnosed, keep="total"), **works}
     for turn in soak.rounds(works):
-        turn.keep(measure(turn, cluster, recipe))
+        if turn.criterion == "dcgm_diag_soak":
+            turn.keep(diagnose(turn, cluster, dict(recipe(turn.criterion)), soak.duration_s - soak.elapsed_s))
+        else:
+            turn.keep(measure(turn, cluster, recipe))
     return soak
+
+
+def no_diagnostic(cluster, recipe, soak):
+    """Why the soak has no long diagnostic: no host has dcgmi, or there is no time for its shortest one; None if it has."""
+    least_s = min(recipe("dcgm_diag_soak")["takes_s"].values())
+    if soak.duration_s < least_s:
+        return f"in a soak of {soak.duration_s:.0f} s: it takes {least_s:.0f} s"
+    programs = cluster.run(dcgm_program, per="host", places=cluster.places, deadline_s=60)
+    has_one = any(programs[node].path is not None for node in programs if node not in programs.errors)
+    return None if has_one or programs.errors else "on any host: dcgmi is not installed"
 
 
 def measure(turn, cluster, recipe):
@@ -206,6 +237,14 @@ def test_inter_node_busbw_soak(soaked, criterion):
 def test_gpu_errors_soak(soaked, place, criterion):
     """The GPU counts no error in any round that a healthy one does not count."""
     soaked["gpu_errors_soak", place].judge(criterion)
+
+
+@pytest.mark.health
+def test_dcgm_diag_soak(soaked, cluster, recipe, node, criterion):
+    """The long diagnostics find nothing."""
+    if not soaked.has_work("dcgm_diag_soak"):
+        criterion.does_not_apply(no_diagnostic(cluster, recipe, soaked))
+    soaked["dcgm_diag_soak", node].judge(criterion)
 
 
 @pytest.mark.fabric

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import health
-from pytest_gpucluster.measurements.file_rates import file_rates
+from pytest_gpucluster.measurements.file_rates import file_rates, file_requests
 from pytest_gpucluster.measurements.shared_paths import small_files
 from tests_acceptance.shared_paths import Hosts, observe
 
@@ -47,6 +47,19 @@ def test_shared_small_files(shared_small, node, criterion):
     by_path = {path: results[node] for path, results in shared_small.items()}
     worst = min(by_path.values(), key=lambda found: found.files_s)
     criterion.require(worst.files_s, evidence={path: f"{one.files} in {one.seconds:.2f} s" for path, one in by_path.items()})
+
+
+@pytest.fixture(scope="session")
+def shared_requests(cluster, recipe):
+    """Small requests below each shared path, by all hosts at once."""
+    paths, arguments = cluster.promised.shared_paths, recipe("shared_iops")
+    return {path: cluster.run(file_requests, per="host", places=cluster.places, path=path, **arguments) for path in paths}
+
+
+def test_shared_iops(shared_requests, node, criterion):
+    """The slowest of the shared paths."""
+    worst = min((results[node] for results in shared_requests.values()), key=lambda found: found.read.iops)
+    criterion.require(worst.read.iops, evidence=worst.evidence)
 
 
 @pytest.fixture(scope="session")

@@ -136,16 +136,16 @@ def _nvlinks(call: SimulatedCall) -> list[NvLink]:
             NvLink,
             link=link,
             is_up=link != DEAD_LINK or not call.has("nvlink"),
-            speed_gb_s=spec.nvlink_gb_s / spec.nvlink_links,
+            speed_gb_s=spec.peer_gb_s / (spec.nvlink_links or 1),
             **rates,
         )
-        for link in range(spec.nvlink_links)
+        for link in range(spec.nvlink_links or 0)
     ]
 
 
 def gpu_counters(call: SimulatedCall) -> Any:
     """Error counters of the GPU, which do not grow."""
-    links = [healthy(LinkCounters, link=link) for link in range(call.spec.nvlink_links)]
+    links = [healthy(LinkCounters, link=link) for link in range(call.spec.nvlink_links or 0)]
     return to_plain(healthy(GpuCounters, ecc_uncorrected=2 if call.has("ecc") else 0, nvlinks=links))
 
 

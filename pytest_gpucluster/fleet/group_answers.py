@@ -92,7 +92,7 @@ def _busbw_gb_s(call: SimulatedCall, operation: str) -> float:
         is_slow = call.group.with_fault("uplink") or call.group.leaves_a_bad_leaf or _has_slow_way(call)
         slowed = SLOW_UPLINK if is_slow else 1.0
         return SOCKETS_GB_S if _on_sockets(call) else slowed * _between_nodes_gb_s(call, operation)
-    links = call.spec.nvlink_gb_s / HOPPER_NVLINK_GB_S
+    links = call.spec.peer_gb_s / HOPPER_NVLINK_GB_S
     in_node = IN_NODE_GB_S if links == 1 else BLACKWELL_IN_NODE_GB_S
     moved = MOVED_GB_S[operation] * links if operation in MOVED_GB_S else None
     halved = 0.5 if call.group.with_fault("links") else 1.0
@@ -117,9 +117,9 @@ def _between_nodes_gb_s(call: SimulatedCall, operation: str) -> float:
             return ALL_TO_ALL_OF_DOMAINS * PORT_GB_S * (ranks - 1) / (ranks - ranks / len(domains))
         return nvlink_gb_s * (1.0 if operation == "all_reduce" else 0.75)
     if operation == "all_to_all":
-        rates = {"nic_gb_s_per_gpu": PORT_GB_S, "nvlink_gb_s": call.spec.nvlink_gb_s}
+        rates = {"nic_gb_s_per_gpu": PORT_GB_S, "nvlink_gb_s": call.spec.peer_gb_s}
         return ALL_TO_ALL_OF_BOUND * all_to_all_gb_s(nodes=nodes, gpus_per_node=gpus, **rates)
-    of_ports = OF_PORTS if call.spec.nvlink_gb_s == HOPPER_NVLINK_GB_S else BLACKWELL_OF_PORTS
+    of_ports = OF_PORTS if call.spec.peer_gb_s == HOPPER_NVLINK_GB_S else BLACKWELL_OF_PORTS
     has_tree = operation == "all_reduce" and gpus > 1  # of single GPUs a tree sends as much as a ring
     share = of_ports.get(nodes, RINGS_OF_PORTS) if has_tree else RINGS_OF_PORTS
     return PORT_GB_S * ranks / nodes * share

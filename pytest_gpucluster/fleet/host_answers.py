@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,19 @@ def host_state(call: SimulatedCall) -> Any:
 
 def host_errors(_call: SimulatedCall) -> Any:
     """One memory controller that has counted nothing; the model has no counts of PCIe."""
-    return made("measurements.host:HostErrors", memory=to_plain([healthy(MemoryController, name="mc0")]), pcie=[])
+    return made("measurements.host:HostErrors", memory=to_plain([healthy(MemoryController, name="mc0")]), pcie=[], cpus=[])
+
+
+def host_parts(_call: SimulatedCall) -> Any:
+    """32 memory modules alike, and one disk."""
+    speeds = {"rated_mt_s": 4800, "runs_at_mt_s": 4800}
+    module = functools.partial(made, "measurements.host_parts:MemoryModule", size_gib=63.0, part=SIMULATED, **speeds)
+    named = {"model": SIMULATED, "serial": SIMULATED, "firmware": SIMULATED}
+    log = {"spare_percent": 100, "spare_threshold_percent": 10, "used_percent": 1, "media_errors": 0}
+    health = made("measurements.host_parts:DiskHealth", tool=SIMULATED, passed=True, critical_warning=0, **log)
+    disk = made("measurements.host_parts:Disk", name="nvme0", state="live", health=health, **named)
+    modules = [module(slot=f"DIMM {number}") for number in range(32)]
+    return made("measurements.host_parts:HostParts", modules=modules, disks=[disk])
 
 
 def node_sxids(_call: SimulatedCall) -> Any:
@@ -67,6 +80,7 @@ def leave_mark(call: SimulatedCall) -> Any:
         digest="simulated",
         free_gib=1000.0,
         free_inodes=1 << 30,
+        quota="none for this user",
         leftovers=[],
     )
 
@@ -83,6 +97,15 @@ def count_under_lock(call: SimulatedCall) -> Any:
         return None
     last = UPDATES * (parties.index(_folder(call)) + 1)
     return made("measurements.shared_paths:LockCount", updates=UPDATES, last=last, waited=3, problem=None, absent=[])
+
+
+def replace_file(call: SimulatedCall) -> Any:
+    """The first host replaces the file, and all see it whole."""
+    parties = call.kwargs["parties"]
+    if _folder(call) not in parties:
+        return None
+    replaced = UPDATES * (_folder(call) == parties[0])
+    return made("measurements.shared_paths:Replaced", replaced=replaced, reads=90, faults={}, stale=0, problem=None)
 
 
 def small_files(call: SimulatedCall) -> Any:
@@ -110,6 +133,14 @@ def file_rates(call: SimulatedCall) -> Any:
         path=path or "/tmp",  # noqa: S108 -- nothing is written there
         mount=_mount("ext4", "/", "/dev/md0") if is_local else _mount("nfs4", path, "simulated:/export"),
     )
+
+
+def file_requests(call: SimulatedCall) -> Any:
+    """The same of every disk and path."""
+    path = call.kwargs["path"] or "/tmp"  # noqa: S108 -- nothing is written there
+    one = made("measurements.file_rates:Requests", iops=90000.0, mean_us=170.0, p99_us=400.0)
+    own = {"depth": call.kwargs["depth"], "by": SIMULATED, "cache": "O_DIRECT", "path": path}
+    return made("measurements.file_rates:FileRequests", read=one, write=one, mount=_mount("ext4", "/", "/dev/md0"), **own)
 
 
 def host_load(*, loaded: bool = False) -> Any:

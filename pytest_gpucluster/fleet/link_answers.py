@@ -33,7 +33,7 @@ def pair_matrix(call: SimulatedCall) -> Any:
     shares, latencies_us, paths = ([_of_row(row, number, column) for number, row in enumerate(found)] for column in range(3))
     kept = {number: share for kind, share in KEPT.items() for number in call.group.with_fault(kind)}
     left = [[min(kept.get(source, 1.0), kept.get(target, 1.0)) for target in ranks] for source in ranks]
-    full_gb_s = call.spec.nvlink_gb_s
+    full_gb_s = call.spec.peer_gb_s
     return made(
         "measurements.pair_matrix:PairMatrix",
         gb_s=[

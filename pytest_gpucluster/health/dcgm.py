@@ -11,12 +11,12 @@ from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import one_line, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from pytest_gpucluster.inventory.dcgm import DiagResult
     from pytest_gpucluster.measurements.dcgm import DcgmDiag
 
-__all__ = ["judge_diag"]
+__all__ = ["judge_diag", "judge_whole_diag", "level_of_round"]
 
 MOST_INFO = 3
 ADVICE = {
@@ -28,6 +28,7 @@ ADVICE = {
 }
 """By dcgmErrorSeverity_t (dcgmlib/dcgm_errors.h, DCGM 3 and 4), the most urgent first."""
 CONFIG = 5
+SKIPPED = "skip"
 IN_USE = re.compile(
     r"\bMCUTIL\b|(?<!no )\b(?:an)?other (?:\w+ )?(?:program|process|application|client|job|workload|user|instance)"
     r"|\bprocess(?:es)? running on\b|\bactive (?:\w+ )?process|\butili[sz]ation .*\b(?:above|over|exceeds)\b"
@@ -58,6 +59,37 @@ def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) 
     unknown = [*none, *silent, *filter(None, map(_why_unknown, results)), *diag.doubts]
     found = _found([result for result in bad if result not in busy], [*unknown, *map(_not_idle, busy)], diag, results)
     return found if unknown or not busy else replace(found, unknown_kind="software")
+
+
+def judge_whole_diag(diag: DcgmDiag) -> Finding:
+    """Judge all tests of a long diagnostic on a host's GPUs. What DCGM skipped is a remark; each GPU has to pass a test."""
+    bad = [result for result in diag.results if result.word.casefold() in BAD]
+    busy = [result for result in bad if result.errors and all(map(IN_USE.search, result.errors))]
+    skipped = [result for result in diag.results if result.word.casefold() == SKIPPED]
+    of_gpus = [result for result in diag.results if result.scope != "other"]
+    passed = {result.gpu for result in of_gpus if result.word.casefold() == PASSED.casefold()}
+    silent = [f"no test passed on GPU {gpu.number}" for gpu in diag.gpus if not passed & {gpu.number, None}]
+    silent += [] if diag.gpus else ["DCGM has none of the GPUs of this run here"]
+    others = [_why_unknown(result) for result in diag.results if result not in skipped]
+    unknown = [*silent, *filter(None, others), *map(_not_idle, busy), *diag.doubts]
+    found = _found([result for result in bad if result not in busy], unknown, diag, diag.results)
+    names = ", ".join(dict.fromkeys(f"{one.test} ({'; '.join(one.errors or one.info) or one.part})" for one in skipped))
+    told = f"DCGM {diag.version or '(version unknown)'} -r {diag.level} skipped: {one_line(shortened(names))}"
+    return replace(found, remark=told if skipped else None)
+
+
+def level_of_round(number: int, takes_s: Mapping[str, float], *, left_s: float) -> int | None:
+    """The level of dcgmi diag in a round of a soak: each once, the lowest first, if the soak has the time; None for none.
+
+    Args:
+        number: of the round, from 1.
+        takes_s: by level (``r3``), the seconds that the soak must still have.
+        left_s: the seconds that it has.
+    """
+    levels = sorted(takes_s)
+    if number > len(levels) or left_s < takes_s[levels[number - 1]]:
+        return None
+    return int(levels[number - 1].removeprefix("r"))
 
 
 def _not_idle(result: DiagResult) -> str:

@@ -7,11 +7,11 @@ import re
 import statistics
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_gpucluster.health.growth import CounterGroup, compare_counters
-from pytest_gpucluster.inventory.host import UNLIMITED, MemoryController, PcieErrors
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.host import UNLIMITED, MachineChecks, MemoryController, PcieErrors
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
@@ -117,17 +117,22 @@ def _of_host(bad: Sequence[str], unknown: Sequence[str], evidence: Mapping[str, 
     return Finding(bad={HERE: bad}, unknown={HERE: unknown}, kind=kind, evidence=evidence)
 
 
-NAMES = {
+Counted: TypeAlias = MemoryController | PcieErrors | MachineChecks
+NAMES: Mapping[type[Counted], Mapping[str, str]] = {
     MemoryController: {"uncorrected": "memory_uncorrected", "corrected": "memory_corrected"},
+    MachineChecks: {"exceptions": "machine_checks", "deferred": "deferred_machine_checks"},
     PcieErrors: {"fatal": "pcie_fatal", "nonfatal": "pcie_nonfatal", "corrected": "pcie_corrected"},
 }
 """The counters by the names of their limits."""
+NEVER = "memory_uncorrected"
+"""A counter that a healthy host never raises: what it shows at the end is bad, whenever it was counted."""
 
 
 def judge_host_errors(first: HostErrors, last: HostErrors, *, seconds: float, limits: Limits) -> Finding | None:
     """What a host's memory and PCIe ways counted during the run; None where its kernel shows no such counts.
 
-    Counts that cannot be listed at one end are unknown: they may hold errors.
+    Counts that cannot be listed at one end are unknown: they may hold errors. Uncorrected errors of memory are bad, also those
+    from before the run; others from before it are a remark.
 
     Args:
         first: the counts at the start.
@@ -138,31 +143,33 @@ def judge_host_errors(first: HostErrors, last: HostErrors, *, seconds: float, li
     unread = [
         f"the counts of its {name} are {counts}, at the {end}"
         for end, one in (("start", first), ("end", last))
-        for name, counts in (("memory", one.memory), ("PCIe ways", one.pcie))
+        for name, counts in (("memory", one.memory), ("PCIe ways", one.pcie), ("CPUs", one.cpus))
         if isinstance(counts, NotAvailable)
     ]
     before, after = (_parts(one) for one in (first, last))
-    if not before and not after and not unread:
+    if not unread and all(map(_is_silent, (*before.values(), *after.values()))):
         return None
     odd = {} if unread else _come_and_gone(before, after)
     pairs = [(part, after[name]) for name, part in before.items() if name in after]
     groups = [CounterGroup(part=one.name, first=_counts(one), last=_counts(two)) for one, two in pairs]
     shown = [name for names in NAMES.values() for name in names.values() if name not in limits]
     found = compare_counters(groups, seconds=seconds, limits=limits, shown=shown)
+    lasting = {one.name: (f"{NEVER} {count} before the run",) for one in before.values() if (count := _never(one, limits))}
+    found = replace(found, bad={name: (*found.bad.get(name, ()), *lasting.get(name, ())) for name in {**found.bad, **lasting}})
     old = [
         f"{part.name} {name} {value}"
         for part in before.values()
         for name, value in _counts(part).items()
-        if _is_old(name, value, limits)
+        if name != NEVER and _is_old(name, value, limits)
     ]
     remark = f"counted before the run: {', '.join(old)}" if old else None
     unknown = {**found.unknown, **odd, **({HERE: tuple(unread)} if unread else {})}
     return replace(found, unknown=unknown, kind="host", remark=remark).with_evidence(parts=len(before))
 
 
-def _parts(errors: HostErrors) -> dict[str, MemoryController | PcieErrors]:
-    listed: list[MemoryController | PcieErrors] = []
-    for counts in (errors.memory, errors.pcie):
+def _parts(errors: HostErrors) -> dict[str, Counted]:
+    listed: list[Counted] = []
+    for counts in (errors.memory, errors.pcie, errors.cpus):
         listed += [] if isinstance(counts, NotAvailable) else counts
     return {part.name: part for part in listed}
 
@@ -172,8 +179,19 @@ def _come_and_gone(before: Collection[str], after: Collection[str]) -> dict[str,
     return {**gone, **{name: ("showed no counts at the start",) for name in after if name not in before}}
 
 
-def _counts(part: MemoryController | PcieErrors) -> Counters:
+def _counts(part: Counted) -> Counters:
     return {name: getattr(part, field) for field, name in NAMES[type(part)].items()}
+
+
+def _is_silent(part: Counted) -> bool:
+    """Processors that reported nothing: a virtual machine has them too, where the hypervisor keeps all other counts."""
+    return isinstance(part, MachineChecks) and not or_none(part.exceptions)
+
+
+def _never(part: Counted, limits: Limits) -> int | None:
+    """The uncorrected errors that a memory controller shows; None of another part, and where none are shown."""
+    value = part.uncorrected if isinstance(part, MemoryController) and NEVER in limits else None
+    return or_none(value) or None
 
 
 def _is_old(name: str, value: float | NotAvailable, limits: Limits) -> bool:

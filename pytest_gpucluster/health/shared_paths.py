@@ -11,7 +11,7 @@ from pytest_gpucluster.text import shortlist
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark
+    from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark, Replaced
 
 __all__ = ["PathObservations", "PathRequirements", "judge_path"]
 
@@ -23,6 +23,8 @@ NAMED = 4
 class PathObservations:
     """What was seen of one path, by host: the files written first and rewritten, the files read after each, the counting.
 
+    ``counted`` is by fcntl, ``flocked`` by flock; ``replaced`` is what each saw of a file that was replaced by rename.
+
     A host without an entry was not measured at that step. ``left`` says why a host could not remove its folder at the end.
     """
 
@@ -31,6 +33,8 @@ class PathObservations:
     seen: Mapping[str, MarksSeen] = field(default_factory=dict)
     seen_again: Mapping[str, MarksSeen] = field(default_factory=dict)
     counted: Mapping[str, LockCount] = field(default_factory=dict)
+    flocked: Mapping[str, LockCount] = field(default_factory=dict)
+    replaced: Mapping[str, Replaced] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -81,9 +85,11 @@ def _evidence(path: str, seen: PathObservations, host: str) -> dict[str, object]
         return {}
     found: dict[str, object] = {path: str(mark.mount)}
     if mark.problem is None:
-        found |= {f"{path} free GiB": mark.free_gib, f"{path} free inodes": mark.free_inodes}
+        found |= {f"{path} free GiB": mark.free_gib, f"{path} free inodes": mark.free_inodes, f"{path} quota": mark.quota}
     if slowest:
         found[f"{path} s until seen"] = max(slowest)
+    if (seen_here := seen.replaced.get(host)) is not None:
+        found[f"{path} rename"] = f"{seen_here.reads} reads, {seen_here.stale} of them stale"
     if mark.leftovers:
         found[f"{path} leftovers removed"] = len(mark.leftovers)
     return found
@@ -92,7 +98,9 @@ def _evidence(path: str, seen: PathObservations, host: str) -> dict[str, object]
 def _faults(seen: PathObservations, required: PathRequirements) -> Iterator[tuple[str, str]]:
     yield from _unusable(seen, required)
     yield from _not_shared(seen)
-    yield from _locks_that_fail(seen)
+    yield from _locks_that_fail(seen.counted, "locks")
+    yield from _locks_that_fail(seen.flocked, "locks by flock")
+    yield from _renames_that_show(seen)
 
 
 def _unusable(seen: PathObservations, required: PathRequirements) -> Iterator[tuple[str, str]]:
@@ -126,8 +134,9 @@ def _unknown(seen: PathObservations, required: PathRequirements, host: str, *, i
         return None
     if host not in seen.counted or (is_one_of_many and len(seen.counted) == 1):
         return "locks were not tried with another host"
-    if is_one_of_many and not any(its.waited for its in seen.counted.values()):
-        return "no host ever had to wait for another one's lock, so nothing says that locks hold"
+    for lock, counted in (("lock", seen.counted), ("flock", seen.flocked)):
+        if is_one_of_many and counted and not any(its.waited for its in counted.values()):
+            return f"no host ever had to wait for another one's {lock}, so nothing says that {lock}s hold"
     return None
 
 
@@ -188,13 +197,22 @@ def _counted(hosts: Iterator[str]) -> dict[str, int]:
     return found
 
 
-def _locks_that_fail(seen: PathObservations) -> Iterator[tuple[str, str]]:
+def _locks_that_fail(counted: Mapping[str, LockCount], locks: str) -> Iterator[tuple[str, str]]:
     """Locks that were refused, at the host; updates that were lost under a lock, at all hosts: nobody can tell whose."""
-    refused = {host: its.problem for host, its in seen.counted.items() if its.problem is not None}
+    refused = {host: its.problem for host, its in counted.items() if its.problem is not None}
     for host, why in refused.items():
-        yield host, f"gives no lock: {why}"
-    updates = sum(its.updates for its in seen.counted.values())
-    last = max((its.last for its in seen.counted.values()), default=0)
+        yield host, f"gives no {locks.replace('locks', 'lock')}: {why}"
+    updates = sum(its.updates for its in counted.values())
+    last = max((its.last for its in counted.values()), default=0)
     if not refused and last != updates:
-        for host in seen.counted:
-            yield host, f"has locks that do not hold between hosts: of {updates} updates under a lock {last} arrived"
+        for host in counted:
+            yield host, f"has {locks} that do not hold between hosts: of {updates} updates under a lock {last} arrived"
+
+
+def _renames_that_show(seen: PathObservations) -> Iterator[tuple[str, str]]:
+    """A file that was replaced by rename, and was not there, or not whole, for a reader meanwhile."""
+    for host, its in seen.replaced.items():
+        if its.problem is not None:
+            yield host, f"gives no rename over a file: {its.problem}"
+        for what, times in its.faults.items():
+            yield host, f"has a rename that is not atomic: {times} of {its.reads} reads saw {what}"

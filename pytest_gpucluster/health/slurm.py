@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare
     from pytest_gpucluster.measurements.host import RankBinding, SlurmState
 
-__all__ = ["at_start_and_end", "judge_job", "judge_node", "remark_on_blocks", "with_remark"]
+__all__ = ["at_start_and_end", "judge_config", "judge_job", "judge_node", "remark_on_blocks", "with_remark"]
 
 OUT_OF_SERVICE: Mapping[str, str] = {
     "DOWN": "Slurm gives it no jobs",
@@ -125,6 +125,35 @@ def remark_on_blocks(node: str, blocks: Mapping[str, str | NotAvailable | None],
     if len(of_domain) > 1:
         return f"the host's NVLink domain is in {len(of_domain)} blocks of Slurm: {', '.join(of_domain)} (topology.conf)"
     return None
+
+
+def judge_config(state: SlurmState) -> Finding:
+    """A Slurm that looks after no host by itself: no health check program, or one that never runs. The rest is shown."""
+    config = state.config
+    if isinstance(config, NotAvailable):
+        return Finding(unknown={HERE: (f"the configuration of Slurm is {config}",)}, kind="settings")
+    bad, unknown = [], []
+    if not config.health_check:
+        bad.append("HealthCheckProgram is not set: a host that breaks keeps getting jobs")
+    elif isinstance(config.interval_s, NotAvailable):
+        unknown.append(f"how often HealthCheckProgram runs is {config.interval_s}")
+    elif config.interval_s == 0:
+        bad.append("HealthCheckInterval is 0: HealthCheckProgram never runs")
+    return Finding(
+        bad={HERE: bad},
+        unknown={HERE: unknown},
+        kind="settings",
+        advice="gpucluster healthcheck can be that program (deploy/slurm/healthcheck.sh)",
+        evidence={
+            "HealthCheckProgram": f"{config.health_check or 'none'}, every {config.interval_s} s",
+            "Prolog": config.prolog or "none",
+            "s from the job's start to its step, at most": str(config.prolog_most_s),
+            "accounting": config.accounting or "none",
+            "topology": config.topology or "none",
+            "pyxis": str(config.pyxis),
+            "enroot": config.enroot or "not on the PATH",
+        },
+    )
 
 
 def with_remark(found: Finding, remark: str | None) -> Finding:

@@ -356,6 +356,34 @@ class PcieErrors:
     corrected: int | NotAvailable = row(SysfsFile("aer_dev_correctable", _total), 0, EVIDENCE, NO_LIMIT)
 
 
+def _interrupts(kind: str, text: str) -> int | NotAvailable:
+    """The interrupts of a kind on all processors together: a line ``MCE:  0  0   Machine check exceptions``."""
+    for line in text.splitlines():
+        name, _, counts = line.strip().partition(":")
+        if name == kind:
+            return sum(int(word) for word in counts.split() if word.isascii() and word.isdecimal())
+    return NotAvailable(f"the kernel counts no {kind} here")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineChecks:
+    """What the processors of the host have reported since it was booted (x86; other processors report by the firmware)."""
+
+    name: str = judged(EVIDENCE, "of `host_errors`: it names the part")
+    exceptions: int | NotAvailable = row(partial(_interrupts, "MCE"), 0, "host_errors")
+    deferred: int | NotAvailable = row(partial(_interrupts, "DFR"), 0, EVIDENCE, NO_LIMIT)
+
+
+def read_machine_checks(*, proc: Path = PROC) -> list[MachineChecks] | NotAvailable:
+    """The counts of the processors; none where the kernel keeps none, as in most virtual machines."""
+
+    def checks(text: str) -> list[MachineChecks]:
+        found = read(MachineChecks, text, name="CPUs")
+        return [found] if not isinstance(found.exceptions, NotAvailable) else []
+
+    return apply(checks, read_text(proc / "interrupts"))
+
+
 def read_memory_controllers(*, root: Path = SYS) -> list[MemoryController] | NotAvailable:
     """The memory controllers that the kernel shows, by name; none without EDAC."""
     folder = root / "devices" / "system" / "edac" / "mc"

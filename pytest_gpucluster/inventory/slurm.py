@@ -6,23 +6,28 @@ from text that a user may write: the state stands before the reason, and what a 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import program
+from pytest_gpucluster.inventory.host import PROC
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.inventory.reading import NotAvailable, apply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 DEADLINE_S = 15.0
 """For one command. Slurm itself says after 9 s that no controller is there, so its own words come first."""
 LONGEST = 300
 """Characters of an error message that are kept."""
+PARENT_AT, STARTED_AT = 1, 19
+"""Where /proc/PID/stat has the parent and the start, in ticks since the boot, counted from behind the name."""
 SIGNS = {
     "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
     "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
@@ -92,6 +97,73 @@ def read_share(job: str, name: str) -> SlurmShare | NotAvailable:
 def read_controller() -> str | NotAvailable:
     """Slurm's own words: ``Slurmctld(primary) at head1 is UP``, a line for each controller."""
     return ask("ping")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmConfig:
+    """What a site has set in Slurm, in the words of ``scontrol show config``; empty where it set nothing.
+
+    ``interval_s``: between two runs of the health check program, 0 for never. ``pyxis``: whether srun knows its option
+    ``--container-image``. ``enroot``: its path here. ``prolog_most_s``: from the job's start to the first process of its step
+    here, which holds the prolog and what the job's script did before.
+    """
+
+    health_check: str
+    interval_s: int | NotAvailable
+    prolog: str
+    accounting: str
+    topology: str
+    pyxis: bool | NotAvailable
+    enroot: str | None
+    prolog_most_s: float | NotAvailable
+
+
+def read_config(variables: Mapping[str, str]) -> SlurmConfig | NotAvailable:
+    """How Slurm is set up; ``variables`` are those of this process in its job."""
+
+    def of_text(text: str) -> SlurmConfig | NotAvailable:
+        found = parse_config(text)
+        if "HealthCheckProgram" not in found:
+            return NotAvailable(f"scontrol's answer is no configuration: {_short(text)}")
+        interval = re.match(r"\d+", found.get("HealthCheckInterval", ""))
+        return SlurmConfig(
+            health_check=found["HealthCheckProgram"],
+            interval_s=int(interval[0]) if interval else NotAvailable("scontrol does not say HealthCheckInterval"),
+            prolog=found.get("Prolog") or found.get("Prolog[0]", ""),
+            accounting=found.get("AccountingStorageType", ""),
+            topology=found.get("TopologyPlugin", ""),
+            pyxis=apply(lambda text: "--container-image" in text, _run(("--help",), name="srun")),
+            enroot=shutil.which("enroot"),
+            prolog_most_s=read_start(variables),
+        )
+
+    return apply(of_text, ask("show", "config"))
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """``HealthCheckProgram      = (null)``, a line each; what is not set is empty."""
+    lines = (line.partition("=") for line in text.splitlines())
+    return {name.strip(): "" if value.strip() in NONE else value.strip() for name, sign, value in lines if sign}
+
+
+def read_start(variables: Mapping[str, str], *, proc: Path = PROC) -> float | NotAvailable:
+    """Seconds from the job's start to that of the ``slurmstepd`` above this process."""
+    begun = variables.get("SLURM_JOB_START_TIME", "")
+    if not begun.isdecimal():
+        return NotAvailable("SLURM_JOB_START_TIME is not set: Slurm before 22.05")
+    pid = "self"
+    try:
+        booted_s = int(re.findall(r"(?m)^btime (\d+)$", (proc / "stat").read_text(encoding="utf-8"))[0])
+        while pid not in ("0", "1"):
+            text = (proc / pid / "stat").read_text(encoding="utf-8", errors="replace")
+            name, _, rest = text.partition("(")[2].rpartition(")")
+            if name == "slurmstepd":
+                started_s = booted_s + int(rest.split()[STARTED_AT]) / os.sysconf("SC_CLK_TCK")
+                return max(0.0, started_s - int(begun))
+            pid = rest.split()[PARENT_AT]
+    except (OSError, IndexError, ValueError) as error:
+        return NotAvailable(f"no slurmstepd is seen above this process: {error}")
+    return NotAvailable("no slurmstepd is seen above this process")
 
 
 def read_partitions() -> dict[str, str] | NotAvailable:
@@ -216,10 +288,10 @@ def change(*arguments: str) -> NotAvailable | None:
     return printed if isinstance(printed, NotAvailable) else None
 
 
-def _run(arguments: Sequence[str]) -> str | NotAvailable:
-    path = shutil.which("scontrol")
+def _run(arguments: Sequence[str], *, name: str = "scontrol") -> str | NotAvailable:
+    path = shutil.which(name)
     if path is None:
-        return NotAvailable("scontrol is not on the PATH")
+        return NotAvailable(f"{name} is not on the PATH")
     try:
         ended = program.run(path, arguments, within_s=DEADLINE_S, variables={"LC_ALL": "C"})
     except ProgramError as error:
@@ -227,7 +299,7 @@ def _run(arguments: Sequence[str]) -> str | NotAvailable:
     printed = ended.printed.strip()
     if ended.exit_code != 0:
         complaint = _short(ended.complained.strip() or printed)
-        return NotAvailable(f"{_said(arguments)}: exit code {ended.exit_code}: {complaint}")
+        return NotAvailable(f"{name} {' '.join(arguments)}: exit code {ended.exit_code}: {complaint}")
     return printed
 
 

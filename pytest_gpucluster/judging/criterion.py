@@ -69,7 +69,7 @@ class Criterion:
     left_out: DoesNotApplyError | None = None
 
     def does_not_apply(self, where: str) -> NoReturn:
-        """Skip the criterion: what its entry needs (a program, root, counts of errors) is not there ``where``.
+        """Skip the criterion: what its entry needs (a program, root, counts of errors, hardware) is not there ``where``.
 
         Raises:
             DoesNotApplyError: always; an entry without that key does not come here.
@@ -83,6 +83,8 @@ class Criterion:
         elif self.threshold.needs.error_counts:
             text = f"needs counts of errors (EDAC, AER), which the kernel does not show {where}"
             self.left_out = DoesNotApplyError(text, cause="no counts of errors")
+        elif (hardware := self.threshold.needs.hardware) is not None:
+            self.left_out = DoesNotApplyError(f"needs {hardware}, not there {where}", cause=f"no {hardware}")
         else:
             raise MeasurementError(f"{self.threshold.key}: a criterion may not leave by itself", blame=Blame(part="software"))
         raise self.left_out

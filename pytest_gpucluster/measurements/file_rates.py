@@ -5,6 +5,10 @@ flushed (fsync) and read again. The contents are random, so that nothing can be 
 the file system takes it, files are opened with O_DIRECT, which goes past the cache. Elsewhere the cache's pages are written
 and dropped (posix_fadvise) before the files are read. A file system in memory has no disk to measure, and the method says so.
 The caches of a server and of a disk are not defeated. GB/s are 10^9 bytes a second.
+
+Small requests (``file_requests``) are made by ``fio`` where it is installed, as everybody knows its numbers. It is on few GPU
+nodes and in few containers, so threads of this program stand in for it: blocking reads and writes give up Python's lock, and
+what they reach is said to be theirs. No library does asynchronous reads without a C extension, so none is added.
 """
 
 from __future__ import annotations
@@ -12,9 +16,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import json
 import mmap
 import os
+import random
 import secrets
+import shutil
+import statistics
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +32,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.host import Mount, read_mount
+from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import Folder, remove_leftovers, within_own_folder
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pytest_gpucluster.inventory.reading import NotAvailable
 
@@ -230,3 +240,146 @@ def _verify(stream: _Stream, size_bytes: int) -> None:
     if not torch.equal(written, read):
         first = int((written != read).nonzero()[0])
         raise ArithmeticError(f"{stream.file}: the byte at {first} of {size_bytes} is not what was written")
+
+
+# --- Small requests: how many a second, and how long each takes ---
+
+OWN, FIO = "threads of this program, as fio is not installed", "fio"
+FIO_GRACE_S = 60.0
+"""How much longer than its measurement fio may take to lay out the file."""
+PERCENTILE = "99.000000"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """Requests of one page a second (IOPS), and the microseconds that one takes: on average, and of 99 in 100 the longest."""
+
+    iops: float
+    mean_us: float
+    p99_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRequests:
+    """Random requests of 4 KiB to one file, reads and then writes. ``by`` says who made them, ``cache`` as in FileRates."""
+
+    read: Requests
+    write: Requests
+    depth: int
+    by: str
+    cache: str
+    path: str
+    mount: Mount | NotAvailable
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What was measured beside reads a second, and how."""
+        ways = {"read": self.read, "write": self.write}
+        times = {f"{way} us": f"{one.mean_us:.0f} on average, p99 {one.p99_us:.0f}" for way, one in ways.items()}
+        made = {"requests at once": self.depth, "by": self.by, "page cache defeated by": self.cache}
+        return {"write IOPS": self.write.iops, **times, **made, "path": self.path, "file system": str(self.mount)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is asked of one file: how large it is, how many requests at once, for how long, and how the cache is defeated."""
+
+    folder: Folder
+    size_bytes: int
+    depth: int
+    seconds: float
+    cache: str
+
+
+@without_device
+def file_requests(*, path: str | None, size_bytes: int, depth: int, seconds: float) -> FileRequests:
+    """Read and write single pages at random places of a file below ``path``, in a folder of this rank's own.
+
+    Args:
+        path: an existing folder; None: that for temporary files (``TMPDIR``, else /tmp).
+        size_bytes: of the file, in whole pages.
+        depth: how many requests are made at once.
+        seconds: of reading, and again of writing.
+
+    Raises:
+        OSError: the path cannot be used, or is full.
+        ValueError: no request at once, or a file of less than a page.
+        ProgramError: fio could not be run to its end, or printed no report.
+    """
+    if depth < 1 or size_bytes < PAGE_BYTES:
+        raise ValueError(f"{depth} requests at once to a file of {size_bytes} bytes are none: a page has {PAGE_BYTES}")
+    folder, fio = Path(path or tempfile.gettempdir()), shutil.which(FIO)
+    progress.report(f"small requests below {folder}")
+    remove_leftovers(folder)
+    mount = read_mount(folder)
+    with within_own_folder(folder) as own:
+        cache = _cache_of(own, mount)
+        work = _Work(own, size_bytes // PAGE_BYTES * PAGE_BYTES, depth, seconds, cache)
+        _lay_out(work)
+        measure = functools.partial(_by_fio, fio) if fio is not None else _by_threads
+        read, write = measure(work, "read"), measure(work, "write")
+    by = FIO if fio is not None else OWN
+    return FileRequests(read=read, write=write, depth=depth, by=by, cache=cache, path=str(folder), mount=mount)
+
+
+def _lay_out(work: _Work) -> None:
+    """Write the file once, so that every page is on the disk."""
+    with _stream(work.folder, "requests", work.size_bytes) as stream:
+        _fill(stream)
+        _write(stream, cache=work.cache, end_s=float("inf"))
+
+
+def _by_threads(work: _Work, way: str) -> Requests:
+    """Each thread makes one request after the other. Its own page of memory begins at a page, as O_DIRECT asks."""
+    file = work.folder.open_at("requests", os.O_RDWR | (os.O_DIRECT if work.cache == DIRECT else 0))
+    ends_s = time.perf_counter() + work.seconds
+
+    def one_by_one(_number: int) -> list[float]:
+        made: list[float] = []
+        with _mapped(PAGE_BYTES) as page:
+            call: Callable[[int], Any] = functools.partial(_read_page if way == "read" else _write_page, file, page)
+            while not made or time.perf_counter() < ends_s:
+                at = random.randrange(work.size_bytes // PAGE_BYTES) * PAGE_BYTES
+                begun_s = time.perf_counter()
+                call(at)
+                if work.cache == DROPPED:
+                    os.posix_fadvise(file, at, PAGE_BYTES, os.POSIX_FADV_DONTNEED)
+                made.append(time.perf_counter() - begun_s)
+        return made
+
+    start_s = time.perf_counter()
+    try:
+        with ThreadPoolExecutor(work.depth) as threads:
+            took_s = sorted(one for made in threads.map(one_by_one, range(work.depth)) for one in made)
+    finally:
+        os.close(file)
+    all_s = time.perf_counter() - start_s
+    p99_s = took_s[min(len(took_s) - 1, int(0.99 * len(took_s)))]
+    return Requests(iops=len(took_s) / all_s, mean_us=1e6 * statistics.fmean(took_s), p99_us=1e6 * p99_s)
+
+
+def _read_page(file: int, page: mmap.mmap, at: int) -> None:
+    os.preadv(file, [page], at)
+
+
+def _write_page(file: int, page: mmap.mmap, at: int) -> None:
+    os.pwrite(file, page, at)
+    os.fdatasync(file)
+
+
+def _by_fio(fio: str, work: _Work, way: str) -> Requests:
+    """The same by fio: as many jobs with blocking requests, so that the numbers mean the same."""
+    arguments = [
+        "--name=requests", f"--filename={work.folder.path / 'requests'}", f"--size={work.size_bytes}",
+        f"--rw=rand{way}", f"--bs={PAGE_BYTES}", f"--direct={int(work.cache == DIRECT)}", "--ioengine=psync",
+        f"--numjobs={work.depth}",
+        "--time_based", f"--runtime={work.seconds:g}", "--group_reporting", "--invalidate=1", "--output-format=json",
+        *(["--fdatasync=1"] if way == "write" else []),
+    ]  # fmt: skip
+    ended = program.run(fio, arguments, within_s=work.seconds + FIO_GRACE_S)
+    try:
+        found = json.loads(ended.printed[ended.printed.index("{") :])["jobs"][0][way]
+        times = found["clat_ns"]
+        return Requests(iops=found["iops"], mean_us=times["mean"] / 1e3, p99_us=times["percentile"][PERCENTILE] / 1e3)
+    except (ValueError, LookupError, TypeError) as error:
+        raise ProgramError(f"fio printed no report (exit code {ended.exit_code}: {ended.gist})") from error

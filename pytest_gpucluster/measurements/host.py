@@ -6,15 +6,17 @@ import os
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import gpu_index, numa, slurm
 from pytest_gpucluster.inventory.host import (
     HostFacts,
+    MachineChecks,
     MemoryController,
     PcieErrors,
     read_host,
+    read_machine_checks,
     read_memory_controllers,
     read_memory_limit,
     read_pcie_errors,
@@ -29,7 +31,7 @@ from pytest_gpucluster.protocol.functions import without_device
 if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nics import Nic
     from pytest_gpucluster.inventory.pci_tree import PciPath
-    from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare
+    from pytest_gpucluster.inventory.slurm import SlurmConfig, SlurmNode, SlurmShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +102,18 @@ def nic_paths() -> NicPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostErrors:
-    """Errors that the kernel of a host has counted; both are empty in a virtual machine."""
+    """Errors that the kernel of a host has counted; all are empty in a virtual machine."""
 
     memory: list[MemoryController] | NotAvailable
     pcie: list[PcieErrors] | NotAvailable
+    cpus: list[MachineChecks] | NotAvailable = field(default_factory=list)
 
 
 @without_device
 def host_errors() -> HostErrors:
-    """Read what the kernel has counted of memory, and of the PCIe ways of GPUs and adapters."""
-    return HostErrors(memory=read_memory_controllers(), pcie=apply(read_pcie_errors, read_addresses()))
+    """Read what the kernel has counted of memory, of processors, and of the PCIe ways of GPUs and adapters."""
+    pcie = apply(read_pcie_errors, read_addresses())
+    return HostErrors(memory=read_memory_controllers(), pcie=pcie, cpus=read_machine_checks())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +121,7 @@ class SlurmState:
     """A host in a job of Slurm: the controller, the host, what the job has of it, and the GPUs that NVML shows to the job.
 
     ``partitions`` are the states of the host's partitions by name. ``mig_gpus`` is how many GPUs are in MIG mode. ``block`` is
-    what Slurm's topology/block plugin has the host in; None in none.
+    what Slurm's topology/block plugin has the host in; None in none. ``config`` is how the site has set up Slurm.
     """
 
     controller: str | NotAvailable
@@ -127,6 +131,7 @@ class SlurmState:
     gpus_seen: int | NotAvailable
     mig_gpus: int
     block: str | NotAvailable | None = None
+    config: SlurmConfig | NotAvailable = field(default_factory=lambda: NotAvailable("not asked"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +149,13 @@ def slurm_state(*, job: str) -> SlurmState:
     """Ask Slurm about this host. A value that cannot be read says why, and leaves the others."""
     hostname = platform.node()
     name = os.environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
-    with ThreadPoolExecutor(5) as questions:  # at once, so that a controller that is silent costs one deadline
+    with ThreadPoolExecutor(6) as questions:  # at once, so that a controller that is silent costs one deadline
         controller = questions.submit(slurm.read_controller)
         node = questions.submit(slurm.read_node, name, hostname=hostname)
         share = questions.submit(slurm.read_share, job, name)
         partitions = questions.submit(slurm.read_partitions)
         block = questions.submit(slurm.read_block, name)
+        config = questions.submit(slurm.read_config, os.environ)
         seen, mig_gpus = _gpus()
     return SlurmState(
         controller=controller.result(),
@@ -159,6 +165,7 @@ def slurm_state(*, job: str) -> SlurmState:
         gpus_seen=seen,
         mig_gpus=mig_gpus,
         block=block.result(),
+        config=config.result(),
     )
 
 

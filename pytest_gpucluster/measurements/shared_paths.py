@@ -2,8 +2,9 @@
 
 Each host writes a file (``leave_mark``), then each host reads the digests of all files (``read_marks``). No process group is
 needed: the controller asks for the reading when every host has written and closed its file. Then all hosts count up one
-number under a lock (``count_under_lock``), and each makes many small files (``small_files``). What they write lies in folders
-of their own (:mod:`own_folder`).
+number under a lock (``count_under_lock``, by fcntl and by flock), read a file while one of them replaces it by rename
+(``replace_file``), and each makes many small files (``small_files``). What they write lies in folders of their own
+(:mod:`own_folder`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import fcntl
 import hashlib
 import os
 import random
+import shutil
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.host import read_mount
+from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import (
@@ -36,6 +41,8 @@ from pytest_gpucluster.measurements.own_folder import (
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_gpucluster.inventory.host import Mount
 
 MARK_BYTES = 4096
@@ -47,10 +54,13 @@ PATIENCE_S = 2.0
 """How much longer a host counts that never had to wait: another one may be held up."""
 HELD_S = 0.001
 """How long the lock is held, so that another host that does not respect it comes between."""
-_MARK, _LOCK, _READY = "mark", "lock", "ready"
+_MARK, _LOCK, _FLOCK, _READY, _STATE, _NEXT = "mark", "lock", "flock", "ready", "state", "next"
 _IS_READY = b"1"
 _ABSENT = "does not show"
 _DIGITS = 20
+_COPIES = 200
+"""So often the file that is replaced has its number: a reader between two of them would see both."""
+QUOTA_S = 5.0
 _WORDS = {
     errno.ENOENT: "is not there",
     errno.ENOTDIR: "is a file, no folder",
@@ -69,7 +79,7 @@ class PathMark:
 
     ``problem``: why the path cannot be used, None if it can. ``folder`` is the host's own below the path, ``digest`` the
     SHA-256 of the file. ``leftovers`` are the folders of killed runs that were removed. ``free_inodes`` is None where the
-    file system counts none.
+    file system counts none. ``quota`` is what the file system allows this user, in the words of ``lfs quota`` or ``quota``.
     """
 
     problem: str | None
@@ -78,6 +88,7 @@ class PathMark:
     digest: str = ""
     free_gib: float | None = None
     free_inodes: int | None = None
+    quota: str = ""
     leftovers: list[str] = field(default_factory=list)
 
 
@@ -108,6 +119,22 @@ class LockCount:
     waited: int
     problem: str | None = None
     absent: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """What one host saw of a file while another one replaced it by rename, again and again.
+
+    ``replaced`` is how often this host replaced it, ``reads`` how often it read it. ``faults`` has what a rename never shows,
+    each with how often: no file, a part of it, or parts of two. ``stale`` are reads of a file that was gone meanwhile (ESTALE),
+    as NFS has them. ``problem``: why it could not replace or read the file, None if it could.
+    """
+
+    replaced: int
+    reads: int
+    faults: dict[str, int]
+    stale: int
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,23 +169,44 @@ def _leave_mark(path: Path, run: str) -> PathMark:
     leftovers = remove_leftovers(path)
     contents = os.urandom(MARK_BYTES)
     with find_own_folder(path, run) or make_own_folder(path, run) as own:
-        for name in (_LOCK, _READY):
+        for name, copies in ((_LOCK, 1), (_FLOCK, 1), (_READY, 1), (_STATE, _COPIES)):
             with contextlib.suppress(FileExistsError), own.file(name, "xb") as file:
-                file.write(b"0" * _DIGITS)
+                file.write(b"0" * _DIGITS * copies)
         with own.file(_MARK, "wb") as mark:
             mark.write(contents)
             mark.flush()
             os.fsync(mark.fileno())
         system = os.statvfs(own.descriptor)
+    mount = _mount(str(path))
     return PathMark(
         problem=None,
-        mount=_mount(str(path)),
+        mount=mount,
+        quota=read_quota(path, mount),
         folder=own.path.name,
         digest=hashlib.sha256(contents).hexdigest(),
         free_gib=system.f_bavail * system.f_frsize / 2**30,
         free_inodes=system.f_favail if system.f_files else None,
         leftovers=leftovers,
     )
+
+
+def read_quota(path: Path, mount: Mount | NotAvailable) -> str:
+    """What the file system allows this user, by ``lfs`` for Lustre, else by ``quota``; why it is not known."""
+    if isinstance(mount, NotAvailable):
+        return str(mount)
+    tool, arguments = "quota", ["-w", "-p", "-v"]
+    if mount.kind == "lustre":
+        tool, arguments = "lfs", ["quota", "-q", "-u", str(os.getuid()), str(path)]
+    found = shutil.which(tool)
+    if found is None:
+        return f"not read: {tool} is not installed"
+    try:
+        ended = program.run(found, arguments, within_s=QUOTA_S, variables={"LC_ALL": "C"})
+    except ProgramError as error:
+        return f"not read: {error}"
+    lines = [" ".join(line.split()) for line in ended.printed.splitlines()]
+    own = [line for line in lines if tool == "lfs" or line.startswith(f"{mount.source} ")]
+    return "; ".join(own) or (f"not read: {ended.gist}" if ended.exit_code else "none for this user")
 
 
 @without_device
@@ -209,14 +257,15 @@ def _read(folder: Path, name: str) -> bytes:
 
 
 @without_device
-def count_under_lock(*, path: str, run: str, parties: list[str], seconds: float) -> LockCount | None:
-    """Count up one number with the other hosts, each time under an exclusive lock (fcntl) of the file that holds it.
+def count_under_lock(*, path: str, run: str, parties: list[str], seconds: float, flock: bool = False) -> LockCount | None:
+    """Count up one number with the other hosts, each time under an exclusive lock of the file that holds it.
 
     Args:
         path: that is shared.
         run: that made the folders.
         parties: the folders of the hosts that take part; the number lies in the first one's. None is returned elsewhere.
         seconds: how long to count, once all are there.
+        flock: lock by flock, and not by fcntl.
 
     Raises:
         NotOwnFolderError: a folder that is written to is not the one that this run made.
@@ -224,21 +273,21 @@ def count_under_lock(*, path: str, run: str, parties: list[str], seconds: float)
     progress.report(f"lock below {path}")
     folders = {folder: Path(path) / folder for folder in parties}
     own = next((folders[folder] for folder in parties if is_own_name(folder)), None)
-    return _count(own, list(folders.values()), run, seconds) if own is not None else None
+    return _count(own, list(folders.values()), run, seconds, flock=flock) if own is not None else None
 
 
-def _count(own: Path, folders: list[Path], run: str, seconds: float) -> LockCount:
+def _count(own: Path, folders: list[Path], run: str, seconds: float, *, flock: bool) -> LockCount:
     updates = last = waited = 0
     absent: list[str] = []
     try:
         with open_noted(own, run) as folder, folder.file(_READY, "wb") as ready:
             ready.write(_IS_READY)
-        with open_noted(folders[0], run) as first, first.file(_LOCK, "r+b") as file:
+        with open_noted(folders[0], run) as first, first.file(_FLOCK if flock else _LOCK, "r+b") as file:
             absent = _absent(folders)
             end_s = time.monotonic() + seconds
             latest_s = end_s + (PATIENCE_S if len(folders) > 1 else 0)
             while time.monotonic() < (end_s if waited else latest_s):
-                number = _add_one(file.fileno())
+                number = _add_one(file.fileno(), fcntl.flock if flock else fcntl.lockf)
                 updates, last, waited = (updates, last, waited + 1) if number is None else (updates + 1, number, waited)
                 time.sleep(HELD_S * random.random())
     except (OSError, ValueError) as error:
@@ -257,10 +306,10 @@ def _absent(folders: list[Path]) -> list[str]:
         time.sleep(POLL_S)
 
 
-def _add_one(file: int) -> int | None:
+def _add_one(file: int, lock: Callable[[int, int], None]) -> int | None:
     """The number after one was added, or None if another one has the lock."""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return None
     try:
@@ -269,8 +318,72 @@ def _add_one(file: int) -> int | None:
         os.pwrite(file, f"{number:0{_DIGITS}d}".encode("ascii"), 0)
         os.fsync(file)
     finally:
-        fcntl.lockf(file, fcntl.LOCK_UN)
+        lock(file, fcntl.LOCK_UN)
     return number
+
+
+@without_device
+def replace_file(*, path: str, run: str, parties: list[str], seconds: float) -> Replaced | None:
+    """Read a file in the first host's folder while that host replaces it by rename. A reader sees the old or the new one.
+
+    Args:
+        path: that is shared.
+        run: that made the folders.
+        parties: the folders of the hosts that take part. None is returned elsewhere.
+        seconds: how long.
+
+    Raises:
+        NotOwnFolderError: the folder that is written to is not the one that this run made.
+    """
+    progress.report(f"rename below {path}")
+    if not any(map(is_own_name, parties)):
+        return None
+    folder, ends_s = Path(path) / parties[0], time.monotonic() + seconds
+    is_writer = is_own_name(parties[0])
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            replacing = threads.submit(_replace, folder, run, ends_s) if is_writer else None
+            reads, stale, faults = _watch(folder, ends_s)
+            replaced = replacing.result() if replacing is not None else 0
+    except OSError as error:
+        return Replaced(replaced=0, reads=0, faults={}, stale=0, problem=error.strerror or str(error))
+    return Replaced(replaced=replaced, reads=reads, faults=faults, stale=stale)
+
+
+def _replace(folder: Path, run: str, ends_s: float) -> int:
+    """Write the next number into a file of another name, and rename that over the file; how often."""
+    number = 0
+    with open_noted(folder, run) as own:
+        while time.monotonic() < ends_s:
+            number += 1
+            with own.file(_NEXT, "wb") as file:
+                file.write(f"{number:0{_DIGITS}d}".encode("ascii") * _COPIES)
+            os.rename(_NEXT, _STATE, src_dir_fd=own.descriptor, dst_dir_fd=own.descriptor)
+    return number
+
+
+def _watch(folder: Path, ends_s: float) -> tuple[int, int, dict[str, int]]:
+    """How often the file was read, how often it was stale, and what it showed that no rename shows."""
+    reads = stale = 0
+    faults: dict[str, int] = {}
+    while not reads or time.monotonic() < ends_s:
+        reads += 1
+        try:
+            with Folder(folder) as theirs:
+                contents = theirs.read(_STATE, _DIGITS * _COPIES + 1)
+        except FileNotFoundError:
+            faults["no file"] = faults.get("no file", 0) + 1
+            continue
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            stale += 1
+            continue
+        is_whole = len(contents) == _DIGITS * _COPIES
+        if not is_whole or contents != contents[:_DIGITS] * _COPIES:
+            fault = "parts of two files" if is_whole else "a part of the file"
+            faults[fault] = faults.get(fault, 0) + 1
+    return reads, stale, faults
 
 
 @without_device

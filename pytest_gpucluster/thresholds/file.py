@@ -14,7 +14,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import layers, released, schema
 from pytest_gpucluster.thresholds.layers import SourceFile, layer, merge
 from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
-from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs, spec_for_gpu
+from pytest_gpucluster.thresholds.specs import NOT_AMD, GpuSpec, load_specs, names_amd, spec_for_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -190,7 +190,7 @@ class ThresholdsFile(SourceFile):
 
     def _named(self, name: str, gpu_names: Sequence[str]) -> Profile:
         if name not in self.profiles:
-            hint = did_you_mean(name, list(self.profiles))
+            hint = f" {NOT_AMD}" if names_amd(name) else did_you_mean(name, list(self.profiles))
             known = ", ".join(self.profiles)
             raise ConfigurationError(f"{self.document.file} has no profile {name!r}. Profiles: {known}.{hint}")
         profile = self.profiles[name]

@@ -13,7 +13,7 @@ from pytest_gpucluster.thresholds import schema as shape
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.resolve import ALL_TO_ALL, BOUNDS_OF_FABRIC, OF_FABRIC, chain_of
-from pytest_gpucluster.thresholds.specs import DERIVED, FIELD_UNITS, load_specs
+from pytest_gpucluster.thresholds.specs import DERIVED, FIELD_UNITS, NOT_AMD, load_specs, names_amd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,7 +53,7 @@ def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
         if gpu is not None and gpu not in specs:
             text = f"profile {name!r} names the GPU {gpu!r}, which has no spec. Specs: {', '.join(specs)}."
             hint = did_you_mean(gpu, list(specs))
-            how = "To add one: a file in pytest_gpucluster/thresholds/specs."
+            how = NOT_AMD if names_amd(gpu) else "To add one: a file in pytest_gpucluster/thresholds/specs."
             yield file.document.problem((*path, "gpu"), f"{text}{hint} {how}")
         if not any(profiles[ancestor].gpu or profiles[ancestor].rehearsal for ancestor in chain):
             text = f"profile {name!r} has no 'gpu' and is not a rehearsal ('rehearsal: true')."

@@ -310,7 +310,7 @@ def rates_of(profile: Profile) -> FabricRates | None:
         return None
     return FabricRates(
         nic_gb_s_per_gpu=profile.nic_gb_s_per_gpu,
-        nvlink_gb_s=profile.spec.nvlink_gb_s,
+        nvlink_gb_s=profile.spec.peer_gb_s,
         nodes_per_domain=profile.nodes_per_domain,
         is_stated=profile.fabric == "sockets",
     )

@@ -48,6 +48,7 @@ Unit = Literal[
     "nats/token",
     "tokens/s/GPU",
     "files/s",
+    "IOPS",
     "links",
     "count",
 ]
@@ -154,6 +155,7 @@ class Needs(_StrictModel):
     program: Text | None = None
     root: bool = False
     error_counts: bool = False
+    hardware: Text | None = None
 
 
 class _Keys(_StrictModel):

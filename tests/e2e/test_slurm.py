@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-JUDGED = ("slurm_node", "slurm_job")
+JUDGED = ("slurm_node", "slurm_config", "slurm_job")
 CORES = len({min(read_threads_of_core(cpu)) for cpu in os.sched_getaffinity(0)})
 NODE: dict[str, Any] = {"state": "ALLOCATED", "gres": "gpu:h200:2(S:0)"}
 JOB: dict[str, Any] = {"cpus": f"0-{CORES - 1}", "gres": "gpu:h200:2(IDX:0-1)", "memory_mib": 1000}

@@ -45,6 +45,16 @@ PARTITION = (
     "OverTimeLimit=NONE PreemptMode=OFF State=UP TotalCPUs=2 TotalNodes=1 SelectTypeParameters=NONE "
     "JobDefaults=(null) DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=2,mem=1000M,node=1,billing=2"
 )
+CONFIG = """\
+Configuration data as of 2026-11-23T12:30:47
+AccountingStorageType   = accounting_storage/slurmdbd
+HealthCheckInterval     = 300 sec
+HealthCheckNodeState    = ANY
+HealthCheckProgram      = /usr/sbin/nhc
+Prolog                  = /etc/slurm/prolog.sh
+TopologyPlugin          = topology/block
+"""
+"""Some lines in the form of ``scontrol show config`` of 22.05, by Slurm's source (api/config_info.c)."""
 PING = "Slurmctld(primary) at vm is UP"
 
 
@@ -62,7 +72,7 @@ def job(*, cpus: str = "0", memory_mib: int = 200, gres: str = "", hosts: str = 
 def install(folder: Path, *, node: str, job: str, partition: str = PARTITION, before: str = "") -> Path:
     """Write ``scontrol`` into ``folder``, which belongs on the PATH; ``before`` is shell that runs first."""
     folder.mkdir(exist_ok=True)
-    for name, text in (("node", node), ("job", job), ("partition", partition), ("ping", PING)):
+    for name, text in (("node", node), ("job", job), ("partition", partition), ("ping", PING), ("config", CONFIG)):
         (folder / f"{name}.txt").write_text(f"{text}\n", encoding="utf-8")
     script = textwrap.dedent(f"""\
         #!/bin/sh
@@ -73,6 +83,7 @@ def install(folder: Path, *, node: str, job: str, partition: str = PARTITION, be
             "-d -o show job {JOB_ID}") cat job.txt;;
             "-o show partition") cat partition.txt;;
             ping) cat ping.txt;;
+            "show config") cat config.txt;;
             *) echo "invalid keyword" >&2; exit 1;;
         esac
         """)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from importlib import metadata
@@ -47,6 +48,32 @@ def test_oldest_torch_is_the_one_that_is_installed_at_least() -> None:
     """Said twice, because an older one may come in past pip; both must say the same."""
     text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"torch>={".".join(map(str, run_setup.OLDEST_TORCH))}",' in text
+
+
+@pytest.mark.parametrize("hip", ["6.4.43482", None])
+def test_a_torch_of_rocm_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hip: str | None) -> None:
+    """Loaded or only installed: read without an import of torch."""
+    import torch.version  # noqa: PLC0415 -- what is asked where it is loaded
+
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert run_setup.read_hip() == hip
+    monkeypatch.delitem(sys.modules, "torch.version")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(f"cuda: Optional[str] = None\nhip: Optional[str] = {hip!r}\n")
+    origin = Namespace(origin=str(tmp_path / "torch" / "__init__.py"))
+    monkeypatch.setattr(run_setup.importlib.util, "find_spec", lambda _name: origin)
+    assert run_setup.read_hip() == hip
+    (tmp_path / "torch" / "version.py").unlink()
+    assert run_setup.read_hip() is None
+
+
+def test_a_torch_of_rocm_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before any GPU is looked for, with the suite to take instead; a rehearsal by name is allowed."""
+    monkeypatch.setattr(run_setup, "read_hip", lambda: "6.4")
+    monkeypatch.setattr(run_setup, "detect_gpus", lambda: pytest.fail("GPUs were looked for"))
+    with pytest.raises(ConfigurationError, match=r"torch\.version\.hip is 6\.4.*ROCm CVS.*--gpucluster-profile rehearsal"):
+        run_setup.prepare(settings(tmp_path), None, start=tmp_path)
+    assert run_setup.prepare(settings(tmp_path, profile="rehearsal", inline=True), None, start=tmp_path).rehearsal
 
 
 def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:

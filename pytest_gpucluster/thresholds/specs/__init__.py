@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,12 +38,12 @@ _POSITIVE = Field(gt=0)
 _Text = Annotated[str, AfterValidator(_not_empty)]
 _Names = Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_not_empty)]
 _Count = Annotated[int, _POSITIVE, Unit("count")]
-_Links = Annotated[int, _POSITIVE, Unit("links")]
+_LinksIfAny = Annotated[int | None, _POSITIVE, Unit("links")]
 _TFlops = Annotated[float, _POSITIVE, Unit("TFLOPS")]
 _TFlopsIfAny = Annotated[float | None, _POSITIVE, Unit("TFLOPS")]
 _TOpsIfAny = Annotated[float | None, _POSITIVE, Unit("TOPS")]
 _TBPerS = Annotated[float, _POSITIVE, Unit("TB/s")]
-_GBPerS = Annotated[float, _POSITIVE, Unit("GB/s")]
+_GBPerSIfAny = Annotated[float | None, _POSITIVE, Unit("GB/s")]
 _GiB = Annotated[float, _POSITIVE, Unit("GiB")]
 _Watt = Annotated[float, _POSITIVE, Unit("W")]
 _RatioIfAny = Annotated[float | None, _POSITIVE, Unit("ratio")]
@@ -50,6 +51,11 @@ _MHz = Annotated[float, _POSITIVE, Unit("MHz")]
 
 
 UNTRIED = "never"
+NOT_AMD = (
+    "AMD GPUs are not judged here: every reading comes from NVIDIA's NVML and every limit from NVIDIA's parts. For MI300X and "
+    "its successors take ROCm CVS, AMD's cluster validation suite (https://github.com/ROCm/cvs)."
+)
+_AMD = re.compile(r"(?i)(?<![a-z0-9])(amd|radeon|instinct|rocm|hip|mi\d{2,3}[a-z]?)(?![a-z0-9])")
 SHEETS_ROUND = 17 / 16
 """Hardware may exceed a rate of its sheet by so much: NVML shows 26.562 GB/s for an NVLink of 25, and 4.92 TB/s for 4.8."""
 PCIE_LANE_GB_S: Mapping[int, float] = MappingProxyType({3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563})
@@ -62,7 +68,7 @@ class SpecFile(BaseModel):
     """The file of one GPU product. Rates are dense, links one way.
 
     ``fp64_tflops`` is that of the tensor cores, ``nvlink_ber`` the bit error rate that NVML tells of a link at most, None
-    where it tells none. A rate that is None: the GPU has no such units. ``names``: the whole names
+    where it tells none. A rate that is None: the GPU has no such units, or no NVLinks. ``names``: the whole names
     that NVML may give the product. ``memory_gib``: what NVML reports. ``seen``: when and on what we ran on it, or ``never``.
     """
 
@@ -80,8 +86,8 @@ class SpecFile(BaseModel):
     int8_tops: _TOpsIfAny
     hbm_tb_s: _TBPerS
     memory_gib: _GiB
-    nvlink_links: _Links
-    nvlink_gb_s: _GBPerS
+    nvlink_links: _LinksIfAny
+    nvlink_gb_s: _GBPerSIfAny
     nvlink_ber: _RatioIfAny
     pcie_gen: _Count
     pcie_width: _Count
@@ -103,14 +109,19 @@ class GpuSpec(SpecFile):
         return None if lane_gb_s is None else lane_gb_s * self.pcie_width
 
     @property
+    def peer_gb_s(self) -> float:
+        """What a GPU sends to others of its node, in GB/s one way: by its NVLinks, by PCIe where it has none."""
+        return self.nvlink_gb_s or self.pcie_gb_s or math.inf
+
+    @property
     def nvlink_copy_gb_s(self) -> float:
-        """What the NVLinks carry of copies, which no switch can add up; in GB/s."""
-        return self.nvlink_gb_s
+        """What the NVLinks (:attr:`peer_gb_s`) carry of copies, which no switch can add up; in GB/s."""
+        return self.peer_gb_s
 
     @property
     def nvlink_sum_gb_s(self) -> float:
         """What they carry of a sum, in GB/s; where switches add up (NVLS), its bus bandwidth may be higher."""
-        return self.nvlink_gb_s
+        return self.peer_gb_s
 
     def most(self, figure: str) -> float | None:
         """More than this the GPU cannot reach, in the unit of the figure; None if the GPU has no such figure.
@@ -176,14 +187,22 @@ def spec_for_gpu(nvml_name: str) -> GpuSpec:
     raise ConfigurationError(_unknown(nvml_name, by_name))
 
 
+def names_amd(name: str) -> bool:
+    """Whether the name of a GPU or a profile means a GPU of AMD: ``amd/mi300x``, ``AMD Instinct MI300X``, ``mi325x-oam``."""
+    return _AMD.search(name) is not None
+
+
 def _unknown(nvml_name: str, by_name: Mapping[str, str]) -> str:
+    if names_amd(nvml_name):
+        return f"unknown GPU {nvml_name!r}. {NOT_AMD}"
     known = ", ".join(f"{name!r} ({spec_id})" for name, spec_id in by_name.items())
     close = closest(nvml_name, list(by_name))
     hint = f" It is not {close[0]!r}: another form factor or memory has other limits." if close else ""
     return (
         f"unknown GPU {nvml_name!r}. Known: {known}.{hint} To add it: copy "
         "pytest_gpucluster/thresholds/specs/h200-sxm.yaml to a file named after the GPU, put this name under 'names' and the "
-        "numbers of its data sheet below, then add a profile of that name with measured limits to thresholds.yaml."
+        "numbers of its data sheet below, then add a profile of that name with measured limits to thresholds.yaml "
+        "(docs/how-to/new-gpu.md)."
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.health.dcgm import judge_diag
+from pytest_gpucluster.health.dcgm import judge_diag, judge_whole_diag, level_of_round
 from pytest_gpucluster.inventory.dcgm import DcgmError, DcgmGpu, parse_report
 from pytest_gpucluster.measurements.dcgm import DcgmDiag
 from pytest_gpucluster.text import LONGEST
@@ -268,3 +269,58 @@ def test_foreign_text_is_one_short_line() -> None:
     assert "\n" not in text
     assert "\x1b" not in text
     assert len(text) < 2 * LONGEST
+
+
+# The long diagnostics of a soak.
+
+
+def test_a_long_diagnostic_that_finds_nothing() -> None:
+    """All tests of all GPUs; what was skipped is told with DCGM's reason, and is no doubt."""
+    found = judge_whole_diag(diag_of(HEALTHY))
+    assert (found.count, found.doubts, found.remark) == (0, (), None)
+    skips = report([entity(0), entity(1)], eud=[entity(0, "Skip", info=["needs root"]), entity(1, "Skip", info=["needs root"])])
+    found = judge_whole_diag(diag_of(skips))
+    assert (found.count, found.doubts) == (0, ())
+    assert found.remark == "DCGM 4.2.3 -r 2 skipped: eud (needs root)"
+
+
+def test_a_long_diagnostic_that_finds_a_fault() -> None:
+    """Each failure once, with the urgent advice."""
+    made = report([entity(0), entity(1, "Fail", warning("A row remap failed", severity=6))])
+    found = judge_whole_diag(diag_of(made))
+    assert found.facts == ("memory, GPU 1: Fail: A row remap failed",)
+    assert found.advice == "drain the node and reset the GPU (DCGM: reset)"
+
+
+@pytest.mark.parametrize(
+    ("memory", "doubt", "said"),
+    [
+        ([entity(0), entity(1, "Not Run")], "", "memory, GPU 1: Not Run"),
+        ([entity(0), entity(1)], "exit code 3", "exit code 3"),
+        ([entity(0), entity(1, "Fail", warning("GPU is in use by another process"))], "", "GPU not idle"),
+    ],
+)
+def test_a_long_diagnostic_that_cannot_tell(memory: list[Json], doubt: str, said: str) -> None:
+    """Never a pass."""
+    found = judge_whole_diag(diag_of(report(memory), *filter(None, [doubt])))
+    assert found.count == 0
+    assert any(said in text for text in found.doubts)
+
+
+def test_a_gpu_on_which_nothing_passed() -> None:
+    """Skipped throughout, or not in the report; a CPU that passed is no GPU."""
+    made = report_4(memory=[entity(0), entity(1, "Skip")], cpu_eud=[{"entity_group": "CPU", "entity_id": 0, "status": "Pass"}])
+    found = judge_whole_diag(diag_of(made))
+    assert [text for text in found.doubts if "no test passed on GPU 1" in text]
+    assert not [text for text in found.doubts if "on GPU 0" in text]
+    nobody = dataclasses.replace(diag_of(HEALTHY), gpus=[])
+    assert any("none of the GPUs of this run" in text for text in judge_whole_diag(nobody).doubts)
+
+
+@pytest.mark.parametrize(
+    ("number", "left_s", "level"),
+    [(1, 28800, 3), (1, 1200, 3), (1, 1199, None), (2, 28000, 4), (2, 7199, None), (3, 28000, None)],
+)
+def test_the_level_of_a_round(number: int, left_s: float, level: int | None) -> None:
+    """Each once, the shorter one first, where the soak has the time."""
+    assert level_of_round(number, {"r4": 7200, "r3": 1200}, left_s=left_s) == level

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpucluster.health.growth import read_limits
 from pytest_gpucluster.health.hosts import judge_host_errors
-from pytest_gpucluster.inventory.host import read_memory_controllers, read_pcie_errors
+from pytest_gpucluster.inventory.host import MachineChecks, read_machine_checks, read_memory_controllers, read_pcie_errors
 from pytest_gpucluster.inventory.pci_tree import read_addresses
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE
@@ -85,6 +85,7 @@ def test_an_error_that_nothing_corrected(sys: Path, part: str, file: str, name: 
     assert found is not None
     assert list(found.bad) == [part]
     assert f"{name} +1" in found.bad[part][0]
+    count(sys, part, file, 0)
     unread = judged(sys, (part, file, None))
     assert unread is not None
     assert (unread.count, list(unread.unknown)) == (0, [part])
@@ -100,11 +101,48 @@ def test_corrected_errors_are_shown(sys: Path) -> None:
 
 
 def test_what_was_counted_before(sys: Path) -> None:
-    """It is a remark, and no failure of this run."""
+    """Of PCIe it is a remark; an uncorrected error of memory is bad whenever it was, and once more if it grows."""
+    count(sys, GPU, "aer_dev_fatal", 2)
+    found = judged(sys)
+    assert found is not None
+    assert (found.count, found.remark) == (0, f"counted before the run: {GPU} pcie_fatal 2")
     count(sys, "mc0", "ue_count", 2)
     found = judged(sys)
     assert found is not None
-    assert (found.count, found.remark) == (0, "counted before the run: mc0 memory_uncorrected 2")
+    assert found.facts == ("mc0: memory_uncorrected 2 before the run",)
+    grown = judged(sys, ("mc0", "ue_count", 3))
+    assert grown is not None
+    assert len(grown.bad["mc0"]) == 2
+
+
+def checks(folder: Path, exceptions: str) -> list[MachineChecks] | NotAvailable:
+    """What is read of a made /proc/interrupts with these machine check exceptions on four processors."""
+    others = "      CPU0 CPU1\n 24: 1 0 IO-APIC\nMCP:  7  7  7  7   Machine check polls\n"
+    (folder / "interrupts").write_text(others + exceptions)
+    return read_machine_checks(proc=folder)
+
+
+def test_machine_checks(tmp_path: Path) -> None:
+    """Growth is bad, polls are none; a host that shows nothing but processors without a report shows nothing."""
+    none = checks(tmp_path, "MCE:  0  0  0  0   Machine check exceptions\nDFR:  1  0  0  0   Deferred errors\n")
+    some = checks(tmp_path, "MCE:  0  1  0  1   Machine check exceptions\n")
+    assert not isinstance(none, NotAvailable)
+    assert not isinstance(some, NotAvailable)
+    assert [(one.exceptions, one.deferred) for one in none] == [(0, 1)]
+    first, last = (HostErrors(memory=[], pcie=[], cpus=one) for one in (none, some))
+    assert judge_host_errors(first, first, seconds=60.0, limits=LIMITS) is None
+    found = judge_host_errors(first, last, seconds=60.0, limits=LIMITS)
+    assert found is not None
+    assert "machine_checks +2" in found.bad["CPUs"][0]
+    old = judge_host_errors(last, last, seconds=60.0, limits=LIMITS)
+    assert old is not None
+    assert (old.count, old.remark) == (0, "counted before the run: CPUs machine_checks 2")
+
+
+def test_machine_checks_that_are_not_counted(tmp_path: Path) -> None:
+    """Arm and containers without the file: none, or a reason."""
+    assert checks(tmp_path, "") == []
+    assert isinstance(read_machine_checks(proc=tmp_path / "no"), NotAvailable)
 
 
 def test_parts_that_come_and_go(sys: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpucluster.health.shared_paths import PathObservations, PathRequirements, judge_path
 from pytest_gpucluster.inventory.host import Mount
-from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark
+from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark, Replaced
 from tests.support.findings import NOTHING, said
 
 PATH = "/mnt/shared"
@@ -41,7 +41,9 @@ def healthy(hosts: list[str] = HOSTS, **changes: Any) -> PathObservations:
     marks = {host: mark(host) for host in hosts}
     seen = {host: saw() for host in hosts}
     counted = {host: LockCount(updates=10, last=10 * (at + 1), waited=3) for at, host in enumerate(hosts)}
-    looks = PathObservations(marks=marks, rewritten=marks, seen=seen, seen_again=seen, counted=counted)
+    replaced = {host: Replaced(replaced=9 if at == 0 else 0, reads=50, faults={}, stale=1) for at, host in enumerate(hosts)}
+    turns = {"marks": marks, "rewritten": marks, "seen": seen, "seen_again": seen}
+    looks = PathObservations(**turns, counted=counted, flocked=counted, replaced=replaced)
     return dataclasses.replace(looks, **changes)
 
 
@@ -146,6 +148,26 @@ def test_locks_that_do_not_hold() -> None:
     found = judged(healthy(counted=counted))
     assert list(found) == HOSTS
     assert found["node0"][0] == (f"{PATH} has locks that do not hold between hosts: of 40 updates under a lock 11 arrived",)
+
+
+def test_flock_that_does_not_hold() -> None:
+    """Named as flock; locks by fcntl hold."""
+    flocked = {host: LockCount(updates=10, last=11, waited=0) for host in HOSTS}
+    text = f"{PATH} has locks by flock that do not hold between hosts: of 40 updates under a lock 11 arrived"
+    assert judged(healthy(flocked=flocked)) == {host: bad(text) for host in HOSTS}
+    refused = {**healthy().flocked, "node1": LockCount(updates=0, last=0, waited=0, problem="Function not implemented")}
+    assert judged(healthy(flocked=refused)) == {"node1": bad(f"{PATH} gives no lock by flock: Function not implemented")}
+    nobody = {host: dataclasses.replace(one, waited=0) for host, one in healthy().flocked.items()}
+    assert set(judged(healthy(flocked=nobody))) == set(HOSTS)
+
+
+def test_a_rename_that_is_not_atomic() -> None:
+    """At the host that saw it; a rename that is refused too."""
+    torn = {**healthy().replaced, "node2": Replaced(replaced=0, reads=50, faults={"no file": 3}, stale=0)}
+    text = f"{PATH} has a rename that is not atomic: 3 of 50 reads saw no file"
+    assert judged(healthy(replaced=torn)) == {"node2": bad(text)}
+    refused = {**healthy().replaced, "node0": Replaced(replaced=0, reads=0, faults={}, stale=0, problem="Permission denied")}
+    assert judged(healthy(replaced=refused)) == {"node0": bad(f"{PATH} gives no rename over a file: Permission denied")}
 
 
 def test_locks_that_are_refused() -> None:

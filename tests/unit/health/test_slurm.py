@@ -11,6 +11,7 @@ from pytest_gpucluster.health.slurm import (
     IN_SERVICE,
     OUT_OF_SERVICE,
     at_start_and_end,
+    judge_config,
     judge_job,
     judge_node,
     remark_on_blocks,
@@ -18,7 +19,7 @@ from pytest_gpucluster.health.slurm import (
 )
 from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare, parse_states
+from pytest_gpucluster.inventory.slurm import SlurmConfig, SlurmNode, SlurmShare, parse_states
 from pytest_gpucluster.measurements.host import RankBinding, SlurmState
 from tests.support.findings import NOTHING, said
 
@@ -66,6 +67,29 @@ HALF_RANK = rank(cpus="0-1", cores="0-1", memory_limit_bytes=1000 * MIB)
 def test_a_healthy_host_and_job() -> None:
     """Nothing is wrong, and all is known."""
     assert said(judge_node(WHOLE)) == said(judge_job(WHOLE, bound(RANK))) == NOTHING
+
+
+CONFIG = SlurmConfig(
+    health_check="/usr/sbin/nhc", interval_s=300, prolog="", accounting="accounting_storage/slurmdbd",
+    topology="topology/block", pyxis=True, enroot="/usr/bin/enroot", prolog_most_s=2.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "doubts"),
+    [
+        ({}, 0, 0),
+        ({"health_check": ""}, 1, 0),
+        ({"interval_s": 0}, 1, 0),
+        ({"interval_s": HIDDEN}, 0, 1),
+        ({"accounting": "", "topology": "", "pyxis": HIDDEN, "enroot": None, "prolog_most_s": HIDDEN}, 0, 0),
+    ],
+)
+def test_the_health_check_of_slurm(changes: dict[str, Any], count: int, doubts: int) -> None:
+    """Not set, or never run, is bad; what a site may do without is shown."""
+    found = judge_config(state(config=dataclasses.replace(CONFIG, **changes)))
+    assert (found.count, len(found.doubts)) == (count, doubts)
+    assert len(judge_config(state(config=HIDDEN)).doubts) == 1
 
 
 def test_half_a_host() -> None:

@@ -11,6 +11,7 @@ import pytest
 from pytest_gpucluster.inventory import slurm
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import (
+    SlurmConfig,
     SlurmNode,
     SlurmShare,
     gpus_of,
@@ -189,6 +190,43 @@ def test_a_healthy_answer(on_path: Path) -> None:
     assert isinstance(share, SlurmShare)
     assert (node.gpus, share.gpus) == (8, 8)
     assert slurm.read_controller() == "Slurmctld(primary) at vm is UP"
+
+
+def test_how_slurm_is_set_up(on_path: Path) -> None:
+    """Each setting, pyxis by srun's own help, and what is absent."""
+    fake_slurm.install(on_path, node=IDLE, job=JOB)
+    (on_path / "srun").write_text("#!/bin/sh\necho '      --container-image=[USER@][REGISTRY#]IMAGE'\n")
+    (on_path / "srun").chmod(0o755)
+    found = slurm.read_config({})
+    assert isinstance(found, SlurmConfig)
+    assert (found.health_check, found.interval_s, found.pyxis) == ("/usr/sbin/nhc", 300, True)
+    assert (found.accounting, found.topology, found.prolog) == (
+        "accounting_storage/slurmdbd", "topology/block", "/etc/slurm/prolog.sh",
+    )  # fmt: skip
+    assert isinstance(found.prolog_most_s, NotAvailable)
+    fake_slurm.install(on_path, node=IDLE, job=JOB, before="echo 'permission denied' >&2; exit 1")
+    assert isinstance(slurm.read_config({}), NotAvailable)
+
+
+def test_a_setting_that_is_none() -> None:
+    """Empty, as Slurm writes ``(null)``; an unset interval is unknown, never zero."""
+    found = slurm.parse_config("HealthCheckProgram      = (null)\nHealthCheckInterval     = 0 sec\nno sign\n")
+    assert found == {"HealthCheckProgram": "", "HealthCheckInterval": "0 sec"}
+
+
+def test_the_time_to_the_step(tmp_path: Path) -> None:
+    """From the job's start to the slurmstepd above this process; with a reason where there is none."""
+    stats = {"self": "9 (python) S 7", "7": "7 (ba) sh) S 5", "5": "5 (slurmstepd) S 1"}
+    (tmp_path / "stat").write_text("cpu 1\nbtime 1000\n")
+    for pid, text in stats.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "stat").write_text(f"{text} {' '.join('0' * 17)} {50 * os.sysconf('SC_CLK_TCK')} 0\n")
+    assert slurm.read_start({"SLURM_JOB_START_TIME": "1042"}, proc=tmp_path) == 8.0
+    assert isinstance(slurm.read_start({}, proc=tmp_path), NotAvailable)
+    (tmp_path / "5" / "stat").write_text(f"5 (slurmd) S 1 {' '.join('0' * 20)}\n")
+    assert isinstance(slurm.read_start({"SLURM_JOB_START_TIME": "1042"}, proc=tmp_path), NotAvailable)
+    (tmp_path / "5" / "stat").unlink()
+    assert isinstance(slurm.read_start({"SLURM_JOB_START_TIME": "1042"}, proc=tmp_path), NotAvailable)
 
 
 def test_the_record_of_another_host(on_path: Path) -> None:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_gpucluster.inventory.host import Mount
+from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.measurements import file_rates as module
-from pytest_gpucluster.measurements.file_rates import DIRECT, DROPPED, IN_MEMORY, PAGE_BYTES, FileRates, file_rates
+from pytest_gpucluster.measurements.file_rates import (
+    DIRECT,
+    DROPPED,
+    FIO,
+    IN_MEMORY,
+    OWN,
+    PAGE_BYTES,
+    FileRates,
+    FileRequests,
+    file_rates,
+    file_requests,
+)
 
 SMALL = 1 << 20
 DISK = Mount(folder="/", kind="ext4", source="/dev/sda")
@@ -149,3 +162,83 @@ def test_bytes_that_are_not_what_was_written(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ArithmeticError, match=said):
         small(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def requests(path: Path, **changes: Any) -> FileRequests:
+    """Few requests to a small file."""
+    return file_requests(**{"path": str(path), "size_bytes": SMALL, "depth": 2, "seconds": 0.05, **changes})
+
+
+def fio(folder: Path, monkeypatch: pytest.MonkeyPatch, *, says: str) -> None:
+    """A fio on the PATH that prints this, and notes its arguments."""
+    folder.mkdir()
+    (folder / FIO).write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\n{says}\n')
+    (folder / FIO).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_small_requests_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without fio both ways have a rate, times in order, and nothing is left; who made them is said."""
+    monkeypatch.setattr(module.shutil, "which", lambda _name: None)
+    found = requests(tmp_path)
+    assert found.read.iops > 0
+    assert found.write.iops > 0
+    assert found.read.mean_us > 0
+    assert found.read.p99_us >= found.read.mean_us / 2
+    assert (found.by, found.evidence["by"]) == (OWN, OWN)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_slow_has_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted delay of 20 ms a read: at most 100 a second of two threads, and the time is at least that."""
+    monkeypatch.setattr(module.shutil, "which", lambda _name: None)
+    really = os.preadv
+
+    def late(*arguments: Any) -> int:
+        module.time.sleep(0.02)
+        return really(*arguments)
+
+    monkeypatch.setattr(module.os, "preadv", late)
+    found = requests(tmp_path)
+    assert found.read.iops <= 100
+    assert found.read.mean_us >= 20_000
+
+
+def test_small_requests_by_fio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own numbers, of the same blocks, jobs and file; lines before its report are left out."""
+    one = '{"iops": 1234.5, "clat_ns": {"mean": 170000.0, "percentile": {"99.000000": 400000}}}'
+    says = f'echo note: both iodepth; echo \'{{"jobs": [{{"read": {one}, "write": {one}}}]}}\''
+    fio(tmp_path / "bin", monkeypatch, says=says)
+    (tmp_path / "disk").mkdir()
+    found = requests(tmp_path / "disk")
+    assert (found.read.iops, found.read.mean_us, found.read.p99_us, found.by) == (1234.5, 170.0, 400.0, FIO)
+    read, write = (tmp_path / "bin" / "calls").read_text().splitlines()
+    assert "--rw=randread --bs=4096" in read
+    assert "--numjobs=2" in read
+    assert "--fdatasync=1" in write
+
+
+@pytest.mark.parametrize("says", ["echo 'fio: engine psync not loadable' >&2; exit 1", "echo '{}'", "kill -9 $$"])
+def test_a_fio_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
+    """An error with its own words, and nothing is left."""
+    fio(tmp_path / "bin", monkeypatch, says=says)
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(ProgramError, match="fio printed no report"):
+        requests(tmp_path / "disk")
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which(FIO) is None, reason="fio is not installed")
+def test_the_real_fio(tmp_path: Path) -> None:
+    """It takes these arguments, and its report has these names."""
+    found = requests(tmp_path, seconds=1)
+    assert found.by == FIO
+    assert found.read.iops > 0
+    assert found.write.p99_us > 0
+
+
+@pytest.mark.parametrize("changes", [{"depth": 0}, {"size_bytes": 100}])
+def test_requests_that_are_none(tmp_path: Path, changes: dict[str, int]) -> None:
+    """Refused before anything is written."""
+    with pytest.raises(ValueError, match="are none"):
+        requests(tmp_path, **changes)

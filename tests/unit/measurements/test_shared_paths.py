@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,15 +21,18 @@ from unittest import mock
 import pytest
 
 from pytest_gpucluster.inventory.host import Mount
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import shared_paths as module
 from pytest_gpucluster.measurements.own_folder import Folder, NotOwnFolderError, name_of
 from pytest_gpucluster.measurements.shared_paths import (
     PathMark,
+    Replaced,
     clear_path,
     count_under_lock,
     in_words,
     leave_mark,
     read_marks,
+    replace_file,
     small_files,
 )
 from tests.support.programs import why_not_working
@@ -210,6 +214,127 @@ def test_locks_hold_or_lose_updates(tmp_path: Path, counting: Callable[[Path, li
         assert any(one.waited for one in counted)
     else:
         assert updates > last
+
+
+def flock(folder: Path, parties: list[str]) -> Any:
+    """Count under flock as one of the parties."""
+    return count_under_lock(path=str(folder), run=RUN, parties=parties, seconds=0.3, flock=True)
+
+
+def flock_without_lock(folder: Path, parties: list[str]) -> Any:
+    """As Lustre does with the option localflock: each host gets every lock."""
+    module.fcntl.flock = lambda *_: None  # type: ignore[attr-defined]  # of a process that ends with the call
+    return flock(folder, parties)
+
+
+@pytest.mark.parametrize("counting", [flock, flock_without_lock])
+def test_flock_holds_or_loses_updates(tmp_path: Path, counting: Callable[[Path, list[str]], Any]) -> None:
+    """A number of its own, so that what was counted by fcntl before does not matter."""
+    parties = [as_rank(rank, lambda: mark_of(tmp_path)).folder for rank in (0, 1)]
+    assert count(tmp_path, parties[:1], 0.01).updates > 0
+    pools = [FORK.Pool(1, initializer=os.environ.__setitem__, initargs=("RANK", str(rank))) for rank in (0, 1)]
+    with pools[0], pools[1]:
+        answers = [pool.apply_async(counting, (tmp_path, parties)) for pool in pools]
+        counted = [answer.get(LONG_S) for answer in answers]
+    updates, last = sum(one.updates for one in counted), max(one.last for one in counted)
+    assert (updates == last) is (counting is flock)
+
+
+def replaced_by(folder: Path, replace: Callable[[Path, Path], None] | None = None, *, seconds: float = 0.2) -> Replaced:
+    """What one host sees of its own file while it replaces it, by rename or by something else."""
+    mark = mark_of(folder)
+    own = folder / mark.folder
+
+    def instead(source: str, target: str, **_: Any) -> None:
+        assert replace is not None
+        replace(own / source, own / target)
+
+    with mock.patch.object(module.os, "rename", instead if replace is not None else os.rename):
+        found = replace_file(path=str(folder), run=RUN, parties=[mark.folder], seconds=seconds)
+    assert isinstance(found, Replaced)
+    return found
+
+
+def removed_first(source: Path, target: Path) -> None:
+    """A rename that removes the old file first."""
+    target.unlink()
+    time.sleep(0.01)
+    shutil.move(source, target)
+
+
+def copied(source: Path, target: Path) -> None:
+    """A rename that copies."""
+    contents = source.read_bytes()
+    with target.open("r+b") as file:
+        file.write(contents[: len(contents) // 2 + 7])
+        file.flush()
+        time.sleep(0.01)
+        file.write(contents[len(contents) // 2 + 7 :])
+
+
+def cut(source: Path, target: Path) -> None:
+    """A rename that empties the old file first."""
+    target.write_bytes(b"")
+    time.sleep(0.01)
+    target.write_bytes(source.read_bytes())
+
+
+def test_a_rename_is_atomic(tmp_path: Path) -> None:
+    """A reader never sees anything but one whole file, and another rank reads it too."""
+    found = replaced_by(tmp_path)
+    assert (found.faults, found.problem, found.stale) == ({}, None, 0)
+    assert found.replaced > 0
+    assert found.reads > 0
+    assert replace_file(path=str(tmp_path), run=RUN, parties=[name_of(RUN, 9)], seconds=0.01) is None
+
+
+@pytest.mark.parametrize(
+    ("replace", "fault"),
+    [(removed_first, "no file"), (copied, "parts of two files"), (cut, "a part of the file")],
+)
+def test_a_rename_that_is_not_atomic(tmp_path: Path, replace: Callable[[Path, Path], None], fault: str) -> None:
+    """The reader says what it saw."""
+    assert fault in replaced_by(tmp_path, replace).faults
+
+
+@pytest.mark.parametrize(("number", "problem", "stale"), [(errno.ESTALE, None, True), (errno.EIO, "Input/output error", False)])
+def test_a_file_that_cannot_be_read_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, problem: str | None, *, stale: bool
+) -> None:
+    """Stale files are NFS's way, and counted; others are a problem."""
+    really = Folder.read
+
+    def fail(self: Folder, name: str, most: int) -> bytes:
+        if name == "state":
+            raise OSError(number, os.strerror(number))
+        return really(self, name, most)
+
+    mark = mark_of(tmp_path)
+    monkeypatch.setattr(Folder, "read", fail)
+    found = replace_file(path=str(tmp_path), run=RUN, parties=[mark.folder], seconds=0.01)
+    assert isinstance(found, Replaced)
+    assert (found.problem, found.stale > 0, found.faults) == (problem, stale, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "expected"),
+    [
+        ("nfs4", "echo 'Disk quotas for user me'; echo 'server:/export 100  200'", "server:/export 100 200"),
+        ("nfs4", "exit 0", "none for this user"),
+        ("nfs4", "echo 'quota: no such user' >&2; exit 1", "not read: quota: no such user"),
+        ("lustre", "echo '  /mnt  1  2  3'", "/mnt 1 2 3"),
+    ],
+)
+def test_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, says: str, expected: str) -> None:
+    """In the tool's words, or why it is not known."""
+    mount = Mount(folder="/mnt", kind=kind, source="server:/export")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    tool = "lfs" if kind == "lustre" else "quota"
+    assert module.read_quota(tmp_path, mount) == f"not read: {tool} is not installed"
+    (tmp_path / tool).write_text(f"#!/bin/sh\n{says}\n")
+    (tmp_path / tool).chmod(0o755)
+    assert module.read_quota(tmp_path, mount) == expected
+    assert "no mounts" in module.read_quota(tmp_path, NotAvailable("no mounts"))
 
 
 def test_locks_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

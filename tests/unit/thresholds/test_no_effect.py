@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 GOOD = (Path(__file__).parent / "good_thresholds.yaml").read_text(encoding="utf-8")
 OVERLAY = "schema: 1\nextends: packaged\n"
-OTHERS = ("h100-nvl", "b200-sxm", "gb200-nvl72", "gb300-nvl72")
+BY_SHEET = ("h20", "b300-sxm", "gh200", "h200-nvl", "rtx-pro-6000", "l40s")
+OTHERS = ("h100-nvl", "b200-sxm", "gb200-nvl72", "gb300-nvl72", *BY_SHEET)
 """Packaged profiles with limits of their own for most rates."""
 SITE = "profiles:\n  site: {inherits: h200-sxm, fabric: roce}\n"
 PACKAGED = layers.packaged_path().read_text(encoding="utf-8").splitlines()

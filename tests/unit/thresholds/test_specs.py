@@ -26,6 +26,12 @@ FOLDER = Path(specs.__file__).parent
         ("NVIDIA GB300", "gb300-nvl72"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA B300 SXM6 AC", "b300-sxm"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA GH200 480GB", "gh200"),
     ],
 )
 def test_a_gpu_is_known_by_its_whole_name(name: str, expected: str) -> None:
@@ -36,11 +42,13 @@ def test_a_gpu_is_known_by_its_whole_name(name: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "NVIDIA H200 NVL",
+        "NVIDIA H20-3e",
+        "NVIDIA GH200 144G HBM3e",
+        "NVIDIA L40",
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
         "NVIDIA H100 PCIe 96GB",
         "NVIDIA A100-SXM4-40GB",
         "NVIDIA A100 80GB PCIe",
-        "NVIDIA B300 SXM6 AC",
         "NVIDIA L4",
         "H200",
         "nvidia h200",
@@ -68,9 +76,10 @@ def test_h200_is_what_nvml_reports_here() -> None:
 def test_rates_are_dense_and_one_way(spec: GpuSpec) -> None:
     """The ratios that a sheet's sparse or two-way number would break."""
     assert spec.tf32_tflops == pytest.approx(spec.bf16_tflops / 2, rel=0.025)  # sheets of one GB200 differ by 2 %
-    assert spec.int8_tops == pytest.approx(2 * spec.bf16_tflops, rel=0.01) or spec.id == "gb300-nvl72"  # has little of it
+    assert spec.int8_tops == pytest.approx(2 * spec.bf16_tflops, rel=0.01) or spec.id in ("gb300-nvl72", "b300-sxm")  # little
     assert spec.fp8_tflops is None or spec.fp8_tflops == pytest.approx(2 * spec.bf16_tflops, rel=0.01)
-    assert spec.nvlink_gb_s / spec.nvlink_links in {25, 50}
+    assert spec.nvlink_links is None or (spec.nvlink_gb_s or 0) / spec.nvlink_links in {25, 50}
+    assert (spec.nvlink_links is None) == (spec.nvlink_gb_s is None)
 
 
 @pytest.mark.parametrize("spec", load_specs().values(), ids=lambda spec: spec.id)
@@ -132,6 +141,68 @@ def test_two_specs_may_not_claim_one_name(tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text((FOLDER / "b200-sxm.yaml").read_text())
     with pytest.raises(ConfigurationError, match="GPU specs 'one' and 'two' both claim 'NVIDIA B200'"):
         read_specs(tmp_path)
+
+
+BY_SHEET = ("h20", "b300-sxm", "gh200", "h200-nvl", "rtx-pro-6000", "l40s")
+"""Profiles whose limits are shares of a data sheet."""
+PUBLISHED = ("h100-sxm", "h200-sxm", "a100-sxm", "h100-pcie", "h100-nvl", "b200-sxm", "gb200-nvl72", "gb300-nvl72")
+SHARES = {f"{name}_tflops": f"{name}_tflops" for name in ("bf16", "fp16", "fp8", "tf32", "fp32", "fp64")} | {
+    "bf16_sustained": "bf16_tflops",
+    "bf16_soak": "bf16_tflops",
+    "int8_tops": "int8_tops",
+    "hbm_bandwidth": "hbm_tb_s",
+}
+
+
+@pytest.mark.parametrize("key", SHARES)
+def test_a_limit_by_the_sheet_is_the_least_share_that_others_are_asked_for(key: str) -> None:
+    """Below every profile with a number of its own, and above half of it; what the GPU lacks is skipped."""
+    limits, figure = load(None), SHARES[key]
+    asked = {}
+    for name in (*PUBLISHED, *BY_SHEET):
+        entry, spec = limits.criteria(limits.profiles[name])[key], limits.profiles[name].spec
+        assert spec is not None
+        assert (entry.skip is None) == (getattr(spec, figure) is not None)
+        if entry.skip is None:
+            asked[name] = entry.limit(gpus=1, cluster={}).value / getattr(spec, figure)
+    least = min(share for name, share in asked.items() if name in PUBLISHED and share)
+    assert [name for name in BY_SHEET if name in asked and not 0.97 * least <= asked[name] <= least] == []
+
+
+def test_a_gpu_without_nvlink_is_not_asked_for_links() -> None:
+    """Skipped by rule with the reason; what the GPUs carry for each other is bound by PCIe, so a better rate is an error."""
+    limits = load(None)
+    for name in ("l40s", "rtx-pro-6000"):
+        criteria, spec = limits.criteria(limits.profiles[name]), load_specs()[name]
+        for key in ("nvlink_links", "nvlink_errors", "fabric_state", "gpu_pairs"):
+            assert criteria[key].skip == f"needs gpu.nvlink_links, and {spec.title} has none"
+        bound = criteria["busbw[all_gather]"].best_possible(gpus=8, cluster={})
+        assert bound is not None
+        assert bound.value == pytest.approx((spec.pcie_gb_s or 0) * specs.SHEETS_ROUND)
+    assert limits.criteria(limits.profiles["h20"])["nvlink_links"].limit(gpus=8, cluster={}).value == 18
+
+
+@pytest.mark.parametrize("name", ["AMD Instinct MI300X", "AMD Instinct MI325X OAM", "Instinct MI355X", "AMD Radeon PRO V710"])
+def test_a_gpu_of_amd_is_refused_with_the_suite_for_it(name: str) -> None:
+    """Nothing is said of a file to copy."""
+    with pytest.raises(ConfigurationError, match="ROCm CVS") as caught:
+        spec_for_gpu(name)
+    assert "copy" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["amd/mi300x", "mi300x", "MI325X-8x", "rocm", "amd"])
+def test_a_profile_of_amd_is_refused_with_the_suite_for_it(name: str) -> None:
+    """By option, and in a file."""
+    with pytest.raises(ConfigurationError, match=r"has no profile .*ROCm CVS"):
+        load(None).profile_for(name=name, gpu_names=["NVIDIA H200"])
+
+
+@pytest.mark.parametrize("name", ["h200-amdahl", "mixed", "gb300", "site-mi", "chip-h200"])
+def test_other_unknown_profiles_are_not_taken_for_amd(name: str) -> None:
+    """Letters within a word are no sign."""
+    with pytest.raises(ConfigurationError, match="has no profile") as caught:
+        load(None).profile_for(name=name, gpu_names=["NVIDIA H200"])
+    assert "ROCm" not in str(caught.value)
 
 
 def test_a_gpu_is_added_by_a_file_of_figures_and_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,102 @@
+"""Memory modules and disks of a host: which one is unlike its siblings, or says that it fails. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pytest_gpucluster.measurements.host_parts import Disk, DiskHealth, HostParts, MemoryModule
+
+__all__ = ["judge_disks", "judge_modules", "why_no_modules"]
+
+WARNINGS = (
+    "the spare blocks are used up", "it is too hot or too cold", "it loses reliability", "it can only be read",
+    "the backup of its cache failed", "its persistent memory region can only be read",
+)  # fmt: skip
+"""Bits of the critical warning (NVM Express base specification, SMART / health information log)."""
+WORN_PERCENT = 100
+"""At this the vendor's estimate of a disk's life is over (the same page)."""
+NO_SPEED = "the firmware tells no speed of a memory module"
+
+
+def why_no_modules(parts: HostParts) -> str | None:
+    """Why nothing can be said of a host's memory modules: no table, no right to read it, or one without speeds."""
+    if isinstance(parts.modules, NotAvailable):
+        return parts.modules.why
+    return NO_SPEED if all(isinstance(one.runs_at_mt_s, NotAvailable) for one in _present(parts.modules)) else None
+
+
+def judge_modules(modules: Sequence[MemoryModule]) -> Finding:
+    """A module that runs slower than the fastest of its host. Unequal sizes and empty slots are shown."""
+    present = _present(modules)
+    speeds = {one.slot: one.runs_at_mt_s for one in present if not isinstance(one.runs_at_mt_s, NotAvailable)}
+    fastest = max(speeds.values(), default=0)
+    others = sum(speed == fastest for speed in speeds.values())
+    sizes = Counter(f"{one.size_gib:g} GiB" for one in present if not isinstance(one.size_gib, NotAvailable))
+    rated = [one for one in present if not isinstance(one.rated_mt_s, NotAvailable) and one.rated_mt_s > fastest]
+    remarks = [f"modules of several sizes: {', '.join(f'{n} x {size}' for size, n in sizes.items())}"] if len(sizes) > 1 else []
+    remarks += [f"{len(rated)} of {len(present)} modules run below their rated speed"] if rated and fastest else []
+    return Finding(
+        bad={
+            slot: (f"runs at {speed} MT/s, and {others} others at {fastest}",)
+            for slot, speed in speeds.items()
+            if speed < fastest
+        },
+        unknown={
+            one.slot: (f"its speed is {one.runs_at_mt_s}",) for one in present if isinstance(one.runs_at_mt_s, NotAvailable)
+        },
+        kind="host",
+        remark="; ".join(remarks) or None,
+        advice="a module of another kind, or one that did not train at its speed: look at the firmware's log, seat it anew",
+        evidence={"modules": dict(sizes), "slots": len(modules), "MT/s": sorted({*speeds.values()})},
+    )
+
+
+def _present(modules: Sequence[MemoryModule]) -> list[MemoryModule]:
+    return [one for one in modules if one.size_gib != 0]
+
+
+def judge_disks(disks: Sequence[Disk]) -> Finding:
+    """Disks that do not work, or whose own log says that they fail. Errors of the medium have no published limit: shown."""
+    unread = Counter(one.health.why for one in disks if isinstance(one.health, NotAvailable))
+    read = {one.name: one.health for one in disks if not isinstance(one.health, NotAvailable)}
+    remarks = [f"health log of {n} of {len(disks)} disks not read: {why}" for why, n in unread.items()]
+    remarks += [f"{name} has counted {one.media_errors} errors of its medium" for name, one in read.items() if one.media_errors]
+    return Finding(
+        bad={one.name: tuple(_faults(one)) for one in disks},
+        unknown={one.name: (f"its state is {one.state}",) for one in disks if isinstance(one.state, NotAvailable)},
+        kind="host",
+        remark="; ".join(remarks) or None,
+        advice="replace the disk; what it holds may be lost",
+        evidence={one.name: _shown(one) for one in disks},
+    )
+
+
+def _faults(disk: Disk) -> Iterator[str]:
+    if isinstance(disk.state, str) and disk.state != "live":
+        yield f"the kernel calls it {disk.state}"
+    if isinstance(disk.health, NotAvailable):
+        return
+    yield from (text for bit, text in enumerate(WARNINGS) if disk.health.critical_warning >> bit & 1)
+    yield from _worn(disk.health)
+    if disk.health.passed is False and not disk.health.critical_warning:
+        yield "it fails its own test (smartctl)"
+
+
+def _worn(log: DiskHealth) -> Iterator[str]:
+    if log.spare_percent < log.spare_threshold_percent and not log.critical_warning & 1:
+        yield f"{log.spare_percent} % of its spare blocks are left, and {log.spare_threshold_percent} % are the least"
+    if log.used_percent >= WORN_PERCENT:
+        yield f"{log.used_percent} % of its life are used"
+
+
+def _shown(disk: Disk) -> str:
+    log = disk.health
+    words = f"not read: {log.why}" if isinstance(log, NotAvailable) else f"{log.used_percent} % used, by {log.tool}"
+    return f"{disk.model}, firmware {disk.firmware}, {disk.state}, {words}"
