@@ -9,6 +9,7 @@ from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.fleet.simulated_call import made
 from pytest_gpucluster.inventory.host import HostFacts, MemoryController, Mount
 from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
+from pytest_gpucluster.inventory.machine import Software
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 from pytest_gpucluster.inventory.reading import healthy
@@ -34,7 +35,8 @@ def host_state(call: SimulatedCall) -> Any:
     planted: dict[str, Any] = {"kernel": "6.5.0-simulated"} if call.has("odd") else {}
     planted |= {"memory_gib": 1511.0} if call.has("dimm") else {}
     facts = to_plain(healthy(HostFacts, **planted))
-    return made("measurements.host:HostState", facts=facts, versions={"driver": "simulated"}, variables={})
+    software, versions = to_plain(healthy(Software)), {"driver": "580.159.03"}
+    return made("measurements.host:HostState", facts=facts, versions=versions, software=software, variables={})
 
 
 def host_errors(_call: SimulatedCall) -> Any:
@@ -206,7 +208,6 @@ def _nics(call: SimulatedCall) -> list[Nic]:
             Nic,
             device=f"mlx5_{number}",
             pci=f"0000:{0x12 + 0x10 * number:02x}:00.0",
-            firmware=SIMULATED,
             board_id=SIMULATED,
             guid=f"0000:0000:0000:00{number:02x}",
             ports=[_port(number, has_link=number != UNPLUGGED or not call.has("cable"))],

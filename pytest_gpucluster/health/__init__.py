@@ -17,4 +17,5 @@ from pytest_gpucluster.health.nics import *
 from pytest_gpucluster.health.nvlink import *
 from pytest_gpucluster.health.shared_paths import *
 from pytest_gpucluster.health.slurm import *
+from pytest_gpucluster.health.versions import *
 from pytest_gpucluster.judging.finding import merge as merge

@@ -187,7 +187,7 @@ class HostFacts:
     (CAP_IPC_LOCK) the first does not count.
     """
 
-    kernel: str = row(lambda _: platform.release(), "6.8.0-simulated", FACT)
+    kernel: str = row(lambda _: platform.release(), "6.8.0-simulated", "drift, known_versions")
     operating_system: str | NotAvailable = row(_os_name, "simulated", FACT)
     cpu_model: str | NotAvailable = row(lambda host: _field(host.proc / "cpuinfo", "model name"), "simulated", FACT)
     sockets: int | NotAvailable = row(_places, TWO_SOCKETS, FACT, convert=lambda places: len({socket for socket, _ in places}))

@@ -213,7 +213,7 @@ class Nic:
         _is_nvswitch, healthy=False, judged="nic_ports, nic_pcie, nic_errors", remark="its ports are none of the fabric"
     )
     driver: str | NotAvailable = row(SysfsFile("device/driver", target_of), "mlx5_core", "drift")
-    firmware: str | NotAvailable = row(SysfsFile("fw_ver"), "28.42.1000", "drift")
+    firmware: str | NotAvailable = row(SysfsFile("fw_ver"), "28.46.3048", "drift, known_versions")
     board_id: str | NotAvailable = row(SysfsFile("board_id"), "MT_0000000838", "drift")
     hca_type: str | NotAvailable = row(SysfsFile("hca_type"), "MT4129", "drift")
     guid: str | NotAvailable = row(SysfsFile("node_guid"), "0000:0000:0000:0000", NOBODY, "whose adapter it is")

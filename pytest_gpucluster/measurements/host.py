@@ -20,6 +20,7 @@ from pytest_gpucluster.inventory.host import (
     read_pcie_errors,
 )
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
+from pytest_gpucluster.inventory.machine import Software, read_installed
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
 from pytest_gpucluster.inventory.pci_tree import read_addresses, read_gpu_paths, read_path, read_peer_memory
@@ -38,6 +39,7 @@ class HostState:
 
     facts: HostFacts
     versions: dict[str, str]
+    software: Software
     variables: dict[str, str]
 
 
@@ -54,6 +56,7 @@ def host_state() -> HostState:
     return HostState(
         facts=read_host(),
         versions={**read_versions(), **read_stack()},
+        software=read_installed(),
         variables=read_variables(os.environ),
     )
 
