@@ -77,7 +77,7 @@ def _git(*words: str) -> bytes:
 def packaged_files(thresholds: Path) -> dict[str, bytes]:
     """The packaged files by name, as they lie here: ``thresholds``, known versions, and the specs of GPUs."""
     folder = Path(__file__).parent
-    found = (thresholds, folder / "known_versions.yaml", *sorted((folder / "specs").glob("*.yaml")))
+    found = (thresholds, *folder.glob("known_versions.yaml"), *sorted((folder / "specs").glob("*.yaml")))
     return {file.name: file.read_bytes() for file in found}
 
 
