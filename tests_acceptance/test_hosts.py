@@ -49,6 +49,11 @@ def test_container_versions(host_states, node, cluster, criterion):
     criterion.judge(found)
 
 
+def test_host_management(host_states, nics_at_start, node, criterion):
+    """No job reaches the BMC of its host, or the boot of a DPU."""
+    criterion.judge(health.judge_management(host_states[node].management, nics_at_start[node].nics))
+
+
 @pytest.mark.over_run(host_errors, per="host")
 def test_host_errors(over_run, node, recipe, criterion):
     """The host's memory and the PCIe ways of its GPUs and adapters count no uncorrected error during the run."""

@@ -9,10 +9,10 @@ from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.fleet.simulated_call import made
 from pytest_gpucluster.inventory.host import HostFacts, MemoryController, Mount
 from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
-from pytest_gpucluster.inventory.machine import Software
+from pytest_gpucluster.inventory.machine import Management, Software
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
-from pytest_gpucluster.inventory.reading import healthy
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.protocol.plain_data import to_plain
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def host_state(call: SimulatedCall) -> Any:
     planted |= {"memory_gib": 1511.0} if call.has("dimm") else {}
     facts = to_plain(healthy(HostFacts, **planted))
     software, versions = to_plain(healthy(Software)), {"driver": "580.159.03"}
-    return made("measurements.host:HostState", facts=facts, versions=versions, software=software, variables={})
+    plain = {"facts": facts, "software": software, "management": to_plain(healthy(Management))}
+    return made("measurements.host:HostState", versions=versions, variables={}, **plain)
 
 
 def host_errors(_call: SimulatedCall) -> Any:
@@ -194,6 +195,10 @@ def nic_paths(call: SimulatedCall) -> Any:
         paths=to_plain(paths),
         gpu_paths=to_plain(gpu_paths),
         peer_memory=True,
+        open_driver=True,
+        kernel="6.8.0-simulated",
+        rdma_mtus={f"{nic.device}:1": 4096 for nic in nics},
+        neighbours=to_plain(NotAvailable("lldpcli is not installed")),
     )
 
 

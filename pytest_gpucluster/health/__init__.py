@@ -12,6 +12,7 @@ from pytest_gpucluster.health.driver_errors import *
 from pytest_gpucluster.health.gpu import *
 from pytest_gpucluster.health.growth import *
 from pytest_gpucluster.health.hosts import *
+from pytest_gpucluster.health.isolation import *
 from pytest_gpucluster.health.nic_growth import *
 from pytest_gpucluster.health.nics import *
 from pytest_gpucluster.health.nvlink import *

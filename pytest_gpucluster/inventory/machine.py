@@ -25,7 +25,7 @@ from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
 from pytest_gpucluster.inventory.program import ProgramError, run
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, read_text
+from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, read_text, target_of
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
 WHEELS = ("nvidia-nccl", "nvidia-cuda-runtime")
@@ -149,6 +149,53 @@ def read_installed(
     """The versions of this host; ``path`` is where programs are searched (by default this process's and those of root)."""
     found = os.pathsep.join((os.environ.get("PATH", ""), *PROGRAMS)) if path is None else path
     return read(Software, _Sources(proc, sys, toolkit, found))
+
+
+CLOSED = "closed"
+BMC_DRIVERS = ("cdc_ether", "cdc_ncm", "rndis_host")
+"""Drivers of network interfaces over USB, by which a BMC offers Redfish to its host (Redfish Host Interface, DSP0270)."""
+
+
+def _open_devices(pattern: str, devices: Path) -> str | NotAvailable:
+    """Which device files of a kind this process may open for writing; ``none`` where there are none, else ``closed``."""
+    try:
+        found = sorted(file for file in devices.iterdir() if re.fullmatch(pattern, file.name))
+    except OSError as error:
+        return NotAvailable(f"{error.strerror} ({devices})")
+    opened = [str(file) for file in found if os.access(file / "misc" if file.is_dir() else file, os.R_OK | os.W_OK)]
+    return ", ".join(opened) or (CLOSED if found else NONE)
+
+
+def _bmc_networks(sys: Path) -> list[str] | NotAvailable:
+    """The network interfaces over USB: on a server they lead to the BMC."""
+    folder = sys / "class" / "net"
+    return apply(
+        lambda names: [name for name in names if target_of(folder / name / "device" / "driver") in BMC_DRIVERS],
+        list_if_there(folder),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Management:
+    """Ways from the host to what manages it. A device file is ``none``, ``closed`` to this process, or named.
+
+    In a container the device files are the container's: those of the host that it was not given are no way from here.
+    """
+
+    bmc: str | NotAvailable = row(
+        lambda roots: _open_devices(r"ipmi\d+", roots[0]), NONE, "host_management", "the kernel's way to the BMC (IPMI)"
+    )
+    bmc_networks: list[str] | NotAvailable = row(
+        lambda roots: _bmc_networks(roots[1]), [], "host_management", "network interfaces over USB"
+    )
+    rshim: str | NotAvailable = row(
+        lambda roots: _open_devices(r"rshim\d+", roots[0]), NONE, "host_management", "the console and boot of a BlueField"
+    )
+
+
+def read_management(*, devices: Path = Path("/dev"), sys: Path = SYS) -> Management:
+    """Ways from this host, as this process has them, to its BMC and DPUs."""
+    return read(Management, (devices, sys))
 
 
 DMI = (
