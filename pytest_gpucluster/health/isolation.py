@@ -10,9 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.health.nics import ACTIVE, label, own_ports
-from pytest_gpucluster.inventory.machine import CLOSED, NONE
 from pytest_gpucluster.inventory.nics import OPEN, ROCE_V2, roce_mtu
-from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
+from pytest_gpucluster.inventory.reading import CLOSED, NONE, NotAvailable, apply, or_none, split
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding, gather
 from pytest_gpucluster.thresholds.versions import parse
@@ -122,12 +121,11 @@ def judge_cabling(hosts: Mapping[str, NicPaths], fabric: str) -> dict[str, Findi
     switch port are wrong anywhere.
     """
     wanted = {host: _interfaces_of(found, fabric) for host, found in hosts.items()}
-    seen = {host: {name: one for name, one in (or_none(found.neighbours) or {}).items() if name in wanted[host]}
-            for host, found in hosts.items()}  # fmt: skip
-    return {
-        host: _cables(host, seen, wanted[host], found.neighbours)
+    seen = {
+        host: {name: one for name, one in (or_none(found.neighbours) or {}).items() if name in wanted[host]}
         for host, found in hosts.items()
-    }  # fmt: skip
+    }
+    return {host: _cables(host, seen, wanted[host], found.neighbours) for host, found in hosts.items()}
 
 
 def _interfaces_of(found: NicPaths, fabric: str) -> list[str]:
@@ -168,10 +166,10 @@ def _agreement(one: Mapping[str, SwitchPort], other: Mapping[str, SwitchPort]) -
 
 def judge_management(found: Management, nics: Sequence[Nic] | NotAvailable) -> Finding:
     """Ways by which this process reaches the BMC of its host, or the boot of a DPU."""
-    ways = {"the BMC": (found.bmc, "IPMI"), "a DPU": (found.rshim, "RShim, its console and boot")}
-    bad = [f"{what} can be reached by {way} ({how})" for what, (way, how) in ways.items() if way not in (NONE, CLOSED)
-           and not isinstance(way, NotAvailable)]  # fmt: skip
-    unknown = [f"{what}: {way}" for what, (way, _) in ways.items() if isinstance(way, NotAvailable)]
+    ways = {"the BMC": found.bmc, "a DPU's console and boot": found.rshim}
+    known, hidden = split(ways)
+    bad = [f"{what} can be reached by {way}" for what, way in known.items() if way not in (NONE, CLOSED)]
+    unknown = [f"{what}: {why}" for what, why in hidden.items()]
     networks = or_none(found.bmc_networks)
     if networks is None:
         unknown.append(f"network interfaces: {found.bmc_networks}")

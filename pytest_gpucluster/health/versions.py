@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.inventory.reading import NotAvailable, or_none
+from pytest_gpucluster.inventory.reading import NONE, NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import shortlist
 from pytest_gpucluster.thresholds.versions import SCHEMES, needed, parse
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["judge_container_versions", "judge_versions"]
 
-NONE = "none"
-"""What a reader of versions says of something that is not there."""
 NVIDIA_ADAPTERS = "mlx5_core"
 """The driver of the adapters whose firmware the table knows."""
 OF_TORCH = {"cuda": "CUDA", "nccl": "NCCL"}
@@ -47,7 +45,7 @@ def judge_versions(
 
 
 def judge_container_versions(software: Software, known: Mapping[str, Sequence[KnownFault]]) -> Finding | None:
-    """runc and NVIDIA's container toolkit with a known fault; None where the host has neither, or a container hides both."""
+    """Runc and NVIDIA's container toolkit with a known fault; None where the host has neither, or a container hides both."""
     found = {"runc": [("", software.runc)], "container_toolkit": [("", software.container_toolkit)]}
     return None if software.runc == software.container_toolkit == NONE else _judged(found, known)
 
@@ -70,7 +68,9 @@ def _judged(
             if version == NONE or not faults:
                 continue
             if own is None:
-                unknown.append(f"{name} is {version}" if isinstance(version, NotAvailable) else _no_version(component, name, version))
+                unknown.append(
+                    f"{name} is {version}" if isinstance(version, NotAvailable) else _no_version(component, name, version)
+                )
                 continue
             for fault, update in _old(component, own, faults):
                 text = f"{name} {version} is older than {update}: {fault.fault} ({fault.source}, {fault.date})"

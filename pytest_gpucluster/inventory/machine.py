@@ -24,7 +24,7 @@ from pytest_gpucluster.inventory.host import read_host
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
 from pytest_gpucluster.inventory.program import ProgramError, run
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, or_none, read, row
+from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NONE, NotAvailable, apply, or_none, read, row
 from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, read_text, target_of
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
@@ -54,8 +54,6 @@ def read_software(*, root: Path = SYS, toolkit: Path = TOOLKIT) -> dict[str, str
     return found
 
 
-NONE = "none"
-"""The version of what is not there."""
 PROC = Path("/proc")
 PROGRAMS = (os.defpath, "/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 """Where administrators' programs are, besides the search path of this process."""
@@ -143,15 +141,12 @@ class Software:
     container_toolkit: str | NotAvailable = row(_container_toolkit, NONE, OF_CONTAINERS, "as `runc`")
 
 
-def read_installed(
-    *, proc: Path = PROC, sys: Path = SYS, toolkit: Path = TOOLKIT, path: str | None = None
-) -> Software:
+def read_installed(*, proc: Path = PROC, sys: Path = SYS, toolkit: Path = TOOLKIT, path: str | None = None) -> Software:
     """The versions of this host; ``path`` is where programs are searched (by default this process's and those of root)."""
     found = os.pathsep.join((os.environ.get("PATH", ""), *PROGRAMS)) if path is None else path
     return read(Software, _Sources(proc, sys, toolkit, found))
 
 
-CLOSED = "closed"
 BMC_DRIVERS = ("cdc_ether", "cdc_ncm", "rndis_host")
 """Drivers of network interfaces over USB, by which a BMC offers Redfish to its host (Redfish Host Interface, DSP0270)."""
 

@@ -25,7 +25,16 @@ from pytest_gpucluster.inventory.reading import (
     read,
     row,
 )
-from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_if_there, list_names, read_number, read_numbers, read_text, target_of
+from pytest_gpucluster.inventory.sysfs import (
+    SYS,
+    SysfsFile,
+    list_if_there,
+    list_names,
+    read_number,
+    read_numbers,
+    read_text,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

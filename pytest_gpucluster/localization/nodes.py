@@ -192,9 +192,7 @@ def is_not_ring(algorithm: str | None) -> bool:
     return algorithm is not None and algorithm.replace("_", "").lower() != "ring"
 
 
-def advice_on_choice(
-    algorithm: str, version: str | None, *, nodes: int, faults: Sequence[KnownFault] | None = None
-) -> str:
+def advice_on_choice(algorithm: str, version: str | None, *, nodes: int, faults: Sequence[KnownFault] | None = None) -> str:
     """What to do about a choice that is slow where rings are fast.
 
     Args:

@@ -1,8 +1,9 @@
 """The packaged limits as they were released, whatever became of thresholds.yaml since then. Imports PyYAML and nothing else.
 
 ``packaged_limits.sha256`` beside this file is the digest of all that can change an outcome: thresholds.yaml without its prose,
-the figures of every GPU, and what is known of versions. What has this digest is what was released, wherever it lies: the wheel and the sdist carry it as
-``packaged_limits.json``, which the build makes; a checkout has it in its own files, and where these were edited, in git.
+the figures of every GPU, and what is known of versions. What has this digest was released, wherever it lies: the wheel and the
+sdist carry it as ``packaged_limits.json``, which the build makes; a checkout has it in its own files, and where these were
+edited, in git.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ class KnownFault(_StrictModel):
 
 
 class Versions(_StrictModel):
-    """``versions:``, and the packaged ``known_versions.yaml``: the faults of each component, which replace the packaged ones."""
+    """``versions:``, and the packaged ``known_versions.yaml``: the faults of each component; a site's replace the packaged."""
 
     driver: list[KnownFault] = []
     cuda: list[KnownFault] = []

@@ -36,7 +36,7 @@ class Scheme:
 
     Attributes:
         title: the component in words.
-        pattern: of a version, with the groups ``numbers``, and where there are such ``stage``, ``trial``, ``build``, ``flavour``.
+        pattern: of a version, with the groups ``numbers``, and where there are such, stage, trial, build and flavour.
         branch: so many of the first numbers are the branch.
         base: of the numbers.
         backports: whether branches that are not listed may have the mend as well.
@@ -101,15 +101,13 @@ def parse(component: str, text: str) -> Version | None:
     found = re.fullmatch(scheme.pattern, text, re.ASCII)
     if found is None:
         return None
-    groups = {"stage": None, "trial": None, "build": None, "flavour": None, **found.groupdict()}
-    stage = (1,) if groups["stage"] is None else (0, groups["stage"], int(groups["trial"]))
-    numbers = tuple(int(one, scheme.base) for one in re.split(r"[.-]", found["numbers"]))
-    return _version(numbers, stage=stage, flavour=groups["flavour"] or "", build=groups["build"] or "")
+    groups = found.groupdict(default="")
+    stage = (0, groups["stage"], int(groups["trial"])) if groups.get("stage") else (1,)
+    numbers = tuple(int(one, scheme.base) for one in re.split(r"[.-]", groups["numbers"]))
+    return _version(numbers, stage=stage, flavour=groups.get("flavour", ""), build=groups.get("build", ""))
 
 
-def _version(
-    numbers: tuple[int, ...], *, stage: tuple[int | str, ...] = (1,), flavour: str = "", build: str = ""
-) -> Version:
+def _version(numbers: tuple[int, ...], *, stage: tuple[int | str, ...] = (1,), flavour: str = "", build: str = "") -> Version:
     return Version((*numbers, *[0] * (_MOST_NUMBERS - len(numbers))), stage, flavour, build)
 
 

@@ -104,7 +104,8 @@ class MadeSys:
     def _add_port(self, folder: Path, nic: MadeNic, number: int) -> None:
         texts = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": nic.rate, "link_layer": nic.layer}
         kind = "RoCE v2" if nic.layer == "Ethernet" else "IB/RoCE v1"
-        write(folder, {**texts, "pkeys/0": "0xffff", "gid_attrs/types/0": kind, "gids/0": f"fe80:0000:0000:0000:b83f:d203:{nic.bus:04x}:{number:04x}"})
+        tables = {"pkeys/0": "0xffff", "gid_attrs/types/0": kind}
+        write(folder, {**texts, **tables, "gids/0": f"fe80:0000:0000:0000:b83f:d203:{nic.bus:04x}:{number:04x}"})
         names = {"hw_counters": EFA_COUNTERS} if nic.efa else {"counters": COUNTERS, "hw_counters": HW_COUNTERS}
         for kind, counters in names.items():
             write(folder / kind, dict.fromkeys(counters, "0"))

@@ -17,7 +17,8 @@ HIDDEN = NotAvailable("Permission denied")
 LEAST = HostMinimum(nofile=1024, shm_gib=1, memlock_gib=16)
 HEALTHY = HostFacts(
     kernel="6.8", operating_system="Ubuntu", cpu_model="Xeon", sockets=2, cores=112, cpus=224, smt=True,
-    governors=["performance"], idle_states=["POLL"], numa_nodes=2, numa_balancing=False, iommu="identity", translated=[], memory_gib=2015.0,
+    governors=["performance"], idle_states=["POLL"], numa_nodes=2, numa_balancing=False, iommu="identity",
+    translated=[], memory_gib=2015.0,
     huge_pages=0, transparent_huge_pages="madvise",
     memlock="unlimited", ipc_lock=False, nofile=1048576, shm_gib=1007.0, mlx5_driver=HIDDEN,
 )  # fmt: skip

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 HIDDEN = NotAvailable("Permission denied")
 ABSENT = NotAvailable("ibv_devinfo is not installed")
 HEALTHY = NicPaths(
-    nics=[], paths={}, gpu_paths={}, peer_memory=True, open_driver=True, kernel="6.8.0-45-generic", rdma_mtus=ABSENT, neighbours={}
+    nics=[],
+    paths={},
+    gpu_paths={},
+    peer_memory=True,
+    open_driver=True,
+    kernel="6.8.0-45-generic",
+    rdma_mtus=ABSENT,
+    neighbours={},
 )
 PORT = "mlx5_1 port 1 (0000:22:00.0)"
 HOSTS = 3
@@ -161,8 +168,7 @@ def test_what_differs_between_hosts(trees: Callable[..., list[MadeSys]], name: s
     change(hosts[1], "device/net/enp1s0f0np0/" + ("mtu" if name == "mtu" else "ecn/roce_rp/enable/3"), text)
     facts = [one for at, made in enumerate(hosts) for one in facts_of_nics(str(at), read_nics(root=made.root))]
     rows = compare_facts(facts, DriftRules())
-    bad = judge_drift(rows, "1").facts
-    assert [one.replace("[3]; []", "[3]; []").replace("[]; [3]", "[3]; []") for one in bad] == [fact]
+    assert judge_drift(rows, "1").facts == (fact,)
     assert judge_drift(rows, "0").judged == 0
 
 
@@ -193,9 +199,9 @@ def cabled(*hosts: dict[str, tuple[str, str]] | NotAvailable) -> list[Finding | 
     nics = [healthy(Nic, device=f"mlx5_{at}", ports=[port]) for at, port in enumerate(ports)]
     found = {}
     for at, cables in enumerate(hosts):
-        ends = cables if isinstance(cables, NotAvailable) else {
-            name: SwitchPort(switch=switch, port=port) for name, (switch, port) in cables.items()
-        }  # fmt: skip
+        ends: Any = cables
+        if not isinstance(cables, NotAvailable):
+            ends = {name: SwitchPort(switch=switch, port=port) for name, (switch, port) in cables.items()}
         found[str(at)] = replace(HEALTHY, nics=nics, neighbours=ends)
     return [*judge_cabling(found, "roce").values()]
 
@@ -247,7 +253,7 @@ def test_ways_to_management(tmp_path: Path) -> None:
     assert (judged().judged, judged().unknown) == (0, {})
     net.mkdir(parents=True)
     (devices / "ipmi0").touch()
-    assert judged().facts == (f"the BMC can be reached by {devices}/ipmi0 (IPMI)",)
+    assert judged().facts == (f"the BMC can be reached by {devices}/ipmi0",)
     (devices / "rshim0").mkdir()
     (devices / "rshim0" / "misc").touch()
     (tmp_path / "drivers" / "cdc_ether").mkdir(parents=True)

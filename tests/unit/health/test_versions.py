@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpucluster.health.versions import judge_container_versions, judge_versions
 from pytest_gpucluster.inventory.host import HostFacts
-from pytest_gpucluster.inventory.machine import Software
+from pytest_gpucluster.inventory.machine import Management, Software
 from pytest_gpucluster.inventory.nics import Nic
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.judging.finding import HERE
@@ -25,13 +25,19 @@ GOOD = {"driver": "595.71.05", "CUDA": "13.0", "NCCL": "2.30.7"}
 
 
 def judged(
-    versions: dict[str, Any] | None = None, *, nics: Any = (), kernel: str = "6.8.0-1040-nvidia", known: Any = KNOWN, **software: Any
+    versions: dict[str, Any] | None = None,
+    *,
+    nics: Any = (),
+    kernel: str = "6.8.0-1040-nvidia",
+    known: Any = KNOWN,
+    **software: Any,
 ) -> Finding:
     """What is found of a host that is healthy but for this."""
     state = HostState(
         facts=healthy(HostFacts, kernel=kernel),
         versions={**GOOD, **(versions or {})},
         software=healthy(Software, **software),
+        management=healthy(Management),
         variables={},
     )
     return judge_versions(state, nics, known, num_nodes=16)

@@ -73,7 +73,7 @@ def test_which_is_older(component: str, older: str, newer: str) -> None:
 
 
 @pytest.mark.parametrize("component", SCHEMES)
-@pytest.mark.parametrize("text", ["", "simulated", "latest", "N/A", "1", "r535", "12,4", "1.2.3.4.5.6.7 (dirty)", "\u0661.\u0662.\u0663"])
+@pytest.mark.parametrize("text", ["", "simulated", "latest", "N/A", "1", "r535", "12,4", "1.2 (dirty)", "\u0661.\u0662.\u0663"])
 def test_what_no_scheme_knows(component: str, text: str) -> None:
     """It is no version."""
     assert parse(component, text) is None
@@ -191,7 +191,7 @@ def test_a_malformed_packaged_table(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "known_versions.yaml"
     path.write_text("runc:\n  - {fixed: ['1.2']}\n", encoding="utf-8")
     monkeypatch.setattr(versions, "PACKAGED", path)
-    with pytest.raises(ConfigurationError, match="known_versions.yaml:2"):
+    with pytest.raises(ConfigurationError, match=r"known_versions\.yaml:2"):
         packaged_versions()
 
 
