@@ -89,7 +89,7 @@ def _judged(
         advice=advice or None,
         remark="; ".join(remarks) or None,
         evidence=shown,
-        unknown_advice="say what holds here under `versions:` of your thresholds file (docs/thresholds.md)",
+        unknown_advice="say what holds here under `versions:` of your thresholds file (docs/versions.md)",
     )
 
 
