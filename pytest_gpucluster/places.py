@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Device: TypeAlias = Literal["cuda", "cpu"]
 UNKNOWN_HOST = "an unknown host"
@@ -109,6 +109,7 @@ class Inventory:
     itself. ``nodes_per_domain``: how many nodes an NVLink domain has; 1 where NVLink ends at the node.
     ``hosts``: the expected host of each node, in the order of their numbers, as far as some list names them.
     ``hosts_are_remembered``: nobody gave that list, an earlier run met these hosts; it counts for them alone.
+    ``versions``: by component, the faults that are known of its versions (``thresholds.schema.KnownFault``).
     """
 
     num_nodes: int
@@ -127,6 +128,7 @@ class Inventory:
     nodes_per_domain: int = 1
     hosts: tuple[str, ...] = ()
     hosts_are_remembered: bool = False
+    versions: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def num_domains(self) -> int:

@@ -261,6 +261,7 @@ def _expected(settings: Settings, thresholds: ThresholdsFile, profile: Profile, 
         requires_kernel_log=thresholds.content.cluster.kernel_log == "required",
         measures_rails=thresholds.content.cluster.rails == "measured",
         nodes_per_domain=profile.nodes_per_domain,
+        versions=thresholds.versions,
     )
 
 

@@ -36,6 +36,25 @@ def test_environment_hints(host_states, node, cluster, criterion):
     criterion.judge(health.judge_variables(host_states[node].variables, fabric=cluster.promised.fabric))
 
 
+def test_known_versions(host_states, nics_at_start, node, cluster, criterion):
+    """No version of what runs on the host has a fault that is known to be mended."""
+    nics, known = nics_at_start[node].nics, cluster.promised.versions
+    criterion.judge(health.judge_versions(host_states[node], nics, known, num_nodes=len(cluster.nodes)))
+
+
+def test_container_versions(host_states, node, cluster, criterion):
+    """No image reaches the host by a known fault of runc or of NVIDIA's container toolkit."""
+    found = health.judge_container_versions(host_states[node].software, cluster.promised.versions)
+    if found is None:
+        criterion.does_not_apply(f"on {node.label}, or a container hides it")
+    criterion.judge(found)
+
+
+def test_host_management(host_states, nics_at_start, node, criterion):
+    """No job reaches the BMC of its host, or the boot of a DPU."""
+    criterion.judge(health.judge_management(host_states[node].management, nics_at_start[node].nics))
+
+
 @pytest.mark.over_run(host_errors, per="host")
 def test_host_errors(over_run, node, recipe, criterion):
     """The host's memory and the PCIe ways of its GPUs and adapters count no uncorrected error during the run."""

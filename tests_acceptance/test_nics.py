@@ -45,6 +45,46 @@ def test_nic_redirection(nic_ways, node, cluster, criterion):
     criterion.judge(redirected)
 
 
+@pytest.fixture(scope="session")
+def nic_answers(nic_ways):
+    """What each host that answered shows of its adapters, by node id."""
+    return {node.id: nic_ways[node] for node in nic_ways if node not in nic_ways.errors}
+
+
+@pytest.fixture(scope="session")
+def nic_settings(nic_answers, cluster):
+    """What each host's ports are set to, beside those of the others, by node id."""
+    return health.judge_nic_settings(nic_answers, cluster.promised.fabric)
+
+
+@pytest.fixture(scope="session")
+def cables(nic_answers, cluster):
+    """Where each host's cables end, beside those of the others, by node id."""
+    return health.judge_cabling(nic_answers, cluster.promised.fabric)
+
+
+@pytest.mark.health
+def test_nic_settings(nic_ways, nic_settings, node, criterion):
+    """NCCL can open every port that is up, and uses it as it does on the other hosts."""
+    assert nic_ways[node]
+    criterion.judge(nic_settings[node.id])
+
+
+@pytest.mark.health
+def test_gpudirect(nic_ways, node, criterion):
+    """Adapters have a way to the memory of GPUs."""
+    criterion.judge(health.judge_gpudirect(nic_ways[node]))
+
+
+@pytest.mark.health
+def test_cabling(nic_ways, cables, node, criterion):
+    """Every cable ends at the switch where those of hosts like it end."""
+    assert nic_ways[node]
+    if cables[node.id] is None:
+        criterion.does_not_apply(f"on {node.label}")
+    criterion.judge(cables[node.id])
+
+
 def own_ways(found, cluster):
     """The ways of the adapters of the promised fabric, by name."""
     listed = [] if isinstance(found.nics, NotAvailable) else found.nics

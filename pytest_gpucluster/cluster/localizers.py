@@ -87,7 +87,8 @@ class NodeLocalizer:
                     return Finding(evidence=shown)
         except MeasurementError as error:
             return Finding(evidence={**shown, name: f"not measured: {first_line(str(error))}"})
-        say = advice_on_choice(str(measured.algorithm), measured.nccl_version, nodes=len(nodes))
+        faults = self._cluster.promised.versions.get("nccl")
+        say = advice_on_choice(str(measured.algorithm), measured.nccl_version, nodes=len(nodes), faults=faults)
         return Finding(bad={CHOICE: (SLOW,)}, kind="software", among=tuple(nodes), evidence=shown, advice=say)
 
     def _among_nodes(self, criterion: Criterion, value: float, within_s: float) -> Finding:

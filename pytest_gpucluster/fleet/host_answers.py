@@ -10,9 +10,10 @@ from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.fleet.simulated_call import made
 from pytest_gpucluster.inventory.host import HostFacts, MemoryController, Mount
 from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
+from pytest_gpucluster.inventory.machine import Management, Software
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
-from pytest_gpucluster.inventory.reading import healthy
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.protocol.plain_data import to_plain
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def host_state(call: SimulatedCall) -> Any:
     planted: dict[str, Any] = {"kernel": "6.5.0-simulated"} if call.has("odd") else {}
     planted |= {"memory_gib": 1511.0} if call.has("dimm") else {}
     facts = to_plain(healthy(HostFacts, **planted))
-    return made("measurements.host:HostState", facts=facts, versions={"driver": "simulated"}, variables={})
+    software, versions = to_plain(healthy(Software)), {"driver": "580.159.03"}
+    plain = {"facts": facts, "software": software, "management": to_plain(healthy(Management))}
+    return made("measurements.host:HostState", versions=versions, variables={}, **plain)
 
 
 def host_errors(_call: SimulatedCall) -> Any:
@@ -223,6 +226,10 @@ def nic_paths(call: SimulatedCall) -> Any:
         paths=to_plain(paths),
         gpu_paths=to_plain(gpu_paths),
         peer_memory=True,
+        open_driver=True,
+        kernel="6.8.0-simulated",
+        rdma_mtus={f"{nic.device}:1": 4096 for nic in nics},
+        neighbours=to_plain(NotAvailable("lldpcli is not installed")),
     )
 
 
@@ -237,7 +244,6 @@ def _nics(call: SimulatedCall) -> list[Nic]:
             Nic,
             device=f"mlx5_{number}",
             pci=f"0000:{0x12 + 0x10 * number:02x}:00.0",
-            firmware=SIMULATED,
             board_id=SIMULATED,
             guid=f"0000:0000:0000:00{number:02x}",
             ports=[_port(number, has_link=number != UNPLUGGED or not call.has("cable"))],

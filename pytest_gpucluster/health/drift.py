@@ -11,7 +11,7 @@ import re
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import majority
@@ -284,10 +284,12 @@ def facts_of_nics(node: str, nics: list[Nic] | NotAvailable) -> Iterator[Fact]:
     yield Fact(kind="host", name="NICs", node=node, part=node, value=counts or "none")
     up = [port for nic in nics for port in or_none(nic.ports) or () if port.state == "ACTIVE"]
     keys = [apply(_keys_in_words, port.pkeys) for port in up if port.fabric == "infiniband"]
-    gids = [port.roce_gid for port in up if port.fabric == "roce"]
-    for name, values in {"partition keys": keys, "GIDs": gids}.items():
+    roce = [port for port in up if port.fabric == "roce"]
+    by_name: dict[str, list[Any]] = {"partition keys": keys, "GIDs": [port.roce_gid for port in roce]}
+    by_name |= {"MTU": [port.mtu for port in up], "congestion control (ECN) priorities": [port.ecn for port in roce]}
+    for name, values in by_name.items():
         if values:
-            value = apply(lambda found: "; ".join(sorted({*found})), all_or_why(values))
+            value = apply(lambda found: "; ".join(sorted({str(one) for one in found})), all_or_why(values))
             yield Fact(kind="host", name=name, node=node, part=node, value=value)
     for nic, kind in zip(nics, kinds, strict=True):
         for field, name in OF_NIC.items():

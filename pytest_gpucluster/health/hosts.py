@@ -13,6 +13,7 @@ from pytest_gpucluster.health.growth import CounterGroup, compare_counters
 from pytest_gpucluster.inventory.host import UNLIMITED, MachineChecks, MemoryController, PcieErrors
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,6 +43,7 @@ RDMA = ("infiniband", "roce", "efa")
 MEMLOCK = "ulimit -l unlimited; docker run --ulimit memlock=-1; in a Pod the capability IPC_LOCK"
 MIB = 2**20
 SET_CLOCK = "have an NTP client set its clock (chronyc tracking); munge, and Slurm with it, refuses a host 5 minutes off"
+NAMED = 4
 FEWEST_GPUS = 2
 """Where fewer GPUs of a host were measured, nobody can say whether the host slows them all."""
 
@@ -79,7 +81,9 @@ def judge_settings(facts: HostFacts) -> Finding:
     if facts.numa_balancing is True:
         bad.append("NUMA balancing is on: pages move below running jobs; set kernel.numa_balancing=0")
     if isinstance(facts.iommu, str) and "DMA" in facts.iommu:
-        bad.append(f"IOMMU translates ({facts.iommu}): copies between devices cost more; boot with iommu=pt")
+        devices = shortlist(facts.translated, most=NAMED) if isinstance(facts.translated, list) and facts.translated else ""
+        where = f" for {devices}" if devices else ""
+        bad.append(f"IOMMU translates ({facts.iommu}){where}: copies between devices cost more; boot with iommu=pt")
     if facts.transparent_huge_pages == "never":
         bad.append("transparent huge pages are off: large buffers cost more; set madvise")
     hidden = {"NUMA balancing": facts.numa_balancing, "transparent huge pages": facts.transparent_huge_pages}

@@ -142,6 +142,17 @@ def _iommu(host: _Roots) -> str | NotAvailable:
     return apply(kinds, list_names(folder))
 
 
+def _translated(host: _Roots) -> list[str] | NotAvailable:
+    """The GPUs and adapters by PCI address whose group the IOMMU translates."""
+    folder = host.sys / "kernel" / "iommu_groups"
+
+    def devices(groups: list[str]) -> list[str]:
+        dma = [folder / group / "devices" for group in groups if "DMA" in str(read_text(folder / group / "type"))]
+        return sorted(name for one in dma if _has_gpu_or_adapter(one) for name in or_none(list_names(one)) or ())
+
+    return apply(devices, list_names(folder))
+
+
 def _has_gpu_or_adapter(devices: Path) -> bool:
     names = or_none(list_names(devices)) or []
     try:
@@ -187,7 +198,7 @@ class HostFacts:
     (CAP_IPC_LOCK) the first does not count.
     """
 
-    kernel: str = row(lambda _: platform.release(), "6.8.0-simulated", FACT)
+    kernel: str = row(lambda _: platform.release(), "6.8.0-simulated", "drift, known_versions")
     operating_system: str | NotAvailable = row(_os_name, "simulated", FACT)
     cpu_model: str | NotAvailable = row(lambda host: _field(host.proc / "cpuinfo", "model name"), "simulated", FACT)
     sockets: int | NotAvailable = row(_places, TWO_SOCKETS, FACT, convert=lambda places: len({socket for socket, _ in places}))
@@ -201,6 +212,7 @@ class HostFacts:
         lambda host: read_number(host.proc / "sys" / "kernel" / "numa_balancing"), 0, SETTINGS, convert=bool
     )
     iommu: str | NotAvailable = row(_iommu, "identity", SETTINGS)
+    translated: list[str] | NotAvailable = row(_translated, [], EVIDENCE, "of `host_settings`: it names the devices")
     memory_gib: float | NotAvailable = row(
         lambda host: apply(_first_number, _field(host.proc / "meminfo", "MemTotal")),
         2015 * GIB // 1024,

@@ -10,7 +10,9 @@ import json
 import os
 import platform
 import re
+import shutil
 import socket
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -21,8 +23,9 @@ from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.host import read_host
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
-from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
-from pytest_gpucluster.inventory.sysfs import SYS, read_text
+from pytest_gpucluster.inventory.program import ProgramError, run
+from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NONE, NotAvailable, apply, or_none, read, row
+from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, read_text, target_of
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
 WHEELS = ("nvidia-nccl", "nvidia-cuda-runtime")
@@ -46,9 +49,148 @@ def read_software(*, root: Path = SYS, toolkit: Path = TOOLKIT) -> dict[str, str
         found.update(installed)
         if not installed:
             found[name] = NotAvailable("not installed as a wheel")
-    found["cuda_toolkit"] = _toolkit(toolkit)
+    found["cuda_toolkit"] = apply(_cuda_version, read_text(toolkit))
     found.update({f"module_{name}": read_text(root / "module" / name / "version") for name in MODULES})
     return found
+
+
+PROC = Path("/proc")
+PROGRAMS = (os.defpath, "/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
+"""Where administrators' programs are, besides the search path of this process."""
+ANSWER_S = 10.0
+KNOWN, OF_CONTAINERS = "known_versions", "container_versions"
+_RUNC, _TOOLKIT_CLI = re.compile(r"^runc version (\S+)", re.MULTILINE), re.compile(r"version:? (\S+)")
+_OFED = re.compile(r"^(\S*?\d+\.\d+-\S*?):?$", re.MULTILINE)
+_SWITCH_BIOS = re.compile(r"^BIOS Version:\s*(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Where versions are read. ``path`` is the search path of programs."""
+
+    proc: Path
+    sys: Path
+    toolkit: Path
+    path: str
+
+
+def _by_program(program: str, arguments: tuple[str, ...], pattern: re.Pattern[str], where: _Sources) -> str | NotAvailable:
+    """The version that a program says; :data:`NONE` where it is not installed."""
+    found = shutil.which(program, path=where.path)
+    if found is None:
+        return NONE
+    try:
+        said = run(found, arguments, within_s=ANSWER_S)
+    except ProgramError as error:
+        return NotAvailable(str(error))
+    version = pattern.search(said.printed) if said.exit_code == 0 else None
+    return version[1] if version else NotAvailable(f"{program} says no version: {said.gist}")
+
+
+def _if_there(file: Path, convert: Any = str) -> Any:
+    """What a file says; :data:`NONE` where there is none, and the folder above its own is shown."""
+    try:
+        file.parent.parent.stat()
+        file.stat()
+    except FileNotFoundError as error:
+        return NONE if error.filename == str(file) else NotAvailable(f"{error.strerror} ({error.filename})")
+    except OSError:
+        pass
+    return apply(convert, read_text(file))
+
+
+def _container_toolkit(where: _Sources) -> str | NotAvailable:
+    """By its command, otherwise by its library, which old releases have alone."""
+    found = _by_program("nvidia-ctk", ("--version",), _TOOLKIT_CLI, where)
+    return found if found != NONE else _by_program("nvidia-container-cli", ("--version",), _TOOLKIT_CLI, where)
+
+
+def _ofed(where: _Sources) -> str | NotAvailable:
+    """By its program, otherwise by the adapters' driver; the kernel's own driver has no version."""
+    found = _by_program("ofed_info", ("-s",), _OFED, where)
+    return found if found != NONE else _if_there(where.sys / "module" / "mlx5_core" / "version")
+
+
+def _switches(where: _Sources) -> dict[str, str | NotAvailable] | NotAvailable:
+    """The BIOS of each NVSwitch by its PCI address; empty on a host without."""
+
+    def bios(text: str) -> str | NotAvailable:
+        found = _SWITCH_BIOS.search(text)
+        return found[1] if found else NotAvailable(f"{text[:80]!r} has no BIOS version")
+
+    folder = where.proc / "driver" / "nvidia-nvswitch" / "devices"
+    return apply(
+        lambda names: {name: apply(bios, read_text(folder / name / "information")) for name in names}, list_if_there(folder)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Versions of a host that neither torch nor NVML knows; ``none`` where it has no such thing.
+
+    In a container these are the container's own, but those of kernel modules and NVSwitches are the host's.
+    """
+
+    machine: str = row(lambda _: platform.machine(), "x86_64", EVIDENCE, "of `known_versions`: some faults are of ARM alone")
+    cuda_toolkit: str | NotAvailable = row(lambda where: _if_there(where.toolkit, _cuda_version), "13.1.0", KNOWN)
+    ofed: str | NotAvailable = row(_ofed, "MLNX_OFED_LINUX-24.10-3.2.5.0", KNOWN)
+    nvswitches: dict[str, str | NotAvailable] | NotAvailable = row(_switches, {}, KNOWN)
+    runc: str | NotAvailable = row(
+        lambda where: _by_program("runc", ("--version",), _RUNC, where), NONE, OF_CONTAINERS, "not there, not judged"
+    )
+    container_toolkit: str | NotAvailable = row(_container_toolkit, NONE, OF_CONTAINERS, "as `runc`")
+
+
+def read_installed(*, proc: Path = PROC, sys: Path = SYS, toolkit: Path = TOOLKIT, path: str | None = None) -> Software:
+    """The versions of this host; ``path`` is where programs are searched (by default this process's and those of root)."""
+    found = os.pathsep.join((os.environ.get("PATH", ""), *PROGRAMS)) if path is None else path
+    return read(Software, _Sources(proc, sys, toolkit, found))
+
+
+BMC_DRIVERS = ("cdc_ether", "cdc_ncm", "rndis_host")
+"""Drivers of network interfaces over USB, by which a BMC offers Redfish to its host (Redfish Host Interface, DSP0270)."""
+
+
+def _open_devices(pattern: str, devices: Path) -> str | NotAvailable:
+    """Which device files of a kind this process may open for writing; ``none`` where there are none, else ``closed``."""
+    try:
+        found = sorted(file for file in devices.iterdir() if re.fullmatch(pattern, file.name))
+    except OSError as error:
+        return NotAvailable(f"{error.strerror} ({devices})")
+    opened = [str(file) for file in found if os.access(file / "misc" if file.is_dir() else file, os.R_OK | os.W_OK)]
+    return ", ".join(opened) or (CLOSED if found else NONE)
+
+
+def _bmc_networks(sys: Path) -> list[str] | NotAvailable:
+    """The network interfaces over USB: on a server they lead to the BMC."""
+    folder = sys / "class" / "net"
+    return apply(
+        lambda names: [name for name in names if target_of(folder / name / "device" / "driver") in BMC_DRIVERS],
+        list_if_there(folder),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Management:
+    """Ways from the host to what manages it. A device file is ``none``, ``closed`` to this process, or named.
+
+    In a container the device files are the container's: those of the host that it was not given are no way from here.
+    """
+
+    bmc: str | NotAvailable = row(
+        lambda roots: _open_devices(r"ipmi\d+", roots[0]), NONE, "host_management", "the kernel's way to the BMC (IPMI)"
+    )
+    bmc_networks: list[str] | NotAvailable = row(
+        lambda roots: _bmc_networks(roots[1]), [], "host_management", "network interfaces over USB"
+    )
+    rshim: str | NotAvailable = row(
+        lambda roots: _open_devices(r"rshim\d+", roots[0]), NONE, "host_management", "the console and boot of a BlueField"
+    )
+
+
+def read_management(*, devices: Path = Path("/dev"), sys: Path = SYS) -> Management:
+    """Ways from this host, as this process has them, to its BMC and DPUs."""
+    return read(Management, (devices, sys))
 
 
 DMI = (
@@ -89,14 +231,12 @@ def _torch_cuda() -> str | NotAvailable:
     return apply(in_text, read_text(file))
 
 
-def _toolkit(file: Path) -> str | NotAvailable:
-    def in_text(text: str) -> str | NotAvailable:
-        try:
-            return str(json.loads(text)["cuda"]["version"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            return NotAvailable(f"no version of cuda: {type(error).__name__} ({file})")
-
-    return apply(in_text, read_text(file))
+def _cuda_version(text: str) -> str | NotAvailable:
+    """Of the text of the toolkit's own ``version.json``."""
+    try:
+        return str(json.loads(text)["cuda"]["version"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return NotAvailable(f"no version of cuda: {type(error).__name__}")
 
 
 PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE", "UCX_", "FI_", "OMP_NUM")

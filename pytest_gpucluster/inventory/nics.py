@@ -5,10 +5,15 @@ Each value stands alone. What one port refuses to give is "not available: why" t
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from pytest_gpucluster.inventory.program import ProgramError, run
 from pytest_gpucluster.inventory.reading import (
     EVIDENCE,
     NOBODY,
@@ -20,10 +25,19 @@ from pytest_gpucluster.inventory.reading import (
     read,
     row,
 )
-from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_numbers, read_text, target_of
+from pytest_gpucluster.inventory.sysfs import (
+    SYS,
+    SysfsFile,
+    list_if_there,
+    list_names,
+    read_number,
+    read_numbers,
+    read_text,
+    target_of,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
 NicFabric: TypeAlias = Literal["infiniband", "roce", "efa"]
 AMAZON = "0x1d0f"
@@ -106,6 +120,32 @@ def _netdevs(port: Path) -> list[str] | NotAvailable:
     return [name for name in names if not several or ports[name] == int(port.name) - 1]
 
 
+def _mtu(port: Path) -> int | NotAvailable:
+    """The smallest of the port's network interfaces, in bytes."""
+    folder = port.parent.parent / "device" / "net"
+    found = apply(lambda names: all_or_why(read_number(folder / name / "mtu") for name in names), _netdevs(port))
+    return apply(lambda sizes: min(sizes) if sizes else NotAvailable("no network interface belongs to this port"), found)
+
+
+def _ecn(port: Path) -> list[int] | NotAvailable:
+    """The priorities for which the port both marks congestion and slows down (DCQCN); OFED's driver alone shows them."""
+
+    def of_interface(name: str) -> list[int] | NotAvailable:
+        folder = port.parent.parent / "device" / "net" / name / "ecn"
+        ends = all_or_why(read_numbers(folder / end / "enable") for end in ("roce_np", "roce_rp"))
+        return apply(lambda both: [int(one) for one in both[0] if both[0][one] == 1 == both[1].get(one)], ends)
+
+    every = apply(lambda names: all_or_why(map(of_interface, names)), _netdevs(port))
+    return apply(lambda lists: sorted({one for found in lists for one in found}), every)
+
+
+def _gid_types(port: Path) -> list[str] | NotAvailable:
+    """The kinds of the port's GIDs (``RoCE v2``); the kernel refuses to read the kind of an empty entry."""
+    folder = port / "gid_attrs" / "types"
+    found = apply(lambda names: [read_text(folder / name) for name in _sorted(names)[:MOST_GIDS]], list_names(folder))
+    return apply(lambda kinds: sorted({one for one in kinds if isinstance(one, str)}), found)
+
+
 def _carrier_changes(port: Path) -> int | NotAvailable:
     """How often the port's network interfaces came up or went down."""
     folder = port.parent.parent / "device" / "net"
@@ -152,6 +192,9 @@ class NicPort:
     pkeys: list[str] | NotAvailable = row(
         SysfsFile("pkeys", _pkeys), ["0xffff"], "drift", "partition keys, of InfiniBand ports that are up"
     )
+    gid_types: list[str] | NotAvailable = row(_gid_types, ["IB/RoCE v1"], "nic_settings", "of RoCE ports that are up")
+    mtu: int | NotAvailable = row(_mtu, 4092, "drift, nic_settings", "bytes of the network interface; NCCL uses the RDMA MTU")
+    ecn: list[int] | NotAvailable = row(_ecn, [], "drift", "priorities with congestion control, of RoCE ports that are up")
     netdevs: list[str] | NotAvailable = row(_netdevs, ["ib0"], NOBODY, "for the fabric's own tools")
     carrier_changes: int | NotAvailable = row(_carrier_changes, 2, "nic_errors, nic_flaps_soak", "what they grew by")
     counters: dict[str, int | NotAvailable] | NotAvailable = row(
@@ -175,6 +218,26 @@ def _ports(adapter: Path) -> list[NicPort] | NotAvailable:
 
 def _pci(name: str) -> str | NotAvailable:
     return name if _PCI.match(name) else NotAvailable(f"{name!r} is no PCI device")
+
+
+DEVICES = Path("/dev")
+OPEN = "open"
+
+
+def _verbs(adapter: Path, devices: Path | None = None) -> str | NotAvailable:
+    """``open``, or why this process cannot open the adapter, as NCCL would: ``/dev/infiniband/uverbs0: Permission denied``."""
+    folder = adapter / "device" / "infiniband_verbs"
+    names = list_if_there(folder)
+    if isinstance(names, NotAvailable):
+        return names
+    if not names:
+        return "the kernel has no device for it (module ib_uverbs)"
+    file = (devices or DEVICES) / "infiniband" / names[0]
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return f"{file}: {error.strerror}"
+    return OPEN
 
 
 def _is_virtual(adapter: Path) -> bool:
@@ -213,9 +276,10 @@ class Nic:
         _is_nvswitch, healthy=False, judged="nic_ports, nic_pcie, nic_errors", remark="its ports are none of the fabric"
     )
     driver: str | NotAvailable = row(SysfsFile("device/driver", target_of), "mlx5_core", "drift")
-    firmware: str | NotAvailable = row(SysfsFile("fw_ver"), "28.42.1000", "drift")
+    firmware: str | NotAvailable = row(SysfsFile("fw_ver"), "28.46.3048", "drift, known_versions")
     board_id: str | NotAvailable = row(SysfsFile("board_id"), "MT_0000000838", "drift")
     hca_type: str | NotAvailable = row(SysfsFile("hca_type"), "MT4129", "drift")
+    verbs: str | NotAvailable = row(_verbs, OPEN, "nic_settings", "an adapter that this process may not open is none for NCCL")
     guid: str | NotAvailable = row(SysfsFile("node_guid"), "0000:0000:0000:0000", NOBODY, "whose adapter it is")
     ports: list[NicPort] | NotAvailable = row(_ports, [], "nic_ports")
 
@@ -276,3 +340,84 @@ def read_net_interfaces(*, root: Path = SYS) -> list[NetInterface] | NotAvailabl
     of_devices = [name for name in up if (folder / name / "device").exists()]
     chosen = of_devices or [name for name in up if not (folder / name / "bridge").exists()]
     return [read(NetInterface, folder / name, name=name) for name in chosen]
+
+
+# --- What tools say of ports and cables ---
+
+ANSWER_S = 10.0
+ROCE_HEADERS_BYTES = 96
+"""What the kernel takes off an interface's MTU: headers of GRH, UDP, BTH, XRC and atomics, and ICRC (rdma/ib_addr.h)."""
+RDMA_MTUS = (4096, 2048, 1024, 512, 256)
+_HCA = re.compile(r"^hca_id:\s*(\S+)", re.MULTILINE)
+_PORT_MTU = re.compile(r"^\s+port:\s*(\d+)$.*?^\s+active_mtu:\s*(\d+)", re.MULTILINE | re.DOTALL)
+
+
+def roce_mtu(interface_bytes: int) -> int | NotAvailable:
+    """The RDMA MTU in bytes that the kernel makes of that of an Ethernet interface."""
+    fitting = (size for size in RDMA_MTUS if size <= interface_bytes - ROCE_HEADERS_BYTES)
+    return next(fitting, NotAvailable(f"an MTU of {interface_bytes} bytes is too small for RoCE"))
+
+
+def _said_by(program: str, *arguments: str, path: str | None) -> str | NotAvailable:
+    """What a program prints, or why it says nothing."""
+    found = shutil.which(program, path=path)
+    if found is None:
+        return NotAvailable(f"{program} is not installed")
+    try:
+        ended = run(found, arguments, within_s=ANSWER_S)
+    except ProgramError as error:
+        return NotAvailable(str(error))
+    return ended.printed if ended.exit_code == 0 else NotAvailable(f"{program}: {ended.gist}")
+
+
+def read_rdma_mtus(*, path: str | None = None) -> dict[str, int] | NotAvailable:
+    """The active MTU of ports in bytes by name (``mlx5_0:1``), by ibv_devinfo: sysfs does not show it."""
+
+    def in_text(text: str) -> dict[str, int]:
+        parts = _HCA.split(text)[1:]
+        adapters = zip(parts[::2], parts[1::2], strict=True)
+        return {f"{name}:{port}": int(size) for name, body in adapters for port, size in _PORT_MTU.findall(body)}
+
+    return apply(in_text, _said_by("ibv_devinfo", path=path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchPort:
+    """The far end of a cable, as the switch announces itself by LLDP."""
+
+    switch: str = judged("cabling")
+    port: str = judged(EVIDENCE, "of `cabling`")
+
+
+def read_neighbours(*, path: str | None = None) -> dict[str, SwitchPort] | NotAvailable:
+    """The switch port at the other end of each network interface, by lldpd; without those that announce nothing."""
+
+    def in_text(text: str) -> dict[str, SwitchPort] | NotAvailable:
+        try:
+            found = {name: _switch_port(one) for name, one in _interfaces(json.loads(text)["lldp"])}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            return NotAvailable(f"lldpcli: its answer has another form ({type(error).__name__})")
+        return {name: one for name, one in found.items() if one is not None}
+
+    return apply(in_text, _said_by("lldpcli", "-f", "json0", "show", "neighbors", path=path))
+
+
+def _interfaces(lldp: Any) -> Iterator[tuple[str, Any]]:
+    """The interfaces with their names, in both forms: json0 has lists and names, json has names as keys, and no list of one."""
+    for part in lldp if isinstance(lldp, list) else [lldp]:
+        listed = part.get("interface", [])
+        for one in listed if isinstance(listed, list) else [listed]:
+            yield from [(one["name"], one)] if isinstance(one.get("name"), str) else one.items()
+
+
+def _switch_port(interface: Any) -> SwitchPort | None:
+    """None where the neighbour gives neither a name nor an address."""
+    (chassis, *_), (port, *_) = _listed(interface["chassis"]), _listed(interface["port"])
+    named = chassis.get("name", chassis.get("id"))
+    switch = next(iter(chassis)) if named is None else _listed(named)[0]["value"]
+    (number, *_) = _listed(port["id"])
+    return SwitchPort(switch=str(switch), port=str(number["value"])) if switch else None
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else [value]

@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, read, row
 from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_if_there, list_names, read_number, read_text, target_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+PROC = Path("/proc")
+OPEN_DRIVER = "Open Kernel Module"
 NVIDIA = "0x10de"
 GPU_CLASSES = ("0x0300", "0x0302")
 """VGA controller and 3D controller. A GPU's audio device and an NVSwitch are of other classes."""
@@ -176,6 +175,11 @@ def read_gpu_paths(*, root: Path = SYS) -> dict[str, PciPath | NotAvailable] | N
 def read_peer_memory(*, root: Path = SYS) -> bool | NotAvailable:
     """Whether nvidia_peermem is loaded, one of two ways to GPUDirect RDMA; the other, dma_buf, needs no module of its own."""
     return apply(lambda names: "nvidia_peermem" in names, list_names(root / "module"))
+
+
+def read_open_driver(*, proc: Path = PROC) -> bool | NotAvailable:
+    """Whether NVIDIA's driver that is loaded is the open one, which alone can lend GPU memory by dma_buf."""
+    return apply(lambda text: OPEN_DRIVER in text.splitlines()[0], read_text(proc / "driver" / "nvidia" / "version"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ Other = TypeVar("Other")
 Result = TypeVar("Result")
 EVIDENCE, THE_RUN, NOBODY = "evidence", "the run", "nobody"
 """Who has a reading that no criterion judges: shown beside a judged value, needed by the run itself, or only printed."""
+NONE, CLOSED = "none", "closed"
+"""The text of a thing that is known not to be there, and of one that is there and closed to this process."""
 _ROW = "row"
 WATCHED = 0.8
 """The share of the samples due under load that must have been read: a fault may lie in the others."""

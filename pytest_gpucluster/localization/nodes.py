@@ -7,7 +7,6 @@ So a smaller group is measured less often.
 from __future__ import annotations
 
 import math
-import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,13 @@ from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.localization.parts import Result, SearchPart
 from pytest_gpucluster.localization.search import search
+from pytest_gpucluster.thresholds.versions import needed, packaged_versions, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pytest_gpucluster.localization.parts import Kind, MemberGroup, NamedPart, SearchReport, Suspect
+    from pytest_gpucluster.thresholds.schema import KnownFault
 
 FEWEST_NODES = 3
 """Of two nodes that fail together, either may be to blame."""
@@ -186,60 +187,25 @@ CHOICE = "NCCL's choice of an algorithm"
 """The culprit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownChoice:
-    """A choice of which it is published that it is slow.
-
-    Attributes:
-        algorithm: as NCCL's log calls it.
-        since: the first version known to have it.
-        mended: the first version without it.
-        nodes: the fewest nodes.
-        text: what was measured, in GB/s of bus bandwidth.
-        source: who says so.
-    """
-
-    algorithm: str
-    since: tuple[int, ...]
-    mended: tuple[int, ...]
-    nodes: int
-    text: str
-    source: str
-
-
-KNOWN = (
-    KnownChoice(
-        algorithm="NVLS_TREE",
-        since=(2, 29, 7),
-        mended=(2, 30, 3),
-        nodes=4,
-        text="16 nodes of 8 B300 reach 200 GB/s by it, and 760 GB/s by rings",
-        source="NVIDIA/nccl, issue 2035",
-    ),
-)
-"""Never seen by this program: nothing ran here on four nodes."""
-
-
 def is_not_ring(algorithm: str | None) -> bool:
     """Whether NCCL chose something else than rings; not where its choice is unknown."""
     return algorithm is not None and algorithm.replace("_", "").lower() != "ring"
 
 
-def advice_on_choice(algorithm: str, version: str | None, *, nodes: int) -> str:
+def advice_on_choice(algorithm: str, version: str | None, *, nodes: int, faults: Sequence[KnownFault] | None = None) -> str:
     """What to do about a choice that is slow where rings are fast.
 
     Args:
         algorithm: that NCCL chose, as its log calls it.
         version: of NCCL, ``2.29.7``; None where it is not known.
         nodes: of the collective.
+        faults: what is known of NCCL's versions; None for the packaged table. Never seen by this program: nothing ran here on
+            four nodes.
     """
     what = f"take another NCCL than {version or 'this one'}, or set NCCL_ALGO=Ring for jobs of this size"
-    numbers = tuple(map(int, re.findall(r"\d+", version or "")))[:3]
-    for known in KNOWN:
-        if known.algorithm == algorithm and known.since <= numbers < known.mended and nodes >= known.nodes:
-            return f"{what}; known of {algorithm}: {known.text} ({known.source}), mended in {_dotted(known.mended)}"
+    own = parse("nccl", version or "")
+    for known in packaged_versions().nccl if faults is None else faults:
+        mended = needed("nccl", own, known) if own is not None and known.algorithm == algorithm else None
+        if mended is not None and nodes >= known.nodes:
+            return f"{what}; known of {algorithm}: {known.fault} ({known.source}), mended in {mended}"
     return what
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

@@ -22,14 +22,15 @@ from pytest_gpucluster.inventory.host import (
     read_pcie_errors,
 )
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
-from pytest_gpucluster.inventory.nics import read_nics
+from pytest_gpucluster.inventory.machine import Management, Software, read_installed, read_management
+from pytest_gpucluster.inventory.nics import read_neighbours, read_nics, read_rdma_mtus
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
-from pytest_gpucluster.inventory.pci_tree import read_addresses, read_gpu_paths, read_path, read_peer_memory
+from pytest_gpucluster.inventory.pci_tree import read_addresses, read_gpu_paths, read_open_driver, read_path, read_peer_memory
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.nics import Nic
+    from pytest_gpucluster.inventory.nics import Nic, SwitchPort
     from pytest_gpucluster.inventory.pci_tree import PciPath
     from pytest_gpucluster.inventory.slurm import SlurmConfig, SlurmNode, SlurmShare
 
@@ -40,6 +41,8 @@ class HostState:
 
     facts: HostFacts
     versions: dict[str, str]
+    software: Software
+    management: Management
     variables: dict[str, str]
 
 
@@ -56,6 +59,8 @@ def host_state() -> HostState:
     return HostState(
         facts=read_host(),
         versions={**read_versions(), **read_stack()},
+        software=read_installed(),
+        management=read_management(),
         variables=read_variables(os.environ),
     )
 
@@ -77,13 +82,18 @@ class NicState:
 class NicPaths:
     """The ways of a host's RDMA adapters and GPUs through its PCIe tree, by name and by address.
 
-    ``peer_memory``: whether nvidia_peermem is loaded.
+    ``peer_memory``: whether nvidia_peermem is loaded; ``open_driver``: whether NVIDIA's driver is the open one. ``rdma_mtus``
+    in bytes by adapter and port, ``neighbours`` by network interface.
     """
 
     nics: list[Nic] | NotAvailable
     paths: dict[str, PciPath | NotAvailable]
     gpu_paths: dict[str, PciPath | NotAvailable] | NotAvailable
     peer_memory: bool | NotAvailable
+    open_driver: bool | NotAvailable
+    kernel: str
+    rdma_mtus: dict[str, int] | NotAvailable
+    neighbours: dict[str, SwitchPort] | NotAvailable
 
 
 @without_device
@@ -94,10 +104,19 @@ def nic_state() -> NicState:
 
 @without_device
 def nic_paths() -> NicPaths:
-    """Read the way of every RDMA adapter and GPU of this host through its PCIe tree."""
+    """Read the way of every RDMA adapter and GPU of this host through its PCIe tree, and what is at the adapters' ends."""
     nics = read_nics()
     paths = {nic.device: apply(read_path, nic.pci) for nic in or_none(nics) or ()}
-    return NicPaths(nics=nics, paths=paths, gpu_paths=read_gpu_paths(), peer_memory=read_peer_memory())
+    return NicPaths(
+        nics=nics,
+        paths=paths,
+        gpu_paths=read_gpu_paths(),
+        peer_memory=read_peer_memory(),
+        open_driver=read_open_driver(),
+        kernel=platform.release(),
+        rdma_mtus=read_rdma_mtus(),
+        neighbours=read_neighbours(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

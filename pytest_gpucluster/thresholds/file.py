@@ -11,7 +11,7 @@ from pytest_gpucluster.config.schema_errors import did_you_mean, listed
 from pytest_gpucluster.config.settings import Expect
 from pytest_gpucluster.config.yaml_lines import Document
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds import layers, released, schema
+from pytest_gpucluster.thresholds import layers, released, schema, versions
 from pytest_gpucluster.thresholds.layers import SourceFile, layer, merge
 from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
 from pytest_gpucluster.thresholds.specs import NOT_AMD, GpuSpec, load_specs, names_amd, spec_for_gpu
@@ -70,6 +70,11 @@ class ThresholdsFile(SourceFile):
     def profiles(self) -> Mapping[str, Profile]:
         """Every profile by name, inheritance applied."""
         return {name: resolve_profile(self.content.profiles, name, specs=self.specs) for name in self.content.profiles}
+
+    @cached_property
+    def versions(self) -> Mapping[str, tuple[schema.KnownFault, ...]]:
+        """What is known of versions, by component: the packaged table, under that of this file."""
+        return versions.of_file(self.content)
 
     def criteria(self, profile: Profile | None) -> dict[str, Threshold]:
         """Every entry resolved for a profile (None: without overrides), in the file's order."""
@@ -159,6 +164,10 @@ class ThresholdsFile(SourceFile):
         standard = self.standard(profile) or Profile(name="", spec=profile.spec, chain=())
         packaged = self.packaged.criteria(standard)
         found = {key: entry.differences(here[key]) if key in here else [REMOVED] for key, entry in packaged.items()}
+        known = self.packaged.content.versions
+        for component, faults in self.versions.items():
+            if versions.judged(faults) != versions.judged(tuple(getattr(known, component))):
+                found.setdefault(versions.JUDGES[component], []).append(f"versions of {versions.SCHEMES[component].title}")
         return {key: words for key, words in found.items() if words}
 
     def changed_figures(self, gpu_names: Sequence[str]) -> list[str]:

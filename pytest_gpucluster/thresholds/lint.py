@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.yaml_lines import Problem
 from pytest_gpucluster.thresholds import schema as shape
+from pytest_gpucluster.thresholds import versions
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.resolve import ALL_TO_ALL, BOUNDS_OF_FABRIC, OF_FABRIC, chain_of
@@ -34,7 +35,8 @@ _MAY_BE_NEGATIVE = {"C"}
 
 def problems_of(file: ThresholdsFile) -> list[Problem]:
     """What is wrong with a file of the right shape."""
-    return [*_check_profiles(file)] or [*_check_entries(file)]
+    of_versions = versions.problems_of(file.content.versions, file.document, ("versions",))
+    return [*of_versions, *([*_check_profiles(file)] or [*_check_entries(file)])]
 
 
 def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:

@@ -1,8 +1,9 @@
 """The packaged limits as they were released, whatever became of thresholds.yaml since then. Imports PyYAML and nothing else.
 
 ``packaged_limits.sha256`` beside this file is the digest of all that can change an outcome: thresholds.yaml without its prose,
-and the figures of every GPU. What has this digest is what was released, wherever it lies: the wheel and the sdist carry it as
-``packaged_limits.json``, which the build makes; a checkout has it in its own files, and where these were edited, in git.
+the figures of every GPU, and what is known of versions. What has this digest was released, wherever it lies: the wheel and the
+sdist carry it as ``packaged_limits.json``, which the build makes; a checkout has it in its own files, and where these were
+edited, in git.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PROSE = ("criterion", "why", "source", "bound_waived")
 
 
 def read_released(thresholds: Path) -> dict[str | int, Any]:
-    """The released limits in the shape of a thresholds file, and under ``specs`` the figures of each GPU by its id.
+    """The released limits in the shape of a thresholds file with all ``versions``, and ``specs``: the figures of GPUs by id.
 
     ``thresholds`` is the packaged file as it lies here; its content counts only if it has the digest.
 
@@ -60,7 +61,7 @@ def _committed() -> Iterator[str]:
     """The text by the commit that wrote the digest; nothing where this is no checkout, or has no git."""
     try:
         commit = _git("log", "-1", "--format=%H", "--", str(DIGEST)).decode().strip()
-        archive = _git("archive", commit, "thresholds.yaml", "pytest_gpucluster/thresholds/specs")
+        archive = _git("archive", commit, "thresholds.yaml", "pytest_gpucluster/thresholds")
     except (OSError, subprocess.SubprocessError):
         return
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
@@ -75,14 +76,17 @@ def _git(*words: str) -> bytes:
 
 
 def packaged_files(thresholds: Path) -> dict[str, bytes]:
-    """The packaged files by name, as they lie here: ``thresholds``, and the specs of GPUs beside this module."""
-    return {file.name: file.read_bytes() for file in (thresholds, *sorted(Path(__file__).with_name("specs").glob("*.yaml")))}
+    """The packaged files by name, as they lie here: ``thresholds``, known versions, and the specs of GPUs."""
+    folder = Path(__file__).parent
+    found = (thresholds, *folder.glob("known_versions.yaml"), *sorted((folder / "specs").glob("*.yaml")))
+    return {file.name: file.read_bytes() for file in found}
 
 
 def released_text(files: Mapping[str, bytes]) -> str:
-    """What ``packaged_limits.json`` holds for the packaged files by name: thresholds.yaml, and the specs of GPUs."""
+    """What ``packaged_limits.json`` holds for the packaged files by name."""
     read = {Path(name).stem: _without_prose(parse(content, file=name).data) for name, content in files.items()}
-    return json.dumps({**read.pop("thresholds"), "specs": read}, indent=1) + "\n"
+    own = {**read.pop("thresholds"), "versions": read.pop("known_versions", {})}
+    return json.dumps({**own, "specs": read}, indent=1) + "\n"
 
 
 def digest_of(text: str) -> str:

@@ -238,6 +238,40 @@ class CriterionEntry(EntryKeys):
     profiles: dict[str, Override] = {}
 
 
+class KnownFault(_StrictModel):
+    """A fault of versions of a component: ``fixed`` are the first ones without it, of each branch; ``since`` the first with it.
+
+    ``machine``, ``flavour``, ``algorithm`` and ``nodes`` say where it counts: on these processors, in kernels of this flavour,
+    where NCCL chooses this algorithm, from so many nodes on.
+    """
+
+    fixed: Annotated[list[Text], Field(min_length=1), _expecting("a list of texts, such as ['1.17.8']")]
+    since: Text | None = None
+    older: Literal["failure", "remark"] = "failure"
+    fault: Text
+    source: Text
+    date: Text = "not dated"
+    machine: Text | None = None
+    flavour: Text | None = None
+    algorithm: Text | None = None
+    nodes: Count = 1
+
+
+class Versions(_StrictModel):
+    """``versions:``, and the packaged ``known_versions.yaml``: the faults of each component; a site's replace the packaged."""
+
+    driver: list[KnownFault] = []
+    cuda: list[KnownFault] = []
+    cuda_toolkit: list[KnownFault] = []
+    nccl: list[KnownFault] = []
+    nic_firmware: list[KnownFault] = []
+    nvswitch: list[KnownFault] = []
+    kernel: list[KnownFault] = []
+    runc: list[KnownFault] = []
+    container_toolkit: list[KnownFault] = []
+    ofed: list[KnownFault] = []
+
+
 class File(_StrictModel):
     """A whole file, after ``extends`` has been followed."""
 
@@ -248,9 +282,10 @@ class File(_StrictModel):
     cluster: ClusterSection = ClusterSection()
     profiles: Annotated[dict[str, ProfileEntry], Field(min_length=1)]
     criteria: dict[str, CriterionEntry] = {}
+    versions: Versions = Versions()
 
 
-_TOP_KEYS = ("schema", "extends", "cluster", "profiles", "criteria")
+_TOP_KEYS = ("schema", "extends", "cluster", "profiles", "criteria", "versions")
 
 
 def validate(document: Document, *, packaged: Collection[str] = ()) -> tuple[File | None, list[Problem]]:
@@ -315,6 +350,10 @@ def part_of(path: tuple[str | int, ...]) -> FileSection:
             noun, inside, keys = "'needs'", f" ('needs' of {str(key)!r})", tuple(Needs.model_fields)
         case ("cluster", *_):
             noun, inside, keys = "the cluster section", " (in 'cluster')", tuple(ClusterSection.model_fields)
+        case ("versions",):
+            noun, inside, keys = "the section of versions", " (in 'versions')", tuple(Versions.model_fields)
+        case ("versions", name, *_):
+            noun, inside, keys = "a fault of versions", f" (in 'versions' of {name!r})", tuple(KnownFault.model_fields)
         case ("profiles", name, "rules", rule, *_):
             noun, keys = "a rule", ("for", *Override.model_fields)
             inside = f" (in rule {str(rule)!r} of profile {str(name)!r})"

@@ -91,15 +91,21 @@ class MadeSys:
         )
         for port in range(1, nic.ports + 1):
             self._add_port(folder / "ports" / str(port), nic, port)
+        node = f"uverbs{nic.bus}"
+        write(device / "infiniband_verbs" / node, {"ibdev": nic.name})
+        write(self.root / "dev" / "infiniband", {node: ""})
         if nic.netdev:
-            net = {"carrier_changes": "2", "dev_port": "0", "operstate": "up"}
+            mtu = "4200" if nic.layer == "Ethernet" else "4092"
+            net = {"carrier_changes": "2", "dev_port": "0", "operstate": "up", "mtu": mtu}
             write(device / "net" / nic.netdev, net)
         (folder / "device").symlink_to(device)
         (self.root / "class" / "infiniband" / nic.name).symlink_to(folder)
 
     def _add_port(self, folder: Path, nic: MadeNic, number: int) -> None:
         texts = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": nic.rate, "link_layer": nic.layer}
-        write(folder, {**texts, "gids/0": f"fe80:0000:0000:0000:b83f:d203:{nic.bus:04x}:{number:04x}"})
+        kind = "RoCE v2" if nic.layer == "Ethernet" else "IB/RoCE v1"
+        tables = {"pkeys/0": "0xffff", "gid_attrs/types/0": kind}
+        write(folder, {**texts, **tables, "gids/0": f"fe80:0000:0000:0000:b83f:d203:{nic.bus:04x}:{number:04x}"})
         names = {"hw_counters": EFA_COUNTERS} if nic.efa else {"counters": COUNTERS, "hw_counters": HW_COUNTERS}
         for kind, counters in names.items():
             write(folder / kind, dict.fromkeys(counters, "0"))

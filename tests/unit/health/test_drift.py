@@ -23,6 +23,7 @@ from pytest_gpucluster.health.drift import (
     summary,
 )
 from pytest_gpucluster.inventory.host import HostFacts, read_host
+from pytest_gpucluster.inventory.machine import Management, Software
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.nvml import GpuState
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
@@ -182,12 +183,13 @@ def test_a_fact_says_why_it_is_odd() -> None:
 
 def host(**variables: str) -> HostState:
     """This machine with these variables."""
-    return HostState(facts=read_host(), versions={"torch": "2.9"}, variables=variables)
+    more = {"software": healthy(Software), "management": healthy(Management)}
+    return HostState(facts=read_host(), versions={"torch": "2.9"}, variables=variables, **more)
 
 
 def test_facts_of_hosts() -> None:
     """Every field has its name, and a variable that one host has is unset on the other."""
-    assert set(OF_HOST) == set(HostFacts.__slots__)
+    assert {*OF_HOST, "translated"} == set(HostFacts.__slots__), "its devices are named beside the fact of the IOMMU's kinds"
     rows = compare_facts(
         facts_of_hosts({"node0": host(), "node1": host(NCCL_ALGO="Ring"), "node2": host()}), DriftRules(percent=2)
     )

@@ -17,7 +17,8 @@ HIDDEN = NotAvailable("Permission denied")
 LEAST = HostMinimum(nofile=1024, shm_gib=1, memlock_gib=16)
 HEALTHY = HostFacts(
     kernel="6.8", operating_system="Ubuntu", cpu_model="Xeon", sockets=2, cores=112, cpus=224, smt=True,
-    governors=["performance"], idle_states=["POLL"], numa_nodes=2, numa_balancing=False, iommu="identity", memory_gib=2015.0,
+    governors=["performance"], idle_states=["POLL"], numa_nodes=2, numa_balancing=False, iommu="identity",
+    translated=[], memory_gib=2015.0,
     huge_pages=0, transparent_huge_pages="madvise",
     memlock="unlimited", ipc_lock=False, nofile=1048576, shm_gib=1007.0, mlx5_driver=HIDDEN,
 )  # fmt: skip
@@ -86,6 +87,7 @@ def test_shared_memory_that_is_hidden() -> None:
         ({"governors": ["performance", "powersave"]}, "CPU governor performance, powersave"),
         ({"numa_balancing": True}, "NUMA balancing is on"),
         ({"iommu": "DMA-FQ, identity"}, "IOMMU translates (DMA-FQ, identity)"),
+        ({"iommu": "DMA-FQ", "translated": ["0000:13:00.0"]}, "IOMMU translates (DMA-FQ) for 0000:13:00.0: copies"),
         ({"transparent_huge_pages": "never"}, "transparent huge pages are off"),
     ],
 )

@@ -76,6 +76,7 @@ def test_a_whole_host(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) ->
         numa_nodes=2,
         numa_balancing=False,
         iommu="identity",
+        translated=[],
         memory_gib=2113536 / 2**20,
         huge_pages=16,
         transparent_huge_pages="madvise",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -178,6 +179,7 @@ def test_values_and_reasons_cross_processes(tmp_path: Path) -> None:
 def test_partition_keys_in_the_order_of_the_table(tmp_path: Path, table: dict[int, str], keys: list[str] | None) -> None:
     """Empty entries are left out; a table that is absent, or has something else, is no empty one."""
     made = MadeSys(tmp_path, infiniband(0))
+    shutil.rmtree(made.port("mlx5_0") / "pkeys")
     for index, key in table.items():
         write(made.port("mlx5_0"), {f"pkeys/{index}": key})
     found = ports_of(made)["mlx5_0"].pkeys

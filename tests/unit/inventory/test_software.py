@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.inventory.machine import read_software
+from pytest_gpucluster.inventory.machine import Software, read_installed, read_software
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
@@ -98,3 +98,77 @@ def test_a_toolkit_that_is_no_toolkit(text: str, tmp_path: Path) -> None:
     found = read(tmp_path)["cuda_toolkit"]
     assert isinstance(found, NotAvailable)
     assert "no version of cuda" in found.why
+
+
+SAID = {
+    "runc": "runc version 1.1.12\ncommit: v1.1.12-0-g51d5e946\nspec: 1.0.2-dev\ngo: go1.20.13\n",
+    "nvidia-ctk": "NVIDIA Container Toolkit CLI version 1.14.3\ncommit: 53b24618a542025b108239fe602e66e912b7d6e2\n",
+    "ofed_info": "OFED-internal-24.04-0.7.0:\n",
+}
+OLD_TOOLKIT = "cli-version: 1.13.5\nlib-version: 1.13.5\nbuild date: 2023-07-18\n"
+
+
+def put(folder: Path, name: str, said: str, *, code: int = 0, mode: int = 0o755) -> None:
+    """A program that prints this."""
+    file = folder / "bin" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"#!/bin/sh\ncat <<'END'\n{said}END\nexit {code}\n")
+    file.chmod(mode)
+
+
+def installed(folder: Path) -> Software:
+    """What is read of a host whose files lie in a folder of the test."""
+    (folder / "proc").mkdir(exist_ok=True)
+    (folder / "sys" / "module").mkdir(parents=True, exist_ok=True)
+    path = str(folder / "bin")
+    return read_installed(proc=folder / "proc", sys=folder / "sys", toolkit=folder / "cuda" / "version.json", path=path)
+
+
+def test_what_is_installed(tmp_path: Path) -> None:
+    """By the programs' own words, and by files."""
+    for name, said in SAID.items():
+        put(tmp_path, name, said)
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cuda" / "version.json").write_text('{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}}')
+    switch = tmp_path / "proc/driver/nvidia-nvswitch/devices/0000:05:00.0"
+    switch.mkdir(parents=True)
+    (switch / "information").write_text("BIOS Version: 96.10.57.00.01\n")
+    found = installed(tmp_path)
+    assert (found.runc, found.container_toolkit, found.ofed) == ("1.1.12", "1.14.3", "OFED-internal-24.04-0.7.0")
+    assert (found.cuda_toolkit, found.nvswitches) == ("12.4.1", {"0000:05:00.0": "96.10.57.00.01"})
+
+
+def test_what_is_not_installed(tmp_path: Path) -> None:
+    """A virtual machine or a container: nothing is there, and that is known."""
+    found = installed(tmp_path)
+    assert {found.runc, found.container_toolkit, found.ofed, found.cuda_toolkit} == {"none"}
+    assert found.nvswitches == {}
+
+
+def test_an_old_container_toolkit_and_the_driver_of_ofed(tmp_path: Path) -> None:
+    """Old releases have the library's command alone; without ofed_info the module names its release."""
+    put(tmp_path, "nvidia-container-cli", OLD_TOOLKIT)
+    (tmp_path / "sys/module/mlx5_core").mkdir(parents=True)
+    (tmp_path / "sys/module/mlx5_core/version").write_text("23.10-1.1.9\n")
+    found = installed(tmp_path)
+    assert (found.container_toolkit, found.ofed) == ("1.13.5", "23.10-1.1.9")
+
+
+@pytest.mark.parametrize(("said", "code"), [("", 0), ("error: no permission\n", 1), ("runc: who knows\n", 0)])
+def test_a_program_that_says_no_version(tmp_path: Path, said: str, code: int) -> None:
+    """Its words are the reason."""
+    put(tmp_path, "runc", said, code=code)
+    found = installed(tmp_path).runc
+    assert isinstance(found, NotAvailable)
+    assert found.why.startswith("runc says no version: ")
+
+
+def test_files_that_refuse(tmp_path: Path) -> None:
+    """A file that cannot be read, or has another form, has its reason."""
+    for name in ("cuda/version.json", "sys/module/mlx5_core/version", "proc/driver/nvidia-nvswitch/devices/0/information"):
+        (tmp_path / name).mkdir(parents=True)
+    found = installed(tmp_path)
+    assert all(isinstance(one, NotAvailable) for one in (found.cuda_toolkit, found.ofed, *dict(found.nvswitches).values()))  # type: ignore[arg-type]
+    (tmp_path / "proc/driver/nvidia-nvswitch/devices/0/information").rmdir()
+    (tmp_path / "proc/driver/nvidia-nvswitch/devices/0/information").write_text("nothing\n")
+    assert "has no BIOS version" in str(installed(tmp_path).nvswitches)

@@ -538,7 +538,7 @@ def test_the_schema_is_json_and_knows_every_key() -> None:
     """The schema is for editors. A limit may be left out but must not be null."""
     schema = File.model_json_schema(by_alias=True)
     assert json.loads(json.dumps(schema)) == schema
-    assert set(schema["properties"]) == {"schema", "extends", "cluster", "profiles", "criteria"}
+    assert set(schema["properties"]) == {"schema", "extends", "cluster", "profiles", "criteria", "versions"}
     entry = schema["$defs"]["CriterionEntry"]
     assert set(entry["required"]) == {"criterion", "unit", "why", "source"}
     assert entry["properties"]["per"]["default"] == "gpu"

@@ -251,7 +251,7 @@ def test_an_edited_checkout_is_compared_with_git(
     """By the commit that wrote the digest, however often the file was edited and committed since then."""
     root, folder = tmp_path / "checkout", Path("pytest_gpucluster", "thresholds")
     shutil.copytree(REPOSITORY / folder / "specs", root / folder / "specs")
-    for path in (Path("thresholds.yaml"), folder / "packaged_limits.sha256"):
+    for path in (Path("thresholds.yaml"), folder / "packaged_limits.sha256", folder / "known_versions.yaml"):
         shutil.copy(REPOSITORY / path, root / path)
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
     commit(root, "release")

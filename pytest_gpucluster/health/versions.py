@@ -1,0 +1,111 @@
+"""Versions of a host that have a known fault, by the table of ``thresholds.versions``. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.inventory.reading import NONE, NotAvailable, or_none
+from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.thresholds.versions import SCHEMES, needed, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pytest_gpucluster.inventory.machine import Software
+    from pytest_gpucluster.inventory.nics import Nic
+    from pytest_gpucluster.measurements.host import HostState
+    from pytest_gpucluster.thresholds.schema import KnownFault
+    from pytest_gpucluster.thresholds.versions import Version
+
+__all__ = ["judge_container_versions", "judge_versions"]
+
+NVIDIA_ADAPTERS = "mlx5_core"
+"""The driver of the adapters whose firmware the table knows."""
+OF_TORCH = {"cuda": "CUDA", "nccl": "NCCL"}
+NAMED = 4
+
+
+def judge_versions(
+    state: HostState, nics: Sequence[Nic] | NotAvailable, known: Mapping[str, Sequence[KnownFault]], *, num_nodes: int
+) -> Finding:
+    """Driver, CUDA, NCCL, kernel, OFED and firmware with a known fault. ``num_nodes``: some faults show on several only."""
+    found: dict[str, list[tuple[str, str | NotAvailable]]] = defaultdict(list)
+    found["driver"] = [("", state.versions.get("driver", NotAvailable("NVML gives no version of the driver")))]
+    found |= {component: [("", state.versions.get(name, NONE))] for component, name in OF_TORCH.items()}
+    found["kernel"] = [("", state.facts.kernel)]
+    found |= {"cuda_toolkit": [("", state.software.cuda_toolkit)], "ofed": [("", state.software.ofed)]}
+    for nic in or_none(nics) or ():
+        if nic.driver == NVIDIA_ADAPTERS:
+            found["nic_firmware"].append((nic.device, nic.firmware))
+    switches = state.software.nvswitches
+    found["nvswitch"] = [("", switches)] if isinstance(switches, NotAvailable) else [*switches.items()]
+    return _judged(found, {name: _that_apply(faults, state.software, num_nodes) for name, faults in known.items()})
+
+
+def judge_container_versions(software: Software, known: Mapping[str, Sequence[KnownFault]]) -> Finding | None:
+    """Runc and NVIDIA's container toolkit with a known fault; None where the host has neither, or a container hides both."""
+    found = {"runc": [("", software.runc)], "container_toolkit": [("", software.container_toolkit)]}
+    return None if software.runc == software.container_toolkit == NONE else _judged(found, known)
+
+
+def _that_apply(faults: Sequence[KnownFault], software: Software, num_nodes: int) -> list[KnownFault]:
+    return [one for one in faults if one.machine in (None, software.machine) and num_nodes >= one.nodes]
+
+
+def _judged(
+    found: Mapping[str, Sequence[tuple[str, str | NotAvailable]]], known: Mapping[str, Sequence[KnownFault]]
+) -> Finding:
+    """All components: those with a fault, those of which nothing can be said, and what each has."""
+    bad, remarks, unknown, updates = [], [], [], {}
+    shown: dict[str, Any] = {}
+    for component, parts in found.items():
+        for version, where in _by_version(parts).items():
+            name = f"{SCHEMES[component].title} of {shortlist(where, most=NAMED)}" if where else SCHEMES[component].title
+            shown[name] = str(version)
+            faults, own = known.get(component, ()), None if isinstance(version, NotAvailable) else parse(component, version)
+            if version == NONE or not faults:
+                continue
+            if own is None:
+                unknown.append(
+                    f"{name} is {version}" if isinstance(version, NotAvailable) else _no_version(component, name, version)
+                )
+                continue
+            for fault, update in _old(component, own, faults):
+                text = f"{name} {version} is older than {update}: {fault.fault} ({fault.source}, {fault.date})"
+                if own.build and fault.older == "failure":
+                    unknown.append(f"{text}; a distribution has built it, and may have mended it: ask its tracker of security")
+                elif fault.older == "failure":
+                    bad.append(text)
+                    updates[SCHEMES[component].title] = update
+                else:
+                    remarks.append(text)
+    advice = "; ".join(f"update {title} to {update} or newer" for title, update in updates.items())
+    return Finding(
+        bad={HERE: bad},
+        unknown={HERE: unknown},
+        kind="software",
+        advice=advice or None,
+        remark="; ".join(remarks) or None,
+        evidence=shown,
+        unknown_advice="say what holds here under `versions:` of your thresholds file (docs/versions.md)",
+    )
+
+
+def _old(component: str, own: Version, faults: Sequence[KnownFault]) -> Iterator[tuple[KnownFault, str]]:
+    for fault in faults:
+        if fault.flavour in (None, own.flavour) and (update := needed(component, own, fault)) is not None:
+            yield fault, update
+
+
+def _by_version(parts: Sequence[tuple[str, str | NotAvailable]]) -> dict[str | NotAvailable, list[str]]:
+    """The names of the parts that have each version."""
+    found: dict[str | NotAvailable, list[str]] = defaultdict(list)
+    for name, version in parts:
+        found[version] += [name] if name else []
+    return found
+
+
+def _no_version(component: str, name: str, text: str) -> str:
+    return f"{name} is {text!r}, which is no version of {SCHEMES[component].title} that is known here"
