@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
     try:
-        run.run(run.parse_args(arguments))
+        run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call, unused-ignore]
     except ChildFailedError as failed:
         _, first = failed.get_first_failure()
         if not isinstance(first.message, dict):
