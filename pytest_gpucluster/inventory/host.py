@@ -85,6 +85,11 @@ def _field(file: Path, name: str) -> str | NotAvailable:
     return apply(in_text, read_text(file))
 
 
+def read_available_gib(*, proc: Path = PROC) -> float | NotAvailable:
+    """The memory of this host that is free for programs, in GiB (2^30 bytes), as the kernel estimates it."""
+    return apply(lambda kib: kib / 2**20, apply(_first_number, _field(proc / "meminfo", "MemAvailable")))
+
+
 def _first_number(text: str) -> int | NotAvailable:
     word = text.split(maxsplit=1)[0]
     return int(word) if word.isascii() and word.isdecimal() else NotAvailable(f"{text[:80]!r} is no number")

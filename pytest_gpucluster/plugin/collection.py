@@ -15,7 +15,8 @@ from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.criterion import Criterion
-from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite
+from pytest_gpucluster.inventory.host import read_available_gib
+from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite, memory_remark
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
@@ -213,6 +214,9 @@ class Collection:
             if self.earlier.line is not None:
                 self._terminal.live.say(f"gpucluster: {self.earlier.line}")
             self._terminal.live.announce(self.forecast())
+            available_gib = read_available_gib()
+            if isinstance(available_gib, float) and (remark := memory_remark(len(keys), available_gib=available_gib)):
+                self._terminal.live.say(f"gpucluster: {remark}")
             for text in dict.fromkeys(item.stash[NO_LIMIT] for item in self.tests.items if NO_LIMIT in item.stash):
                 self._terminal.live.say(f"gpucluster: will be an ERROR: {text}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.inventory import host as module
-from pytest_gpucluster.inventory.host import HostFacts, read_host
+from pytest_gpucluster.inventory.host import HostFacts, read_available_gib, read_host
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
@@ -191,3 +191,11 @@ def test_no_iommu(tmp_path: Path, made: dict[str, Path]) -> None:
 def test_this_machine() -> None:
     """Whatever it hides, its kernel has a name."""
     assert read_host().kernel
+
+
+def test_free_memory(tmp_path: Path) -> None:
+    """In GiB, as the kernel estimates it; where it says nothing, the reading says why."""
+    (tmp_path / "meminfo").write_text("MemTotal: 16777216 kB\nMemAvailable:    3145728 kB\n", encoding="ascii")
+    assert read_available_gib(proc=tmp_path) == 3.0
+    (tmp_path / "meminfo").write_text("MemTotal: 16777216 kB\n", encoding="ascii")
+    assert "MemAvailable" in str(read_available_gib(proc=tmp_path))

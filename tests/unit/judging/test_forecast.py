@@ -269,3 +269,20 @@ def test_progress_never_lies(finished: list[str], times_s: list[float]) -> None:
 def test_times(seconds: float, words: str, clock: str) -> None:
     """As an estimate, and as a clock."""
     assert (forecast.in_words(seconds), forecast.clock(seconds)) == (words, clock)
+
+
+@pytest.mark.parametrize(
+    ("tests", "available_gib", "begin"),
+    [
+        (13_662, 0.6, "the books of 13,662 tests take about 0.7 GiB of memory on this host, and 0.6 GiB are available"),
+        (13_662, 0.7, None),
+        (436_000, 10.0, "the books of 436,000 tests take about 10.4 GiB of memory on this host, and 10.0 GiB are available"),
+        (436_000, 10.5, None),
+        (0, 0.3, "the books of 0 tests take about 0.4 GiB"),
+    ],
+)
+def test_books_that_do_not_fit_the_memory_are_foreseen(tests: int, available_gib: float, begin: str | None) -> None:
+    """Before the first test, with what to do; where they fit, nothing is said."""
+    remark = forecast.memory_remark(tests, available_gib=available_gib)
+    assert (remark is None) == (begin is None)
+    assert remark is None or (remark.startswith(str(begin)) and "groups of nodes" in remark)
