@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.commands import healthcheck
 from pytest_gpucluster.commands.slurm_job import read_step
 from tests.support import REPOSITORY
 
@@ -60,6 +61,14 @@ def test_a_script_with_a_fault(line: str, problem: str, tmp_path: Path) -> None:
     found = problems(path)
     assert "UNUSED is not used" in found
     assert any(problem in one for one in found), found
+
+
+@pytest.mark.parametrize("name", ["healthcheck.sh", "prolog.sh", "epilog.sh"])
+def test_a_health_check_ends_in_15_s(name: str) -> None:
+    """Of the 60 that Slurm gives it, whatever hangs; gpucluster itself has less."""
+    given = re.search(r"timeout --kill-after=1 (\d+) ", (SLURM / name).read_text(encoding="utf-8"))
+    assert given is not None
+    assert healthcheck.WITHIN_S < int(given[1]) <= 15
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
