@@ -117,7 +117,7 @@ def read_machine(*, root: Path = SYS, survey: Callable[[], dict[str, Any]] | Non
         "hostname": socket.gethostname(),
         "host": read_host(sys=root),
         "dmi": read_dmi(root=root),
-        "gpus": _gpus(survey or survey_gpus),
+        "gpus": _gpus() if survey is None else _gpus(survey),
         "gpus_on_pci_bus": apply(len, read_nvidia_gpus(root=root)),
         "gpu_ways": read_gpu_paths(root=root),
         "nics": nics,
@@ -129,9 +129,9 @@ def read_machine(*, root: Path = SYS, survey: Callable[[], dict[str, Any]] | Non
     return {name: _plain(value) for name, value in found.items()}
 
 
-def _gpus(survey: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _gpus(survey: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
     try:
-        return survey()
+        return (survey or survey_gpus)()
     except ConfigurationError as error:
         return {"status": "error", "error": str(error), "gpus": [], "count": 0, "driver_cuda": NotAvailable(str(error))}
 

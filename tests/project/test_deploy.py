@@ -107,7 +107,8 @@ def test_what_was_promised_and_which_suite(tmp_path: Path) -> None:
     plain = started(tmp_path, "accept.sbatch")
     assert plain[-2:] == ["--pyargs", "tests_acceptance"]
     assert not any("expect" in word for word in plain)
-    own = started(tmp_path, "accept.sbatch", EXPECT="nodes=4,gpus_per_node=8", SUITE="our_criteria", LEVEL="quick", PROFILE="site")
+    given = {"EXPECT": "nodes=4,gpus_per_node=8", "SUITE": "our_criteria", "LEVEL": "quick", "PROFILE": "site"}
+    own = started(tmp_path, "accept.sbatch", **given)
     assert own[-2:] == ["--pyargs", "our_criteria"]
     wanted = {"--gpucluster-expect=nodes=4,gpus_per_node=8", "--gpucluster-level=quick", "--gpucluster-profile=site"}
     assert wanted <= set(own)

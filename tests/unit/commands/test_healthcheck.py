@@ -174,7 +174,7 @@ def test_a_missing_driver_drains(slurm: Path) -> None:
 def test_a_driver_that_hangs_drains(
     state: str, slurm: Path, plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, sysfs: MadeSys
 ) -> None:
-    """``nvidia-smi`` would hang too: the node is drained within the time that a site gives, also from a healthy drain of ours."""
+    """``nvidia-smi`` would hang too: the node is drained in time, also where a drain of ours is there."""
     says(slurm, state=state, reason=" Reason=gpucluster: other [root@x]" if "DRAIN" in state else "")
     plant("delay_ms 60000")
     survey = partial(detect.survey_gpus, 0.5)
