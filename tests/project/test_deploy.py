@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from pytest_gpucluster.commands import healthcheck
 from pytest_gpucluster.commands.slurm_job import read_step
 from tests.support import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SLURM = REPOSITORY / "deploy" / "slurm"
 CI = REPOSITORY / "deploy" / "ci"
@@ -100,6 +97,16 @@ def test_a_job_in_a_container(file: str, tmp_path: Path) -> None:
     outside = started(tmp_path, file, "-k", "a or b", **variables)
     assert outside == [word for word in inside if not word.startswith(("--container-", "--no-container-"))]
     assert outside[-2:] == ["-k", "a or b"]
+
+
+@pytest.mark.parametrize("file", ["accept.sbatch", "finetune.sbatch", "sweep.sbatch"])
+def test_a_job_file_without_slurm(file: str) -> None:
+    """Started by bash it says what to do, and makes no folder at the root of the file system."""
+    command = ["bash", SLURM / file]
+    ran = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode != 0
+    assert "submit this file with sbatch" in ran.stderr
+    assert not [path for path in map(Path, ("/gpucluster-results", "/finetune")) if path.exists()]
 
 
 def test_what_was_promised_and_which_suite(tmp_path: Path) -> None:
