@@ -33,7 +33,7 @@ OURS = "gpucluster: "
 """What every reason of ours begins with; a site's tools can look for it."""
 NVML_S = 10.0
 """Healthy GPUs answer in a second or two. A driver that hangs has to be said, and drained, in what Slurm leaves."""
-WITHIN_S = 13.0
+WITHIN_S = 12.0
 """Of one call with ``--drain``, Slurm's commands included; these have at least :data:`LEAST_S` each."""
 LEAST_S = 2.0
 LONGEST = 500
@@ -85,7 +85,7 @@ def read_machine() -> dict[str, Any]:
 
 
 def _left_s(ends: float) -> float:
-    return max(LEAST_S, ends - time.monotonic())
+    return max(LEAST_S, round(ends - time.monotonic(), 1))
 
 
 def condition(chosen: argparse.Namespace) -> int:
@@ -109,7 +109,10 @@ def _in_one_line(texts: Sequence[str]) -> str:
 def _judge(machine: Mapping[str, Any], num_gpus: int | None) -> tuple[list[str], list[str], int]:
     """What is wrong, what was not read, and the exit code by both."""
     wrong, unread = [*_wrong(machine, num_gpus)], [*_unread(machine)]
-    return wrong, unread, BAD if wrong else UNSEEN if unread else GOOD
+    code = BAD if wrong else UNSEEN if unread else GOOD
+    why = one_line(machine["gpus"]["error"] or "")
+    again = {*[text for text in (*wrong, *unread) if why and why in text][1:]}  # one cause is said once
+    return [text for text in wrong if text not in again], [text for text in unread if text not in again], code
 
 
 def _wrong(machine: Mapping[str, Any], num_gpus: int | None) -> Iterator[str]:
@@ -117,7 +120,7 @@ def _wrong(machine: Mapping[str, Any], num_gpus: int | None) -> Iterator[str]:
     for one in find(machine):
         serial = serials.get(one.part)
         of = f" serial {serial}" if isinstance(serial, str) else ""
-        yield one_line(f"{one.what}, {one.part}{of}")
+        yield one_line(f"{one.what}, {one.part}{of}" if one.part.startswith("GPU ") else one.what)
     seen = len(machine["gpus"]["gpus"])
     promised = max(num_gpus or 0, machine["gpus"]["count"])
     if seen < promised:

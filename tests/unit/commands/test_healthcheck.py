@@ -167,7 +167,9 @@ def test_a_missing_driver_drains(slurm: Path) -> None:
     """Slurm promises GPUs and there is no NVML."""
     says(slurm)
     assert main(["healthcheck", "--drain"]) == 1
-    assert updates(slurm)[-1].startswith("Reason=gpucluster: NVML shows 0 of 8 GPUs (NVML Shared Library Not Found")
+    reason = updates(slurm)[-1]
+    assert reason.startswith("Reason=gpucluster: NVML shows 0 of 8 GPUs (NVML Shared Library Not Found")
+    assert reason.count("Not Found") == 1
 
 
 @pytest.mark.parametrize("state", ["IDLE", "IDLE+DRAIN"])
@@ -180,11 +182,14 @@ def test_a_driver_that_hangs_drains(
     survey = partial(detect.survey_gpus, 0.5)
     monkeypatch.setattr(healthcheck, "read_machine", lambda: machine.read_machine(root=sysfs.root, survey=survey))
     assert main(["healthcheck", "--drain"]) == 1
-    assert updates(slurm)[-1].startswith("Reason=gpucluster: NVML did not answer within 0.5 s: the driver hangs")
+    reason = updates(slurm)[-1]
+    assert reason.startswith("Reason=gpucluster: NVML did not answer within 0.5 s: the driver hangs")
+    assert reason.count("did not answer") == 1, "one cause is said once"
+    assert reason.endswith("then reboot the node")
 
 
 def test_the_driver_has_ten_seconds(monkeypatch: pytest.MonkeyPatch, plant: Callable[[str], None]) -> None:
-    """And Slurm's commands what is left of 13, so that all of it ends within 15 s."""
+    """And Slurm's commands what is left of 12, so that all of it ends within 15 s."""
     plant("delay_ms 60000")
     monkeypatch.undo()
     assert healthcheck.NVML_S + healthcheck.LEAST_S <= healthcheck.WITHIN_S < 15
