@@ -7,4 +7,4 @@ VENV=${VENV:-/opt/gpucluster}                    # a folder with bin/gpucluster 
 export GPUCLUSTER_DRAIN=${GPUCLUSTER_DRAIN:-0}   # 1: drains the node with its reason, and frees it from reasons of ours only
 # --------------------------
 
-exec timeout --kill-after=5 45 "$VENV/bin/gpucluster" healthcheck
+exec timeout --kill-after=1 15 "$VENV/bin/gpucluster" healthcheck

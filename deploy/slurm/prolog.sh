@@ -7,4 +7,4 @@
 VENV=${VENV:-/opt/gpucluster}   # a folder with bin/gpucluster on the node's own disk
 # --------------------------
 
-exec env GPUCLUSTER_DRAIN=0 timeout --kill-after=5 45 "$VENV/bin/gpucluster" healthcheck
+exec env GPUCLUSTER_DRAIN=0 timeout --kill-after=1 15 "$VENV/bin/gpucluster" healthcheck

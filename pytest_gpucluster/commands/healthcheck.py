@@ -12,11 +12,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.commands.info import BAD, GOOD, UNSEEN, find, unseen
 from pytest_gpucluster.commands.info_tables import value_at
-from pytest_gpucluster.inventory.machine import read_machine
+from pytest_gpucluster.inventory import machine as whole_machine
+from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.reading import NotAvailable, unavailable
 from pytest_gpucluster.inventory.slurm import change, read_node
 from pytest_gpucluster.text import one_line, within_bytes
@@ -28,6 +31,11 @@ if TYPE_CHECKING:
 VARIABLE = "GPUCLUSTER_DRAIN"
 OURS = "gpucluster: "
 """What every reason of ours begins with; a site's tools can look for it."""
+NVML_S = 10.0
+"""Healthy GPUs answer in a second or two. A driver that hangs has to be said, and drained, in what Slurm leaves."""
+WITHIN_S = 12.0
+"""Of one call with ``--drain``, Slurm's commands included; these have at least :data:`LEAST_S` each."""
+LEAST_S = 2.0
 LONGEST = 500
 """Characters of a reason."""
 DRAINED = {"DRAIN", "DOWN", "FAIL"}
@@ -52,21 +60,32 @@ MOST_OUTPUT_BYTES = 80
 
 def main(chosen: argparse.Namespace) -> int:
     """Print what is wrong: 0 healthy, 1 something is wrong (the node is drained where asked), 3 not everything was read."""
+    ends = time.monotonic() + WITHIN_S
+    machine = read_machine()
     drains = chosen.drain or os.environ.get(VARIABLE) == "1"
     host = platform.node()
-    node = read_node(chosen.node or host.partition(".")[0], hostname=host) if drains else None
+    name = chosen.node or host.partition(".")[0]
+    node = read_node(name, hostname=host, within_s=_left_s(ends)) if drains else None
     num_gpus = chosen.gpus
     if num_gpus is None and node is not None and not isinstance(node, NotAvailable):
         num_gpus = None if isinstance(node.gpus, NotAvailable) else node.gpus
-    machine = read_machine()
     wrong, unread, code = _judge(machine, num_gpus)
     for text in (*wrong, *unread):
         sys.stdout.write(f"{OURS}{text}\n")
     is_without_gpus = num_gpus == 0 and machine["gpus_on_pci_bus"] == 0
     reason = "" if is_without_gpus else "; ".join((*wrong, *unread))
-    if node is not None and not _drain(node, reason):
+    if node is not None and not _drain(node, reason, within_s=_left_s(ends)):
         return code or UNSEEN
     return code
+
+
+def read_machine() -> dict[str, Any]:
+    """This machine; NVML has :data:`NVML_S` to answer."""
+    return whole_machine.read_machine(survey=partial(survey_gpus, NVML_S))
+
+
+def _left_s(ends: float) -> float:
+    return max(LEAST_S, round(ends - time.monotonic(), 1))
 
 
 def condition(chosen: argparse.Namespace) -> int:
@@ -90,7 +109,10 @@ def _in_one_line(texts: Sequence[str]) -> str:
 def _judge(machine: Mapping[str, Any], num_gpus: int | None) -> tuple[list[str], list[str], int]:
     """What is wrong, what was not read, and the exit code by both."""
     wrong, unread = [*_wrong(machine, num_gpus)], [*_unread(machine)]
-    return wrong, unread, BAD if wrong else UNSEEN if unread else GOOD
+    code = BAD if wrong else UNSEEN if unread else GOOD
+    why = one_line(machine["gpus"]["error"] or "")
+    again = {*[text for text in (*wrong, *unread) if why and why in text][1:]}  # one cause is said once
+    return [text for text in wrong if text not in again], [text for text in unread if text not in again], code
 
 
 def _wrong(machine: Mapping[str, Any], num_gpus: int | None) -> Iterator[str]:
@@ -98,7 +120,7 @@ def _wrong(machine: Mapping[str, Any], num_gpus: int | None) -> Iterator[str]:
     for one in find(machine):
         serial = serials.get(one.part)
         of = f" serial {serial}" if isinstance(serial, str) else ""
-        yield one_line(f"{one.what}, {one.part}{of}")
+        yield one_line(f"{one.what}, {one.part}{of}" if one.part.startswith("GPU ") else one.what)
     seen = len(machine["gpus"]["gpus"])
     promised = max(num_gpus or 0, machine["gpus"]["count"])
     if seen < promised:
@@ -119,7 +141,7 @@ def _unread(machine: Mapping[str, Any]) -> Iterator[str]:
                 yield one_line(f"{name} of GPU {gpu['index']} was not read: {why}")
 
 
-def _drain(node: Any, reason: str) -> bool:
+def _drain(node: Any, reason: str, *, within_s: float) -> bool:
     """Drain the node, renew our own reason, or free the node from it; whether Slurm did that, or nothing was to be done."""
     if isinstance(node, NotAvailable):
         sys.stderr.write(f"gpucluster healthcheck: not drained: {node.why}\n")
@@ -135,7 +157,7 @@ def _drain(node: Any, reason: str) -> bool:
         wanted = ["State=UNDRAIN"]
     else:
         return True
-    refused = change("update", f"NodeName={node.name}", *wanted)
+    refused = change("update", f"NodeName={node.name}", *wanted, within_s=within_s)
     if refused is not None:
         sys.stderr.write(f"gpucluster healthcheck: {node.name} stays as it is: {refused.why}\n")
     return refused is None

@@ -7,7 +7,9 @@ port that is down may be meant so, and is shown, never counted.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ WHOLE = ("summary", "all")
 LOOK = "look at the kernel log (dmesg | grep -i xid), then reboot the node"
 HARD_SLOWDOWN = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
 JOINED = "completed"
+NO_ADAPTER = "the kernel lists no adapter"
 
 
 def main(chosen: argparse.Namespace) -> int:
@@ -66,14 +69,12 @@ def _print(machine: Mapping[str, Any], view: str, *, unseen: Mapping[str, str], 
     from pytest_gpucluster.reporting.lines import wrapped  # noqa: PLC0415 -- as above
 
     console = Console(highlight=False, markup=False, emoji=False)
-    for part in without_gaps(show(machine, view)):
-        console.print(part)
-    for name, why in unseen.items():
-        console.print(Text(f"not seen: {name}: {one_line(why)}", style="yellow"))
+    below = [Text(""), *(Text(f"not seen: {name}: {one_line(why)}", style="yellow") for name, why in unseen.items())]
     for one in found:
-        console.print(Text(f"{one.part}: {one_line(one.what)}", style="bold red"))
-        for line in wrapped(f"next: {one_line(one.advice)}", width=console.width, indent="  ", later="    "):
-            console.print(Text(line))
+        below.append(Text(f"{one.part}: {one_line(one.what)}", style="bold red"))
+        below += map(Text, wrapped(f"next: {one_line(one.advice)}", width=console.width, indent="  ", later="    "))
+    for part in without_gaps([*show(machine, view), *below]):
+        console.print(part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def unseen(machine: Mapping[str, Any]) -> dict[str, str]:
         found["gpus"] = "; ".join([*([found["gpus"]] if "gpus" in found else []), more])
     why = unavailable(nics)
     if why is not None or not nics:
-        found["nics"] = why or "the kernel lists no adapter"
+        found["nics"] = f"{NO_ADAPTER}: {why}" if why and why.startswith(os.strerror(errno.ENOENT)) else why or NO_ADAPTER
     return found
 
 

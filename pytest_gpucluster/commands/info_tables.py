@@ -48,10 +48,13 @@ def value_at(item: Any, field: str) -> Any:
     return item
 
 
-def table_of(items: Iterable[Any], columns: Sequence[Column]) -> Table:
-    """A row for each item."""
+def table_of(items: Sequence[Any], columns: Sequence[Column], *, is_bad: Callable[[Any], bool] = lambda _item: False) -> Table:
+    """A row for each item, a red one for each that is bad."""
     rows = [[column.cell_of(item) for column in columns] for item in items]
-    return table([one.heading for one in columns], rows, right=[one.heading for one in columns if one.is_number])
+    made = table([one.heading for one in columns], rows, right=[one.heading for one in columns if one.is_number])
+    for row, item in zip(made.rows, items, strict=True):
+        row.style = "red" if is_bad(item) else ""
+    return made
 
 
 def cell(value: Any, form: str = "{}") -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from pytest_gpucluster.commands.info import find
 from pytest_gpucluster.commands.info_tables import NOTHING, Column, cell, number, pairs, table, table_of, without_gaps
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.pci_tree import NO_NUMA_NODE, Position, nearness
@@ -18,12 +19,18 @@ from pytest_gpucluster.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from rich.table import Table
+
     from pytest_gpucluster.commands.info_tables import Machine, Shown
 
 UNITS = {"memlock": "memlock_bytes", "nofile": "nofile_files"}
 """Names of facts that lack their unit."""
 VENDOR = "NVIDIA "
 SELF = "X"
+
+
+def _name(gpu: Mapping[str, Any]) -> str:
+    return one_line(gpu["name"]).removeprefix(VENDOR)
 
 
 def _of(field: str, other: str, form: str = "{}") -> Callable[[Any], str]:
@@ -46,15 +53,16 @@ def _counter(name: str) -> Callable[[Any], str]:
 
 
 INDEX = number("GPU", "index")
+NAME = "name"
 RUNNING = (
     INDEX,
-    Column("name", lambda gpu: one_line(gpu["name"]).removeprefix(VENDOR)),
-    number("GiB", lambda gpu: f"{gpu['memory_used_gib']:.1f}/{gpu['memory_gib']:.1f}"),
-    number("C", "temperature_c"),
-    number("mem C", "memory_temperature_c", "{:.0f}"),
+    Column(NAME, _name),
+    number("used GiB", lambda gpu: f"{gpu['memory_used_gib']:.1f}/{gpu['memory_gib']:.1f}"),
+    number("°C", "temperature_c"),
+    number("memory °C", "memory_temperature_c", "{:.0f}"),
     number("W", "power_w", "{:.0f}"),
-    number("MHz", "sm_clock_mhz"),
-    number("ECC", "ecc_uncorrected_volatile"),
+    number("SM MHz", "sm_clock_mhz"),
+    number("ECC errors", "ecc_uncorrected_volatile"),
     Column("recovery", "repair.recovery_action"),
     Column("held by", "clocks_event_reasons"),
 )
@@ -116,7 +124,8 @@ def summary(machine: Machine) -> list[Shown]:
     software = machine["software"]
     return [
         pairs(
-            [
+            (name, text)
+            for name, text in [
                 (
                     "host",
                     f"{one_line(machine['hostname'])}, {cell(host['operating_system'])}, kernel {one_line(host['kernel'])}",
@@ -129,6 +138,7 @@ def summary(machine: Machine) -> list[Shown]:
                 ("adapters", f"{len(active)} of {len(ports)} ports active" if ports else "none"),
                 ("software", f"torch {cell(software['torch'])}, pytest-gpucluster {cell(software['pytest-gpucluster'])}"),
             ]
+            if text != NOTHING
         )
     ]
 
@@ -136,15 +146,26 @@ def summary(machine: Machine) -> list[Shown]:
 def gpu(machine: Machine) -> list[Shown]:
     """How each GPU runs, then which one it is."""
     gpus = machine["gpus"]["gpus"]
+    if not gpus:
+        return []
     in_racks = [one for one in gpus if unavailable(one["platform"]) is None]
-    shown: list[Shown] = [table_of(gpus, RUNNING), Text(""), table_of(gpus, WHICH), Text(""), table_of(gpus, BOARD)]
-    return [*shown, Text(""), table_of(in_racks, RACK)] if gpus else []
+    names = {_name(one) for one in gpus}
+    alike = [_title(f"{len(gpus)} x {names.pop()}")] if len(names) == 1 else []
+    running = [column for column in RUNNING if column.heading != NAME or not alike]
+    tables = (_of_gpus(machine, columns) for columns in (running, WHICH, BOARD))
+    return [*alike, *(part for one in tables for part in (one, Text(""))), table_of(in_racks, RACK)]
+
+
+def _of_gpus(machine: Machine, columns: Sequence[Column]) -> Table:
+    """A row for each GPU; that of one with a finding is red."""
+    bad = {one.part for one in find(machine)}
+    return table_of(machine["gpus"]["gpus"], columns, is_bad=lambda gpu: f"GPU {gpu['index']}" in bad)
 
 
 def links(machine: Machine) -> list[Shown]:
     """The links of each GPU, each NVLink, and the matrix."""
     gpus = machine["gpus"]["gpus"]
-    return [table_of(gpus, LINKS), *_each_nvlink(gpus), *_matrix(machine)]
+    return [_of_gpus(machine, LINKS), *_each_nvlink(gpus), *_matrix(machine)]
 
 
 def ib(machine: Machine) -> list[Shown]:

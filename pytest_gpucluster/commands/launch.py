@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.session import Session
 
 NOT_GOOD = 1
+ONE_HOST = "127.0.0.1"
+"""The address of node 0 where it is the only node."""
 DEFAULT_PORT = 29500
 """torchrun's own."""
 THREADS = "OMP_NUM_THREADS"
@@ -161,6 +163,8 @@ def read_job(chosen: argparse.Namespace) -> Job:
         }
         given.update({name: value for name, value in said.items() if given[name] is None})
         require_index(given["node_rank"], given["nnodes"])
+    if step is None and pod is None:
+        given.update(_of_shape(given, hosts))
     _require(given, needed, hosts, in_slurm=step is not None, in_pod=pod is not None)
     return Job(
         num_nodes=given["nnodes"],
@@ -173,6 +177,14 @@ def read_job(chosen: argparse.Namespace) -> Job:
         pytest_arguments=tuple(chosen.beyond) or SUITE,
         start=pod.start if pod is not None else "" if step is None else step.start,
     )
+
+
+def _of_shape(given: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, Any]:
+    """What follows from the shape where nothing says it: node 0 is the first host; a node alone is node 0, and meets itself."""
+    alone = given["nnodes"] == 1
+    address = hosts[0] if hosts else ONE_HOST if alone else None
+    said = {"master_addr": address, "node_rank": 0 if alone else None}
+    return {name: value for name, value in said.items() if given[name] is None}
 
 
 def _lacks(given: Mapping[str, Any], needed: Sequence[str]) -> bool:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 CHECKOUT = Path(__file__).parents[2]
 SBATCH = Path("deploy", "slurm", "accept.sbatch")
 MANIFEST = Path("deploy", "kubernetes", "job", "job.yaml")
-ONE_HOST = "127.0.0.1"
 PYTEST_OPTIONS = {
     "-k": "only the tests whose names fit; such a run accepts nothing",
     "--junitxml": "the JUnit file of the run, on node 0",
@@ -92,7 +91,7 @@ def _with_shape(chosen: argparse.Namespace) -> argparse.Namespace:
             given.nproc_per_node = step.num_gpus if given.nproc_per_node is None else given.nproc_per_node
     given.hosts = ",".join(hosts) or None
     if given.master_addr is None and (hosts or given.nnodes == 1 or chosen.show != "torchrun"):
-        given.master_addr = hosts[0] if hosts else ONE_HOST
+        given.master_addr = hosts[0] if hosts else launch.ONE_HOST
     return given
 
 

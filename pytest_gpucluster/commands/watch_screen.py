@@ -241,7 +241,7 @@ def _run_lines(run: RunPicture, width: int) -> list[Text]:
     simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
     facts = [f"{name} {run.facts[name]}" for name in ("level", "profile") if run.facts.get(name)]
     words = ", ".join(filter(None, [simulated, *facts, run.shape]))
-    lines = [head, Text(safe(f"{INDENT}{words}")), *state_lines(run, width), progress_line(run), counts_line(run)]
+    lines = [head, Text(safe(f"{INDENT}{words}")), *state_lines(run, width), progress_line(run), *counts_lines(run)]
     if run.is_partial:
         lines.append(Text(f"{INDENT}the journal is being read: this is not the newest yet", style="yellow"))
     if run.unread:
@@ -273,11 +273,13 @@ def progress_line(run: RunPicture) -> Text:
     return Text(safe(f"{text}, next {run.next_criterion}" if is_open else text))
 
 
-def counts_line(run: RunPicture) -> Text:
-    """How many outcomes of each kind there are."""
+def counts_lines(run: RunPicture) -> list[Text]:
+    """How many outcomes of each kind there are; no line where the verdict has said it."""
+    if run.verdict_line is not None:
+        return []
     words = [f"{run.counts[kind]} {WORDS[kind]}" for kind in (*OUTCOMES, WAIVED) if run.counts.get(kind)]
     text = ", ".join(words) or "nothing is measured yet"
-    return Text(f"{INDENT}{text}", style="red" if run.counts.get(FAILED) else "")
+    return [Text(f"{INDENT}{text}", style="red" if run.counts.get(FAILED) else "")]
 
 
 def progress_of_nodes(run: RunPicture, width: int) -> list[Text]:

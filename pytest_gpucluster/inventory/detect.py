@@ -6,6 +6,7 @@ the GPUs is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -18,6 +19,7 @@ from typing import Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.host import PROC
 from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
+from pytest_gpucluster.inventory.program import KILLED_S
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.inventory.sysfs import SYS, list_names
 
@@ -52,20 +54,25 @@ class Detected:
         return len(self.names) + self.num_lost
 
 
-def survey_gpus() -> dict[str, Any]:
-    """What :func:`survey` finds, read in a child process under a deadline.
+def survey_gpus(within_s: float | None = None) -> dict[str, Any]:
+    """What :func:`survey` finds, read in a child process under a deadline; :data:`DEADLINE_S` where none is given.
 
     Raises:
         ConfigurationError: NVML did not answer in time, or the child died.
     """
+    deadline_s = DEADLINE_S if within_s is None else within_s
     command = [sys.executable, "-m", "pytest_gpucluster.inventory.detect"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 -- ourselves
     try:
-        output, errors = child.communicate(timeout=DEADLINE_S)
+        output, errors = child.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
-        child.kill()  # without a wait: SIGKILL may not end a process inside a driver that hangs
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # SIGKILL may not end a process inside a driver that hangs
+            child.wait(KILLED_S)
+        for pipe in filter(None, (child.stdout, child.stderr)):
+            pipe.close()
         raise ConfigurationError(
-            f"NVML did not answer within {DEADLINE_S:g} s: the driver hangs. Look at the kernel log (Xid), then reboot the node"
+            f"NVML did not answer within {deadline_s:g} s: the driver hangs. Look at the kernel log (Xid), then reboot the node"
         ) from None
     try:
         return dict(json.loads(output if child.returncode == 0 else ""))

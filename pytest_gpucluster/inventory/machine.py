@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import survey_gpus
@@ -26,6 +26,9 @@ from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpu
 from pytest_gpucluster.inventory.program import ProgramError, run
 from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NONE, NotAvailable, apply, or_none, read, row
 from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, read_text, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
 WHEELS = ("nvidia-nccl", "nvidia-cuda-runtime")
@@ -243,15 +246,18 @@ PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE", "UCX_", "FI_", "OMP_NUM")
 """Of environment variables that change what the GPUs do."""
 
 
-def read_machine(*, root: Path = SYS) -> dict[str, Any]:
-    """Host, GPUs, PCIe ways, adapters and software of this machine; ``root`` is where sysfs is mounted."""
+def read_machine(*, root: Path = SYS, survey: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Host, GPUs, PCIe ways, adapters and software of this machine; ``root`` is where sysfs is mounted.
+
+    ``survey`` reads NVML, by default :func:`survey_gpus` with its own deadline.
+    """
     nics = read_nics(root=root)
     ways = {nic.device: apply(partial(read_path, root=root), nic.pci) for nic in or_none(nics) or ()}
     found = {
         "hostname": socket.gethostname(),
         "host": read_host(sys=root),
         "dmi": read_dmi(root=root),
-        "gpus": _gpus(),
+        "gpus": _gpus() if survey is None else _gpus(survey),
         "gpus_on_pci_bus": apply(len, read_nvidia_gpus(root=root)),
         "gpu_ways": read_gpu_paths(root=root),
         "nics": nics,
@@ -263,9 +269,9 @@ def read_machine(*, root: Path = SYS) -> dict[str, Any]:
     return {name: _plain(value) for name, value in found.items()}
 
 
-def _gpus() -> dict[str, Any]:
+def _gpus(survey: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
     try:
-        return survey_gpus()
+        return (survey or survey_gpus)()
     except ConfigurationError as error:
         return {"status": "error", "error": str(error), "gpus": [], "count": 0, "driver_cuda": NotAvailable(str(error))}
 

@@ -76,9 +76,9 @@ class SlurmShare:
     gpus: int | NotAvailable
 
 
-def read_node(name: str, *, hostname: str) -> SlurmNode | NotAvailable:
+def read_node(name: str, *, hostname: str, within_s: float | None = None) -> SlurmNode | NotAvailable:
     """The host with this name in Slurm. A variable of another host may name another one, so the hostname has to fit."""
-    node = apply(parse_node, ask("-o", "show", "node", name))
+    node = apply(parse_node, ask("-o", "show", "node", name, within_s=within_s))
     if isinstance(node, SlurmNode) and isinstance(node.host, str) and _without_domain(node.host) != _without_domain(hostname):
         return NotAvailable(f"Slurm's node {name} is the host {node.host}, and this one is {hostname}")
     return node
@@ -277,23 +277,23 @@ def _is_among(number: str, ranges: str) -> bool:
     return False
 
 
-def ask(*arguments: str) -> str | NotAvailable:
-    """What ``scontrol`` prints; why not, where it is absent, fails, is silent for :data:`DEADLINE_S` or prints nothing."""
-    return apply(lambda printed: printed or NotAvailable(f"{_said(arguments)}: it printed nothing"), _run(arguments))
+def ask(*arguments: str, within_s: float | None = None) -> str | NotAvailable:
+    """What ``scontrol`` prints; why not, where it is absent, fails, is silent (:data:`DEADLINE_S`) or prints nothing."""
+    return apply(lambda printed: printed or NotAvailable(f"{_said(arguments)}: it printed nothing"), _run(arguments, within_s=within_s))
 
 
-def change(*arguments: str) -> NotAvailable | None:
+def change(*arguments: str, within_s: float | None = None) -> NotAvailable | None:
     """Have ``scontrol`` change something, which prints nothing where it was done; why it was not done, else None."""
-    printed = _run(arguments)
+    printed = _run(arguments, within_s=within_s)
     return printed if isinstance(printed, NotAvailable) else None
 
 
-def _run(arguments: Sequence[str], *, name: str = "scontrol") -> str | NotAvailable:
+def _run(arguments: Sequence[str], *, name: str = "scontrol", within_s: float | None = None) -> str | NotAvailable:
     path = shutil.which(name)
     if path is None:
         return NotAvailable(f"{name} is not on the PATH")
     try:
-        ended = program.run(path, arguments, within_s=DEADLINE_S, variables={"LC_ALL": "C"})
+        ended = program.run(path, arguments, within_s=DEADLINE_S if within_s is None else within_s, variables={"LC_ALL": "C"})
     except ProgramError as error:
         return NotAvailable(str(error))
     printed = ended.printed.strip()

@@ -41,13 +41,20 @@ def format_number(value: float, *, digits: int = DIGITS) -> str:
 def format_miss(limit: Limit, value: float) -> str:
     """A value outside its limit, and the limit: ``699.99 TFLOPS, not above 700 TFLOPS``."""
     bound, shown = format_beside(limit, value)
-    return f"{shown} {limit.unit}, {limit.missed_word} {bound} {limit.unit}"
+    unit = _unit(limit)
+    return f"{shown}{unit}, {limit.missed_word} {bound}{unit}"
 
 
 def format_asked(limit: Limit, value: float) -> str:
     """A value and its limit, without a word on which is better: ``-42.26 %, <= 6 % asked``."""
     bound, shown = format_beside(limit, value)
-    return f"{shown} {limit.unit}, {SIGNS[limit.kind]} {bound} {limit.unit} asked"
+    unit = _unit(limit)
+    return f"{shown}{unit}, {SIGNS[limit.kind]} {bound}{unit} asked"
+
+
+def _unit(limit: Limit) -> str:
+    """A blank and the unit; nothing where the number only counts what is not as it should be, or is 1 for yes."""
+    return "" if limit.unit in ("", "count") else f" {limit.unit}"
 
 
 def format_beside(limit: Limit, *values: float) -> tuple[str, ...]:

@@ -61,10 +61,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _table(planned: Forecast, limits: Mapping[str, str]) -> Table:
     subject = None
+    order = {name: number for number, name in enumerate(dict.fromkeys(step.subject for step in planned.steps))}
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
         made.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name in ("checks", "seconds") else "left")
-    for step in planned.steps:
+    for step in sorted(planned.steps, key=lambda step: order[step.subject]):
         if step.subject != subject:
             subject = step.subject
             made.add_row(Text(subject, style="bold"))

@@ -143,8 +143,10 @@ def _line(subject: str, own: Mapping[str, Sequence[Record]], *, missing: int | N
     judged = [counted_as(record) for record in every if not is_only_measured(record)]
     measured, misses = len(every) - len(judged), sum(record.advisory for record in every)
     is_good = {*judged} <= {PASSED}
-    words = [f"{'all ' if missing is None else ''}{len(judged)} {OK}" if is_good else outcome_text(judged)] if judged else []
-    words += [f"{missing} {WORDS[MISSING]}"] if missing else []
+    more = [MISSING] * (missing or 0) if MISSING in judged else []  # of criteria that have no outcome at all
+    said = f"{'all ' if missing is None else ''}{len(judged)} {OK}" if is_good else outcome_text([*judged, *more])
+    words = [said] if judged else []
+    words += [f"{missing} {WORDS[MISSING]}"] if missing and not more else []
     words += [f"{measured} {MEASURED}"] if measured else []
     words += [count_misses(misses)] if misses else []
     known = [name for name in CAPTIONS if name in own] or list(own)

@@ -215,6 +215,7 @@ def test_sick_gpu_is_the_culprit_with_its_uuid(sick: FinishedRun) -> None:
     assert (culprit["place"]["serial"], culprit["place"]["pci"]) == ("1654024000001", "00000000:43:00.0")
     assert culprit["evidence"][0].startswith("ecc_uncorrected at ")
     assert " serial 1654024000001 (node0-gpu1): 2 errors" in culprit["evidence"][0]
+    assert not [text for text in (*culprit["evidence"], sick.case("test_remapped_rows[node0-gpu1]").text) if "{'" in text]
 
 
 def test_gpus_that_torch_cannot_use(sick: FinishedRun) -> None:

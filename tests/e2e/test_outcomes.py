@@ -92,7 +92,7 @@ def test_one_failed_value_stays_failed(honest: FinishedRun, name: str) -> None:
     assert (row["outcome"], row["value"]) == ("failed", 0)
     case = honest.case(f"test_{name}")
     assert case.outcome == "failure"
-    assert f"{name} at the cluster: 0 count, below 1 count" in case.text
+    assert f"{name} at the cluster: 0, below 1" in case.text
 
 
 @pytest.mark.parametrize("name", ["skips_itself", "skip_mark", "xfail_mark_on_error", "crashes", "swallowed_nan"])

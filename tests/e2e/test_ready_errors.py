@@ -92,7 +92,7 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
     assert "KeyError: 'mine'" in run.case("test_crashed").text
     assert 'raise KeyError("mine")' in run.case("test_crashed").text
     low = run.case("test_low")
-    assert (low.outcome, low.text.startswith("low at the cluster: 0 count")) == ("failure", True), low.text
+    assert (low.outcome, low.text.startswith("low at the cluster: 0,")) == ("failure", True), low.text
     left = run.row("absent_program")
     assert (left["outcome"], left["reason"]) == ("skipped", "needs no-such-program, which is not installed here")
     assert run.case("test_absent_program").outcome == "skipped"
@@ -105,7 +105,7 @@ def test_who_asks_for_it_sees_the_traceback(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text(TESTS, encoding="utf-8")
     option = write_limits(tmp_path / "limits.yaml", {"low": entry()}, extends=False)
     run = run_pytest(tmp_path, "--gpucluster", "test_own.py", "-k", "low", option, "-vv")
-    assert run.row("low")["reason"].startswith("low at the cluster: 0 count")
-    shown = run.stdout.partition("low at the cluster: 0 count")[2]
+    assert run.row("low")["reason"].startswith("low at the cluster: 0,")
+    shown = run.stdout.partition("low at the cluster: 0,")[2]
     assert "Traceback" in shown
     assert "criterion.require(0)" in shown

@@ -145,7 +145,7 @@ def test_each_check_fails_alone(wrong: FinishedRun, name: str, ranks: list[int])
     assert (row["outcome"], row["value"], row["limit"]) == ("failed", 1, "<= 0 count")
     text = wrong.case(f"test_finetune_check[{name}]").text
     where = rf".*[(]{PLACES[ranks[0]]}[)]" if len(ranks) == 1 else "the cluster"
-    assert re.search(rf"finetune_check\[{name}\] at {where}: 1 count", text), text
+    assert re.search(rf"finetune_check\[{name}\] at {where}: 1, ", text), text
     assert f"found {name} looked" in text
 
 

@@ -15,7 +15,7 @@ from pytest_gpucluster.commands.watch_screen import (
     INDENT,
     SILENT_S,
     WIDE,
-    counts_line,
+    counts_lines,
     known_gpus,
     log_lines,
     number_cell,
@@ -56,7 +56,7 @@ EDGE = 4
 """Columns that a box takes on both sides."""
 HOT_PERCENT, FULL_PERCENT = 95, 100
 COLUMNS = (("GPU", "right"), ("use", "right"), ("", "left"), ("W/limit", "right"), ("", "left"), ("GiB", "right"))
-MORE_COLUMNS = (("C/mem", "right"), ("MHz", "right"), ("NVLink", "right"))
+MORE_COLUMNS = (("C/mem", "right"), ("MHz", "right"))
 KEYS = {"all": "q quit   n node   l log", "node": "q quit   n all   l log", "log": "q quit   n node   l all"}
 
 
@@ -140,7 +140,7 @@ def _run_box(run: RunPicture, inner: int) -> Panel:
     facts = [str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
     head = Text(safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
     bad = any(run.counts.get(kind) for kind in BAD)
-    lines: list[RenderableType] = [head, *state_lines(run, inner), _bar(run, inner, is_bad=bad), counts_line(run)]
+    lines: list[RenderableType] = [head, *state_lines(run, inner), _bar(run, inner, is_bad=bad), *counts_lines(run)]
     lines += [Text(f"{counted(run.unread, 'line')} of the journal cannot be read", style="yellow")] if run.unread else []
     return _box(title, [*lines, *progress_of_nodes(run, inner)], style="red" if run.counts.get(FAILED) else "green")
 
@@ -180,8 +180,8 @@ def _gpu_table(view: View, now: NodeReading, inner: int, width: int) -> Table:
     is_wide = width >= WIDE
     size = WIDE_SPARK if is_wide else SPARK
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim", width=inner)
-    wide = (("PCIe", "right"),) if is_wide else ()
-    for name, side in (*COLUMNS, *MORE_COLUMNS, *wide):
+    rates = (("NVLink GB/s", "right"), ("PCIe GB/s", "right")) if is_wide else (("NV GB/s", "right"),)
+    for name, side in (*COLUMNS, *MORE_COLUMNS, *rates):
         made.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
     made.add_column("events", no_wrap=True, overflow="ellipsis", ratio=1)
     old = known_gpus(view.before)

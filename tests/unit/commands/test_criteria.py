@@ -187,7 +187,7 @@ def test_an_audit_is_a_run_that_reads(called: list[list[str]]) -> None:
 
 def test_a_plan_names_criteria_limits_and_seconds(tmp_path: Path) -> None:
     """Without a GPU, a file or a process that stays; what does not apply is counted by its cause."""
-    words = ["plan", "--fleet", "2x8", "--", "-m", "compute or fabric"]
+    words = ["plan", "--fleet", "2x8", "--", "-m", "compute or fabric or links"]
     command = [sys.executable, "-m", "pytest_gpucluster.cli", *words]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     lines = [line.split() for line in ran.stdout.splitlines()]
@@ -198,3 +198,5 @@ def test_a_plan_names_criteria_limits_and_seconds(tmp_path: Path) -> None:
     assert "nothing was measured" in ran.stdout
     assert not any("hbm_bandwidth" in line for line in ran.stdout.splitlines())
     assert [*tmp_path.iterdir()] == []
+    headings = [line for line in ran.stdout.splitlines() if line in ("compute", "fabric", "links")]
+    assert len(headings) == len(set(headings)), "a subject has one group"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpucluster.commands import healthcheck
 from pytest_gpucluster.commands.main import main
-from pytest_gpucluster.inventory import machine
+from pytest_gpucluster.inventory import detect, machine
 from tests.support import fake_slurm
 from tests.support.nvml_simulator import environment
 from tests.support.sysfs import GPU_CLASS, MadeSys
@@ -166,7 +167,50 @@ def test_a_missing_driver_drains(slurm: Path) -> None:
     """Slurm promises GPUs and there is no NVML."""
     says(slurm)
     assert main(["healthcheck", "--drain"]) == 1
-    assert updates(slurm)[-1].startswith("Reason=gpucluster: NVML shows 0 of 8 GPUs (NVML Shared Library Not Found")
+    reason = updates(slurm)[-1]
+    assert reason.startswith("Reason=gpucluster: NVML shows 0 of 8 GPUs (NVML Shared Library Not Found")
+    assert reason.count("Not Found") == 1
+
+
+@pytest.mark.parametrize("state", ["IDLE", "IDLE+DRAIN"])
+def test_a_driver_that_hangs_drains(
+    state: str, slurm: Path, plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, sysfs: MadeSys
+) -> None:
+    """``nvidia-smi`` would hang too: the node is drained in time, also where a drain of ours is there."""
+    says(slurm, state=state, reason=" Reason=gpucluster: other [root@x]" if "DRAIN" in state else "")
+    plant("delay_ms 60000")
+    survey = partial(detect.survey_gpus, 0.5)
+    monkeypatch.setattr(healthcheck, "read_machine", lambda: machine.read_machine(root=sysfs.root, survey=survey))
+    assert main(["healthcheck", "--drain"]) == 1
+    reason = updates(slurm)[-1]
+    assert reason.startswith("Reason=gpucluster: NVML did not answer within 0.5 s: the driver hangs")
+    assert reason.count("did not answer") == 1, "one cause is said once"
+    assert reason.endswith("then reboot the node")
+
+
+def test_the_driver_has_ten_seconds(monkeypatch: pytest.MonkeyPatch, plant: Callable[[str], None]) -> None:
+    """And Slurm's commands what is left of 12, so that all of it ends within 15 s."""
+    plant("delay_ms 60000")
+    monkeypatch.undo()
+    assert healthcheck.NVML_S + healthcheck.LEAST_S <= healthcheck.WITHIN_S < 15
+    monkeypatch.setattr(healthcheck, "NVML_S", 0.3)
+    plant("delay_ms 60000")
+    assert "within 0.3 s" in healthcheck.read_machine()["gpus"]["error"]
+
+
+def test_a_slurm_that_hangs(
+    plant: Callable[[str], None], slurm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``scontrol`` without an end is ended in time, and the finding is printed all the same."""
+    monkeypatch.setattr(healthcheck, "WITHIN_S", 0.1)
+    monkeypatch.setattr(healthcheck, "LEAST_S", 0.5)
+    plant(BAD)
+    fake_slurm.install(slurm, node="", job=fake_slurm.job(), before="sleep 60")
+    assert main(["healthcheck", "--drain"]) == 1
+    shown = capsys.readouterr()
+    assert "4 uncorrected memory errors" in shown.out
+    assert "not drained: scontrol -o show node" in shown.err
+    assert "no answer within 0.5 s" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.table import Table
 
 from pytest_gpucluster.commands import info, info_views
 from pytest_gpucluster.commands.info import find
@@ -49,6 +51,37 @@ def test_a_machine_without_gpus(view: str, code: int, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert ("not seen: gpus: NVML Shared Library Not Found" in shown) is (view in WITH_GPUS)
     assert ("not seen: nics: the kernel lists no adapter" in shown) is (view in ("summary", "all", "ib"))
+    assert not re.search(r"(?m)^\S+ +-\s*$", shown), "a name without a value"
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("No such file or directory (/sys/class/infiniband)", "the kernel lists no adapter: No such file"),
+        ("Permission denied (/sys/class/infiniband)", "Permission denied"),
+    ],
+)
+def test_no_driver_of_adapters(why: str, words: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is not there is no adapter; one that cannot be read may hide some."""
+    plant(monkeypatch, library)
+    assert info.unseen({**info.read_machine(), "nics": {"not_available": why}})["nics"].startswith(words)
+
+
+def test_gpus_of_one_kind(library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Have their name once, above the table; every column of a quantity has its unit; a bad GPU's rows are red."""
+    plant(monkeypatch, library, "3.ecc.unc.vol 2")
+    assert main(["info", "gpu"]) == 1
+    first, headings, *_ = capsys.readouterr().out.splitlines()
+    assert first.strip() == "8 x H200"
+    assert re.split(r"\s{2,}", headings.strip()) == [
+        "GPU", "used GiB", "°C", "memory °C", "W", "SM MHz", "ECC errors", "recovery", "held by",
+    ]  # fmt: skip
+    machine_seen = info.read_machine()
+    drawn = [part for part in info_views.show(machine_seen, "gpu") if isinstance(part, Table) and part.columns]
+    assert [[row.style for row in part.rows].count("red") for part in drawn] == [1, 1, 1]
+    machine_seen["gpus"]["gpus"][5]["name"] = "NVIDIA H100 80GB HBM3"
+    mixed = next(part for part in info_views.show(machine_seen, "gpu") if isinstance(part, Table))
+    assert [str(column.header) for column in mixed.columns][:2] == ["GPU", "name"]
 
 
 @pytest.mark.parametrize("view", ["summary", "gpu", "links", "ib", "host", "software", "all"])

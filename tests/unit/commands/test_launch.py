@@ -82,6 +82,27 @@ def test_lines_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
         ]
 
 
+@pytest.mark.parametrize(
+    ("shape", "address"),
+    [(("--nnodes", "1"), "127.0.0.1"), (("--nnodes", "2", "--hosts", "a,b"), "a"), (("--nnodes", "1", "--hosts", "a"), "a")],
+)
+def test_what_follows_from_the_shape(shape: tuple[str, ...], address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node alone meets itself, and node 0 is the first of the hosts: nobody has to say it."""
+    assert main.main(["launch", *shape, "--nproc-per-node", "8"]) == 0
+    assert f" --node-rank=0 --master-addr={address} " in capsys.readouterr().out
+    assert main.main(["launch", *shape, "--nproc-per-node", "8", "--master-addr", "other"]) == 0
+    assert " --master-addr=other " in capsys.readouterr().out
+
+
+def test_one_node_needs_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several, each says which one it is."""
+    led: list[launch.Job] = []
+    monkeypatch.setattr(launch, "_lead", lambda job: led.append(job) or 0)
+    assert main.main(["launch", "--run", "--nnodes", "1", "--nproc-per-node", "2"]) == 0
+    assert (led[0].node_rank, led[0].master_addr) == (0, "127.0.0.1")
+    assert main.main(["launch", "--run", "--nnodes", "2", "--nproc-per-node", "2", "--hosts", "a,b"]) == 2
+
+
 def test_lines_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing but the command."""
     assert main.main(["launch", *NODES, "--master-port", "1234", "--", "-q"]) == 0

@@ -18,6 +18,17 @@ HOT = Place(id="node1-gpu3", node=1, gpu=3, rank=11, hostname="gpu-node-1", uuid
 EVIDENCE = {"SM MHz": 1290, "event reasons": ["hw_thermal_slowdown"], "C": 91}
 
 
+@pytest.mark.parametrize(
+    ("unit", "value", "words"),
+    [("count", 1, "1, above 0"), ("errors", 2, "2 errors, above 0 errors"), ("", 3, "3, above 0")],
+)
+def test_a_count_of_nothing_named_has_no_unit(unit: str, value: float, words: str) -> None:
+    """``1 count, above 0 count`` was said of yes and no."""
+    asked = limit("max", 0, unit)
+    assert failure_text.format_miss(asked, value) == words
+    assert failure_text.format_asked(asked, value) == f"{words.replace('above', '<=')} asked"
+
+
 def test_one_place() -> None:
     """Value, limit, by how much, file and line first; then the hardware, the evidence, why, and what to do next."""
     text = failure_text.describe_failure(

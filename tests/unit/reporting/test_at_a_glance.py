@@ -11,7 +11,7 @@ import pytest
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.page import overview
 from pytest_gpucluster.page.document import read_document
-from pytest_gpucluster.reporting.at_a_glance import HANDOVER
+from pytest_gpucluster.reporting.at_a_glance import HANDOVER, subject_lines
 from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describe_bad_parts
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.one_cause import GoodPeers, sentence_of
@@ -120,6 +120,16 @@ def test_a_subject_says_what_is_missing(missing: list[int], said: str) -> None:
         records[index] = replace(records[index], outcome="missing", value=None, reason="not run: the run was interrupted")
     line = next(line for line in whole(records, places, width=100) if line.startswith("memory "))
     assert line.startswith(said.format(len(of_memory) - len(missing)))
+
+
+def test_what_is_missing_is_counted_once() -> None:
+    """Of a criterion that was measured in part, and of one that was not measured at all."""
+    _, records = a_run(1)
+    found = [record for record in records if record.criterion == "hbm_bandwidth"]
+    found[0] = replace(found[0], outcome="missing", value=None, reason="not run: terminated by SIGTERM")
+    of_each = {"hbm_bandwidth": "memory", "hbm_pattern": "memory"}
+    (line,) = subject_lines({"hbm_bandwidth": found}, of_each, unjudged={"hbm_pattern": 5}, is_rehearsal=True)
+    assert line.state == f"6 of {len(found) + 5} missing"
 
 
 FIVE = ("node23-gpu3", "node41-gpu6", "node90-gpu0", "node5-gpu1", "node77-gpu2")
