@@ -36,6 +36,10 @@ MOST = 20
 """So many lines a section has as text and Markdown."""
 MOST_ON_PAGE = 1_000
 """So many it has on the page, those beyond :data:`MOST` behind a fold."""
+AIM = 0.02
+"""The loss of one part that a comparison should find. Where it cannot, its first lines say so."""
+FINDABLE = "smallest loss that this comparison can find"
+MOST_NAMES = 6
 RUN_FACTS = ("id", "started", "ended", "host", "user")
 MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~"})
 
@@ -83,8 +87,8 @@ def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
 
 def text_lines(found: RunComparison) -> list[str]:
     """The comparison for a terminal."""
-    lines = [one_line(conclusion(found)), *(f"  {line}" for line in _runs(found))]
-    for title, items in sections(found):
+    lines = [one_line(conclusion(found)), *(f"  {line}" for line in (*_runs(found), findable(found)))]
+    for title, items in (*sections(found), *_details(found)):
         lines += ["", f"{title}:", *(f"  {one_line(item)}" for item in items[:MOST])]
         lines += [f"  ... and {len(items) - MOST} more"] if len(items) > MOST else []
     return lines
@@ -92,8 +96,8 @@ def text_lines(found: RunComparison) -> list[str]:
 
 def markdown_lines(found: RunComparison) -> list[str]:
     """The same for a page or a ticket. Foreign text is escaped."""
-    lines = [f"**{_escaped(conclusion(found))}**", "", *(f"- {_escaped(line)}" for line in _runs(found))]
-    for title, items in sections(found):
+    lines = [f"**{_escaped(conclusion(found))}**", "", *(f"- {_escaped(line)}" for line in (*_runs(found), findable(found)))]
+    for title, items in (*sections(found), *_details(found)):
         lines += ["", f"### {title}", "", *(f"- {_escaped(item)}" for item in items[:MOST])]
         lines += [f"- ... and {len(items) - MOST} more"] if len(items) > MOST else []
     return lines
@@ -108,6 +112,8 @@ def page_of(found: RunComparison) -> str:
         runs=[(name, _facts(run)) for name, run in (("A", found.before), ("B", found.after))],
         sections=[(title.capitalize(), items[:MOST], items[MOST:MOST_ON_PAGE], len(items)) for title, items in sections(found)],
         most=MOST_ON_PAGE,
+        findable=findable(found),
+        reach=_reach(found),
     )
 
 
@@ -148,6 +154,31 @@ def sections(found: RunComparison) -> list[Section]:
         ("judged in B only", list(found.only_after)),
     ]
     return [(title, items) for title, items in known if items]
+
+
+def findable(found: RunComparison) -> str:
+    """The smallest loss of one part that would be named in 99 of 100 cases, and where it is more than 2 %."""
+    if not found.findable:
+        return f"{FINDABLE}: none, no rate is in both runs"
+    shares = sorted(found.findable.values())
+    low, high = (f"{100 * share:.2g}" for share in (shares[0], shares[-1]))
+    above = [f"{one_line(name)} ({100 * share:.2g} %)" for name, share in _by_share(found) if share > AIM]
+    more = f" and {len(above) - MOST_NAMES} more" if len(above) > MOST_NAMES else ""
+    said = f"; more than {100 * AIM:g} % in {', '.join(above[:MOST_NAMES])}{more}" if above else ""
+    return f"{FINDABLE}: {low if low == high else f'{low} to {high}'} %{said}"
+
+
+def _details(found: RunComparison) -> list[Section]:
+    return [(f"{FINDABLE}, by rate", _reach(found))] if found.findable else []
+
+
+def _reach(found: RunComparison) -> list[str]:
+    return [f"{name}: {100 * share:.2g} %" for name, share in _by_share(found)]
+
+
+def _by_share(found: RunComparison) -> list[tuple[str, float]]:
+    """The rates, worst first."""
+    return sorted(found.findable.items(), key=lambda item: -item[1])
 
 
 def _runs(found: RunComparison) -> Iterator[str]:

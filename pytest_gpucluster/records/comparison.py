@@ -18,7 +18,7 @@ from pytest_gpucluster.judging.verdict import (
     SKIPPED,
     WITH_WAIVERS,
 )
-from pytest_gpucluster.records.changes import Change, JudgedValue, Pair, find_changes, relative_change
+from pytest_gpucluster.records.changes import Change, JudgedValue, Pair, find_changes, relative_change, smallest_losses
 from pytest_gpucluster.records.columns import number_of
 from pytest_gpucluster.records.matching import match
 from pytest_gpucluster.records.reading import rows_of
@@ -65,6 +65,7 @@ class RunComparison:
         only_before: criteria that were judged in the earlier run alone.
         only_after: the same for the later run.
         compared: how many values were compared.
+        findable: the smallest loss of one part that would be found, by criterion, as a share; see :func:`smallest_losses`.
     """
 
     before: Mapping[str, Any]
@@ -76,6 +77,7 @@ class RunComparison:
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
     compared: int
+    findable: Mapping[str, float]
 
     @property
     def verdict_is_worse(self) -> bool:
@@ -129,6 +131,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> RunCompariso
         only_before=tuple(sorted(judged[0] - judged[1])),
         only_after=tuple(sorted(judged[1] - judged[0])),
         compared=sum(map(len, pairs.values())),
+        findable=smallest_losses(pairs, criteria),
     )
 
 

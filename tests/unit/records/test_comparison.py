@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.commands import main
+from pytest_gpucluster.commands.compare import findable
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.records.changes import JudgedValue, Pair, find_changes, most_by_chance, relative_change
 from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.kept_runs import KeptCluster, keep
+from tests.support.pages import Page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -192,6 +194,34 @@ def test_few_siblings_are_compared_by_the_noise_of_the_entry() -> None:
     before = cluster.document(cluster.records(), limits=limits)
     for value, worse in ((700.1, False), (685.0, True)):
         assert compare(before, cluster.document(cluster.records({"node0-gpu1": value}))).is_worse is worse
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((1, 2), "this comparison can find: 12 %; more than 2 % in bf16_tflops (12 %)"),
+        ((8, 8), "this comparison can find: 1 %\n"),
+    ],
+)
+@pytest.mark.parametrize("words", [(), ("--markdown",), ("--html",)])
+def test_what_could_have_been_found_is_said(
+    shape: tuple[int, int], said: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each form, also where nothing is worse: three times the noise of the entry, or what siblings show."""
+    cluster = KeptCluster(nodes=shape[0], gpus=shape[1])
+    kept = keep(tmp_path / "a", cluster.document(cluster.records(), limits={"bf16_tflops": {"noise": 0.04}}))
+    page = tmp_path / "page.html"
+    assert main.main(["compare", str(kept), str(kept), *words, *([str(page)] if "--html" in words else [])]) == 0
+    shown = Page(page.read_text()).text + "\n" if "--html" in words else capsys.readouterr().out.replace("\\", "")
+    assert f"smallest loss that {said}" in shown.replace("1 % ", "1 %\n")
+    assert "bf16_tflops: 1" in shown
+
+
+def test_runs_without_a_rate_say_that_nothing_could_be_found() -> None:
+    """Counts alone have no loss that is a share."""
+    cluster = KeptCluster()
+    counted = cluster.document(cluster.records(limit=Limit(kind="max", value=800, unit="count")))
+    assert "none, no rate is in both runs" in findable(compare(counted, counted))
 
 
 def test_different_clusters_are_refused() -> None:
