@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.verdict import WORDS
+from pytest_gpucluster.judging.verdict import MISSING, WORDS
 from pytest_gpucluster.page.outputs import JOURNAL, RESULTS
 from pytest_gpucluster.page.render import page_without_script
 from pytest_gpucluster.records.comparison import compare
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.records.changes import Change
     from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison
-    from pytest_gpucluster.records.matching import PartKey
+    from pytest_gpucluster.records.matching import Matching, PartKey
 
 SAME, WORSE, UNKNOWN = 0, 1, 3
 MOST = 20
@@ -142,9 +142,9 @@ def sections(found: RunComparison) -> list[Section]:
     label = _labels(found)
     parts = found.parts
     known: list[Section] = [
-        ("worse outcomes", [_outcome(one, label) for one in found.worse_outcomes]),
+        ("worse outcomes", _worse_outcomes(found, label)),
         ("values lost beyond noise", [_value(one, label) for one in found.worse_values]),
-        ("parts that are gone", [label_of(place) for place in parts.gone]),
+        ("parts that are gone", _gone(parts)),
         ("better outcomes", [_outcome(one, label) for one in found.outcomes if not one.is_worse]),
         ("other changes of values", [_value(one, label) for one in found.other_values]),
         ("parts that are new", [label_of(place) for place in parts.new]),
@@ -196,6 +196,32 @@ def _labels(found: RunComparison) -> Callable[[PartKey], str]:
 def _outcome(one: OutcomeChange, label: Callable[[PartKey], str]) -> str:
     why = f": {one.reason}" if one.reason else ""
     return f"{one.criterion} at {label(one.part)}: {WORDS[one.before]} -> {WORDS[one.after]}{why}"
+
+
+def _worse_outcomes(found: RunComparison, label: Callable[[PartKey], str]) -> list[str]:
+    """A line an outcome; what is missing with a node that did not answer is one line of that node."""
+    lines, silent, places = [], found.parts.silent, found.parts.places_after
+    lost: dict[PartKey, list[OutcomeChange]] = {}
+    for one in found.worse_outcomes:
+        if one.after == MISSING and str(places.get(one.part, {}).get("hostname")) in silent:
+            lost.setdefault(one.part, []).append(one)
+        else:
+            lines.append(_outcome(one, label))
+    for part, some in lost.items():
+        what = some[0].criterion if len(some) == 1 else f"{len(some)} criteria"
+        lines.append(f"{what} at {label(part)}: {WORDS[some[0].before]} -> {WORDS[MISSING]}: {some[0].reason}")
+    return lines
+
+
+def _gone(parts: Matching) -> list[str]:
+    """A line a part; a node of which all GPUs are gone is one line."""
+    emptied, hosts = parts.emptied, {place.get("hostname") for place in parts.places_after.values()} - parts.silent
+    lines = [label_of(place) for place in parts.gone if place["node"] not in emptied]
+    for gpus in emptied.values():
+        host, number = gpus[0].get("hostname"), _counted(len(gpus), "GPU")
+        what = f"all of its {number}" if host in hosts else f"the node with its {number}"
+        lines.append(f"{host or 'an unknown host'} (node{gpus[0]['node']}): {what}")
+    return lines
 
 
 def _value(one: Change, label: Callable[[PartKey], str]) -> str:

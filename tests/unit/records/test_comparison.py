@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.commands import main
-from pytest_gpucluster.commands.compare import findable
+from pytest_gpucluster.commands.compare import findable, sections
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.records.changes import JudgedValue, Pair, find_changes, most_by_chance, relative_change
@@ -173,6 +173,36 @@ def test_a_part_that_is_gone_is_worse() -> None:
     assert [place["serial"] for place in found.parts.gone] == ["S-node1-gpu2"]
     assert [place["serial"] for place in found.parts.new] == ["S-other"]
     assert found.is_worse
+
+
+def test_a_node_that_is_absent_is_one_line() -> None:
+    """Its GPUs are gone and its criteria missing: a line each, however many GPUs and criteria. A single GPU has its own."""
+    before, after = KeptCluster(nodes=3, gpus=8), KeptCluster(nodes=3, gpus=8)
+    nodes = [f"node{number}" for number in range(3)]
+    names = [f"nic{number}" for number in range(30)]
+    rows = [Record(criterion=name, place=node, outcome="passed") for name in names for node in nodes]
+    gone = [name for name in after.places if name.startswith("node2")]
+    for name in gone:
+        after.places[name] = replace(after.places[name], uuid=None, serial=None, pci=None, rank=None)
+    after.places["node1-gpu3"] = replace(after.places["node1-gpu3"], uuid="GPU-new", serial="S-new")
+    missing = [replace(one, outcome="missing", reason="not run: host2 is absent") if one.place == "node2" else one for one in rows]
+    found = compare(before.document([*before.records(), *rows]), after.document([*after.records(), *missing]))
+    known = dict(sections(found))
+    assert known["worse outcomes"] == ["30 criteria at host2 (node2): passed -> missing: not run: host2 is absent"]
+    assert known["parts that are gone"] == ["host1 (node1-gpu3) serial S-node1-gpu3", "host2 (node2): the node with its 8 GPUs"]
+    assert len(found.parts.gone) == 9
+
+
+def test_all_gpus_of_a_node_exchanged_are_one_line() -> None:
+    """The node is there, and none of its GPUs is; a criterion that is missing where GPUs answer keeps its own line."""
+    before, after = KeptCluster(nodes=2, gpus=4), KeptCluster(nodes=2, gpus=4)
+    for name in [name for name in after.places if name.startswith("node1-")]:
+        after.places[name] = replace(after.places[name], uuid=f"new-{name}", serial=f"new-{name}")
+    row = Record(criterion="nic", place="node1", outcome="passed")
+    lost = [replace(row, outcome="missing", reason="cut")]
+    known = dict(sections(compare(before.document([*before.records(), row]), after.document([*after.records(), *lost]))))
+    assert known["parts that are gone"] == ["host1 (node1): all of its 4 GPUs"]
+    assert known["worse outcomes"] == ["nic at host1 (node1): passed -> missing: cut"]
 
 
 def test_environment_and_limits_are_named() -> None:
