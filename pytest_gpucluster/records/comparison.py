@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
     ERROR,
@@ -114,13 +115,16 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> RunCompariso
     """Compare two results.json.
 
     Raises:
-        ConfigurationError: they are of different clusters, or one was simulated or a rehearsal and the other was not.
+        ConfigurationError: they are of different clusters, one was simulated or a rehearsal and the other was not, or no
+            criterion was judged in both.
     """
     parts = match(before, after)
     old = {(row["criterion"], parts.before[_id(row)]): row for row in rows_of(before)}
     new = {(row["criterion"], parts.after[_id(row)]): row for row in rows_of(after)}
     pairs, criteria = _pairs(old, new, before.get("limits", {}))
     judged = [{row["criterion"] for row in rows.values() if row["outcome"] in BADNESS} for rows in (old, new)]
+    if not judged[0] & judged[1]:
+        raise ConfigurationError("no criterion was judged in both runs: there is nothing to compare")
     return RunComparison(
         before=before,
         after=after,

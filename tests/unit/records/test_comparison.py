@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -301,6 +302,19 @@ BAD = {
     "newer": ('{"schema": 1, "schema_version": 3, "verdict": "ACCEPTED", "criteria": []}', "newer than 2"),
     "no number": ('{"schema": 1, "schema_version": "x", "verdict": "ACCEPTED", "criteria": []}', "which is no number"),
     "bytes": (b"\xff\xfe", "not whole JSON"),
+    "newer schema": ('{"schema": 2, "verdict": "ACCEPTED", "criteria": []}', "newer than 2"),
+    "a row without a place": (
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [{"criterion": "x", "outcome": "passed"}]}',
+        "is damaged: Object missing required field `place`",
+    ),
+    "a place without a GPU": (
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "places": [{"id": "x", "node": 0}]}',
+        "is damaged: Object missing required field `gpu`",
+    ),
+    "a verdict of no kind": ('{"schema": 1, "verdict": "GOOD", "verdict_line": "A", "criteria": []}', "there is no verdict 'GOOD'"),
+    "limits of no kind": (
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "limits": [1]}', "is damaged: Expected `object`",
+    ),
 }
 
 
@@ -313,10 +327,33 @@ def test_bad_files_are_a_sentence(command: str, case: str, tmp_path: Path, capsy
     if content is not None:
         folder.mkdir()
         (folder / "results.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert main.main([command, str(folder), *([str(folder)] if command == "compare" else [])]) == 4
+    more = {"compare": [str(folder)], "history": ["bf16_tflops"] if "is damaged" in said else []}.get(command, [])
+    assert main.main([command, str(folder), *more]) == 4
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("command", ["show", "compare", "report"])
+def test_what_is_no_file_is_not_waited_for(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe or a folder in place of results.json: a sentence at once."""
+    os.mkfifo(tmp_path / "results.json")
+    (tmp_path / "b" / "results.json").mkdir(parents=True)
+    words = {"show": ([tmp_path], [tmp_path / "b"]), "compare": ([tmp_path] * 2, [tmp_path / "b"] * 2)}
+    for given in words.get(command, ([tmp_path / "results.json"],)):
+        assert main.main([command, *map(str, given)]) == 4
+        assert "results.json is no file" in capsys.readouterr().err
+
+
+def test_nothing_to_compare_is_no_good_news(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs that judged nothing, or nothing of the same: a sentence, exit code 4."""
+    cluster = KeptCluster()
+    some = [replace(one, outcome="not_selected", value=None) for one in cluster.records()]
+    nothing = keep(tmp_path / "a", cluster.document(some))
+    other = keep(tmp_path / "b", cluster.document(cluster.records(criterion="other")))
+    for pair in ((nothing, nothing), (nothing, other), (other, keep(tmp_path / "c", cluster.document(cluster.records())))):
+        assert main.main(["compare", *map(str, pair)]) == 4
+        assert "no criterion was judged in both runs" in capsys.readouterr().err
 
 
 def test_a_journal_alone_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
