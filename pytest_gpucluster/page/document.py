@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import OUTCOMES, VERDICTS, Record
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.records.reading import NEWEST, evidence_values, require_file
+from pytest_gpucluster.records.reading import NEWEST, evidence_values, require_file, require_outcomes
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def document_of(content: bytes, *, name: str = "results.json") -> RunDocument:
     version = members.get("schema_version", oldest) if oldest == 1 else oldest
     if not isinstance(version, int) or version > NEWEST or oldest != 1:
         raise ConfigurationError(f"{name} has schema_version {version}; this version of gpucluster reads up to {NEWEST}")
+    require_outcomes(members, name)
     try:
         return _document(members, content)
     except (KeyError, TypeError, ValueError, AttributeError, LookupError) as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import VERDICTS
+from pytest_gpucluster.judging.verdict import ACCEPTED, VERDICTS, WITH_WAIVERS
 from pytest_gpucluster.records.columns import unpacked
 from pytest_gpucluster.text import shortened
 
@@ -105,7 +105,18 @@ def _checked(document: Any, file: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{file} is damaged: {wrong}") from None
     if document["verdict"] not in VERDICTS:
         raise ConfigurationError(f"{file} is damaged: there is no verdict {shortened(document['verdict'])!r}")
+    require_outcomes(document, str(file))
     return document
+
+
+def require_outcomes(document: Mapping[str, Any], name: str) -> None:
+    """Refuse an acceptance without any outcome; ``name`` stands in the message.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if document["verdict"] in (ACCEPTED, WITH_WAIVERS) and not document.get("criteria") and not document.get("values"):
+        raise ConfigurationError(f"{name} says {document['verdict']} and holds no outcome: it was damaged or made up")
 
 
 def require_file(path: Path) -> None:

@@ -311,6 +311,9 @@ BAD = {
         '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "places": [{"id": "x", "node": 0}]}',
         "is damaged: Object missing required field `gpu`",
     ),
+    "an acceptance of nothing": (
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "values": []}', "damaged or made up",
+    ),
     "a verdict of no kind": ('{"schema": 1, "verdict": "GOOD", "verdict_line": "A", "criteria": []}', "there is no verdict 'GOOD'"),
     "limits of no kind": (
         '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "limits": [1]}', "is damaged: Expected `object`",
@@ -327,7 +330,7 @@ def test_bad_files_are_a_sentence(command: str, case: str, tmp_path: Path, capsy
     if content is not None:
         folder.mkdir()
         (folder / "results.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    more = {"compare": [str(folder)], "history": ["bf16_tflops"] if "is damaged" in said else []}.get(command, [])
+    more = {"compare": [str(folder)], "history": ["bf16_tflops"] if "damaged" in said else []}.get(command, [])
     assert main.main([command, str(folder), *more]) == 4
     error = capsys.readouterr().err
     assert said in error
