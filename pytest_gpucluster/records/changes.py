@@ -273,7 +273,7 @@ def _families(scatters: Iterable[_Scatter]) -> Iterable[_Scatter]:
 
 
 def _beyond_together(family: _Scatter, tests: _Tests) -> Iterable[Change]:
-    """A change that all members have in common is their mean in spreads, times the spread that they have in the harmonic mean."""
+    """A change that all members share is their mean in spreads, times the harmonic mean of these spreads."""
     members = tests.members_of(family)
     sigma = 1 / statistics.fmean(1 / one.sigma for one in members)
     names = tuple(one.name for one in members)

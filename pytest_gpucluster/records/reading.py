@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+
 class _Place(msgspec.Struct, kw_only=True):
     """What every reader asks of a place."""
 

@@ -212,7 +212,11 @@ BY_THE_SIGNER: dict[str, tuple[Callable[[Files], object], str, str]] = {
     "another verdict": (outcome, "results", "the verdict is ACCEPTED, and the journal gives REJECTED"),
     "another value": (value, "results", "bf16_tflops at node0-gpu0: value is"),
     "another model of GPU": (hardware, "results", 'environment.gpus[0] is "NVIDIA B200", and the journal gives "NVIDIA H200"'),
-    "another time": (replaced("results.json", b"21.8", b"11.8"), "results", "timings.total_s is 11.8, and the journal gives 21.8"),
+    "another time": (
+        replaced("results.json", b"21.8", b"11.8"),
+        "results",
+        "timings.total_s is 11.8, and the journal gives 21.8",
+    ),
     "another serial number": (serial, "results", "places[0].serial is"),
     "another profile": (member, "results", 'profile is "b200", and the journal gives "h200-sxm"'),
     "another environment": (replaced("environment.json", b'"user"', b'"uses"'), "environment", "does not say what"),

@@ -186,7 +186,9 @@ def test_a_node_that_is_absent_is_one_line() -> None:
     for name in gone:
         after.places[name] = replace(after.places[name], uuid=None, serial=None, pci=None, rank=None)
     after.places["node1-gpu3"] = replace(after.places["node1-gpu3"], uuid="GPU-new", serial="S-new")
-    missing = [replace(one, outcome="missing", reason="not run: host2 is absent") if one.place == "node2" else one for one in rows]
+    missing = [
+        replace(one, outcome="missing", reason="not run: host2 is absent") if one.place == "node2" else one for one in rows
+    ]
     found = compare(before.document([*before.records(), *rows]), after.document([*after.records(), *missing]))
     known = dict(sections(found))
     assert known["worse outcomes"] == ["30 criteria at host2 (node2): passed -> missing: not run: host2 is absent"]
@@ -312,11 +314,16 @@ BAD = {
         "is damaged: Object missing required field `gpu`",
     ),
     "an acceptance of nothing": (
-        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "values": []}', "damaged or made up",
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "values": []}',
+        "damaged or made up",
     ),
-    "a verdict of no kind": ('{"schema": 1, "verdict": "GOOD", "verdict_line": "A", "criteria": []}', "there is no verdict 'GOOD'"),
+    "a verdict of no kind": (
+        '{"schema": 1, "verdict": "GOOD", "verdict_line": "A", "criteria": []}',
+        "there is no verdict 'GOOD'",
+    ),
     "limits of no kind": (
-        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "limits": [1]}', "is damaged: Expected `object`",
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "limits": [1]}',
+        "is damaged: Expected `object`",
     ),
 }
 
