@@ -163,12 +163,12 @@ class RunState:
         }
 
     def _status(self) -> RunStatus:
-        facts = {**self.facts(), "environment": self._environment(), "timings": self.timings()}
+        facts = {**self.facts(), "environment": self.environment(), "timings": self.timings()}
         settings = self.setup.settings
         junit = JunitForm(form=settings.junit, is_strict=settings.junit_strict)
         return RunStatus(terms=self.terms, places=self.places(), facts=facts, junit=junit)
 
-    def _environment(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, Any]:
         """Versions, GPUs and variables of the run, as results.json has them."""
         identities = self.binding.identities if self.binding is not None else {}
         return {
@@ -301,6 +301,7 @@ class Session:
                 "changed_terms": state.changed_terms,
                 "remarks": state.remarks,
                 "shape": state.shape,
+                "environment": state.environment(),
             }
             self.recorder.write("bound", places=places, nodes=nodes, **found)
         return self._cluster

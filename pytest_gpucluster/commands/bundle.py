@@ -41,9 +41,12 @@ def main(chosen: argparse.Namespace) -> int:
     signed = {SIGNATURE: signature.sign(manifest, chosen.key)} if chosen.key is not None else {}
     whole = {MANIFEST: manifest, **signed, **files}
     content = packed(whole)
-    with whole_file(target) as temporary:
-        temporary.write_bytes(content)
-        _require_new(target)
+    try:
+        with whole_file(target) as temporary:
+            temporary.write_bytes(content)
+            _require_new(target)
+    except OSError as error:
+        raise ConfigurationError(f"the bundle {target} cannot be written: {error.strerror}") from None
     sys.stdout.write(f"{target}  {len(content):,} bytes, {len(whole)} files\n")
     sys.stdout.write(f"SHA-256 of the manifest {hashlib.sha256(manifest).hexdigest()}\n")
     _foretell(whole)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.verdict import WORDS
+from pytest_gpucluster.judging.verdict import MISSING, WORDS
 from pytest_gpucluster.page.outputs import JOURNAL, RESULTS
 from pytest_gpucluster.page.render import page_without_script
 from pytest_gpucluster.records.comparison import compare
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.records.changes import Change
     from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison
-    from pytest_gpucluster.records.matching import PartKey
+    from pytest_gpucluster.records.matching import Matching, PartKey
 
 SAME, WORSE, UNKNOWN = 0, 1, 3
 MOST = 20
 """So many lines a section has as text and Markdown."""
 MOST_ON_PAGE = 1_000
 """So many it has on the page, those beyond :data:`MOST` behind a fold."""
+AIM = 0.02
+"""The loss of one part that a comparison should find. Where it cannot, its first lines say so."""
+FINDABLE = "smallest loss that this comparison can find"
+MOST_NAMES = 6
 RUN_FACTS = ("id", "started", "ended", "host", "user")
 MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~"})
 
@@ -83,8 +87,8 @@ def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
 
 def text_lines(found: RunComparison) -> list[str]:
     """The comparison for a terminal."""
-    lines = [one_line(conclusion(found)), *(f"  {line}" for line in _runs(found))]
-    for title, items in sections(found):
+    lines = [one_line(conclusion(found)), *(f"  {line}" for line in (*_runs(found), findable(found)))]
+    for title, items in (*sections(found), *_details(found)):
         lines += ["", f"{title}:", *(f"  {one_line(item)}" for item in items[:MOST])]
         lines += [f"  ... and {len(items) - MOST} more"] if len(items) > MOST else []
     return lines
@@ -92,8 +96,8 @@ def text_lines(found: RunComparison) -> list[str]:
 
 def markdown_lines(found: RunComparison) -> list[str]:
     """The same for a page or a ticket. Foreign text is escaped."""
-    lines = [f"**{_escaped(conclusion(found))}**", "", *(f"- {_escaped(line)}" for line in _runs(found))]
-    for title, items in sections(found):
+    lines = [f"**{_escaped(conclusion(found))}**", "", *(f"- {_escaped(line)}" for line in (*_runs(found), findable(found)))]
+    for title, items in (*sections(found), *_details(found)):
         lines += ["", f"### {title}", "", *(f"- {_escaped(item)}" for item in items[:MOST])]
         lines += [f"- ... and {len(items) - MOST} more"] if len(items) > MOST else []
     return lines
@@ -108,6 +112,8 @@ def page_of(found: RunComparison) -> str:
         runs=[(name, _facts(run)) for name, run in (("A", found.before), ("B", found.after))],
         sections=[(title.capitalize(), items[:MOST], items[MOST:MOST_ON_PAGE], len(items)) for title, items in sections(found)],
         most=MOST_ON_PAGE,
+        findable=findable(found),
+        reach=_reach(found),
     )
 
 
@@ -136,9 +142,9 @@ def sections(found: RunComparison) -> list[Section]:
     label = _labels(found)
     parts = found.parts
     known: list[Section] = [
-        ("worse outcomes", [_outcome(one, label) for one in found.worse_outcomes]),
+        ("worse outcomes", _worse_outcomes(found, label)),
         ("values lost beyond noise", [_value(one, label) for one in found.worse_values]),
-        ("parts that are gone", [label_of(place) for place in parts.gone]),
+        ("parts that are gone", _gone(parts)),
         ("better outcomes", [_outcome(one, label) for one in found.outcomes if not one.is_worse]),
         ("other changes of values", [_value(one, label) for one in found.other_values]),
         ("parts that are new", [label_of(place) for place in parts.new]),
@@ -148,6 +154,31 @@ def sections(found: RunComparison) -> list[Section]:
         ("judged in B only", list(found.only_after)),
     ]
     return [(title, items) for title, items in known if items]
+
+
+def findable(found: RunComparison) -> str:
+    """The smallest loss of one part that would be named in 99 of 100 cases, and where it is more than 2 %."""
+    if not found.findable:
+        return f"{FINDABLE}: none, no rate is in both runs"
+    shares = sorted(found.findable.values())
+    low, high = (f"{100 * share:.2g}" for share in (shares[0], shares[-1]))
+    above = [f"{one_line(name)} ({100 * share:.2g} %)" for name, share in _by_share(found) if share > AIM]
+    more = f" and {len(above) - MOST_NAMES} more" if len(above) > MOST_NAMES else ""
+    said = f"; more than {100 * AIM:g} % in {', '.join(above[:MOST_NAMES])}{more}" if above else ""
+    return f"{FINDABLE}: {low if low == high else f'{low} to {high}'} %{said}"
+
+
+def _details(found: RunComparison) -> list[Section]:
+    return [(f"{FINDABLE}, by rate", _reach(found))] if found.findable else []
+
+
+def _reach(found: RunComparison) -> list[str]:
+    return [f"{name}: {100 * share:.2g} %" for name, share in _by_share(found)]
+
+
+def _by_share(found: RunComparison) -> list[tuple[str, float]]:
+    """The rates, worst first."""
+    return sorted(found.findable.items(), key=lambda item: -item[1])
 
 
 def _runs(found: RunComparison) -> Iterator[str]:
@@ -165,6 +196,32 @@ def _labels(found: RunComparison) -> Callable[[PartKey], str]:
 def _outcome(one: OutcomeChange, label: Callable[[PartKey], str]) -> str:
     why = f": {one.reason}" if one.reason else ""
     return f"{one.criterion} at {label(one.part)}: {WORDS[one.before]} -> {WORDS[one.after]}{why}"
+
+
+def _worse_outcomes(found: RunComparison, label: Callable[[PartKey], str]) -> list[str]:
+    """A line an outcome; what is missing with a node that did not answer is one line of that node."""
+    lines, silent, places = [], found.parts.silent, found.parts.places_after
+    lost: dict[PartKey, list[OutcomeChange]] = {}
+    for one in found.worse_outcomes:
+        if one.after == MISSING and str(places.get(one.part, {}).get("hostname")) in silent:
+            lost.setdefault(one.part, []).append(one)
+        else:
+            lines.append(_outcome(one, label))
+    for part, some in lost.items():
+        what = some[0].criterion if len(some) == 1 else f"{len(some)} criteria"
+        lines.append(f"{what} at {label(part)}: {WORDS[some[0].before]} -> {WORDS[MISSING]}: {some[0].reason}")
+    return lines
+
+
+def _gone(parts: Matching) -> list[str]:
+    """A line a part; a node of which all GPUs are gone is one line."""
+    emptied, hosts = parts.emptied, {place.get("hostname") for place in parts.places_after.values()} - parts.silent
+    lines = [label_of(place) for place in parts.gone if place["node"] not in emptied]
+    for gpus in emptied.values():
+        host, number = gpus[0].get("hostname"), _counted(len(gpus), "GPU")
+        what = f"all of its {number}" if host in hosts else f"the node with its {number}"
+        lines.append(f"{host or 'an unknown host'} (node{gpus[0]['node']}): {what}")
+    return lines
 
 
 def _value(one: Change, label: Callable[[PartKey], str]) -> str:

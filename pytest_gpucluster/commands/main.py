@@ -114,7 +114,7 @@ def _add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: junit.xml in RESULTS")
     report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for RESULTS that lost their own")
     report.add_argument("--run", help=argparse.SUPPRESS)
-    report.set_defaults(act=_report)
+    report.set_defaults(act=_report, usage_code=4)
 
 
 def _add_info(info: argparse.ArgumentParser) -> None:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 OK, NOT_OK, STALE = "ok", "not ok", "stale"
 FILES, PACKAGE = "pytest-gpucluster's files", "pytest-gpucluster"
 """The versions of a run's software that decide whether its reports can be made again to the byte."""
-NOT_IN_JOURNAL = ("environment", "timings")
-"""Members of results.json that the journal does not have; of the environment it has the versions."""
+FROM_THE_END = ("environment", "timings")
+"""Members of results.json that the last event of a journal repeats; of a run that was cut short it has less."""
 
 
 class Found(NamedTuple):
@@ -121,7 +121,8 @@ def results(bundle: Bundle) -> Found:
     """results.json follows from the journal: verdict, outcomes, values and all else that the journal has."""
     kept, made = json.loads(bundle.file(RESULTS)), json.loads(bundle.rebuilt[0])
     changed = [name for name in sorted(kept.keys() | made.keys()) if kept.get(name) != made.get(name)]
-    changed = [name for name in changed if name not in NOT_IN_JOURNAL]
+    if made["environment"].get("rebuilt_from_journal"):
+        changed = [name for name in changed if name not in FROM_THE_END]
     if kept["verdict"] != made["verdict"]:
         return Found(NOT_OK, f"the verdict is {kept['verdict']}, and the journal gives {made['verdict']}")
     fault = _other_outcome(bundle.run, document_of(bundle.rebuilt[0].encode())) if changed else None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from dataclasses import dataclass
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
@@ -20,6 +21,7 @@ from pytest_gpucluster.judging.verdict import (
     WORDS,
     counted_as,
 )
+from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.table_rows import MEASURED, NOTHING, PlaceNames, readings_of, row_of, severest_records
 from pytest_gpucluster.text import shortlist
 
@@ -48,6 +50,12 @@ EXACT_UP_TO = 4_000
 would pass 3 MB; there, the exact numbers are in the results that the page holds."""
 MOST_NOTES = 40
 MOST_PLACES = 8
+NARROW = 54
+"""Characters of most rows up to which a grid is narrow on paper."""
+SHORT = 12
+"""So many rows are not broken into columns on paper."""
+FEWEST_ALIKE, SHARE_ALIKE = 4, 1 / 8
+"""So many rows of a large page with the same values, and this share of all, are printed as one."""
 FAR_PERCENT = 1.0
 NOT_RECORDED = "not recorded"
 
@@ -68,14 +76,40 @@ class Cell:
     tone: str
 
 
+Row = tuple[str, tuple[Cell, ...]]
+"""A host, or several as a list, and what it has at each GPU."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Values by node and GPU; of equal values only one. ``heads`` is empty where each row has one value."""
+    """Values by node and GPU; of equal values only one. A row with one cell has the same word at every GPU.
+
+    Attributes:
+        heads: of the columns; empty where each row has one value.
+        rows: what stands on screen and on paper.
+        alike: rows of a large page that are not printed, because others have the same values.
+        printed: what is printed in their place, each with all its hosts.
+        same: the value of all places, where it is one.
+        count: how many places there are.
+    """
 
     heads: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    rows: tuple[Row, ...]
+    alike: tuple[Row, ...] = ()
+    printed: tuple[Row, ...] = ()
     same: Cell | None = None
     count: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is printed in columns."""
+        return len(self.rows) + len(self.printed) > SHORT
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether three of it fit beside each other on paper."""
+        wide = [len(host) + sum(1 + len(cell.number.text) for cell in cells) for host, cells in self.rows]
+        return statistics.median(wide or [0]) <= NARROW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +158,7 @@ def _view(anchor: str, records: Sequence[Record], run: RunDocument, names: Place
     limit = next((record.limit for record in records if record.limit is not None), None)
     readings = readings_of(severest_records(records)) or readings_of(records)
     worst = max(readings, key=lambda reading: reading.badness) if readings and row.worst != NOTHING else None
-    notes = _notes(records, names)
+    notes = _notes(records, names, run.places)
     return CriterionView(
         name=criterion,
         anchor=anchor,
@@ -202,9 +236,31 @@ def grid_of(records: Sequence[Record], places: Mapping[str, Place], *, is_exact:
     heads = tuple(
         f"GPU {gpu}" for gpu in sorted({place.gpu for found in by_node.values() for place in found if place.gpu is not None})
     )
-    rows = tuple((host_of(found[0]), tuple(cells[place.id] for place in found)) for _, found in sorted(by_node.items()))
-    cluster = (("cluster", (cells[None],)),) if None in cells else ()
-    return Grid(heads=heads if is_gpus else (), rows=(*cluster, *rows), count=len(records))
+    rows = [(host_of(found[0]), _row(cells[place.id] for place in found)) for _, found in sorted(by_node.items())]
+    cluster = [("cluster", (cells[None],))] if None in cells else []
+    known = Grid(heads=heads if is_gpus else (), rows=(*cluster, *rows), count=len(records))
+    return known if is_exact else _folded(known)
+
+
+def _row(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """The cells of a node; one where all have the same word and no number, as those of an absent node."""
+    found = tuple(cells)
+    return found[:1] if len(set(found)) == 1 and found[0].number.text in WORDS.values() else found
+
+
+def _folded(grid: Grid) -> Grid:
+    """A grid whose rows with the same values are printed as one."""
+    hosts: dict[tuple[Cell, ...], list[str]] = defaultdict(list)
+    for host, cells in grid.rows:
+        hosts[cells].append(host)
+    fewest = max(FEWEST_ALIKE, SHARE_ALIKE * len(grid.rows))
+    folded = {cells: found for cells, found in hosts.items() if len(found) >= fewest}
+    return replace(
+        grid,
+        rows=tuple(row for row in grid.rows if row[1] not in folded),
+        alike=tuple(row for row in grid.rows if row[1] in folded),
+        printed=tuple((hostlist(found), cells) for cells, found in folded.items()),
+    )
 
 
 def _cell(record: Record, *, is_exact: bool) -> Cell:
@@ -220,16 +276,28 @@ def host_of(place: Place) -> str:
     return place.hostname or f"node{place.node}"
 
 
-def _notes(records: Iterable[Record], names: PlaceNames) -> tuple[Note, ...]:
-    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+def _notes(records: Sequence[Record], names: PlaceNames, places: Mapping[str, Place]) -> tuple[Note, ...]:
+    alike: dict[tuple[str, str], list[str | None]] = defaultdict(list)
     for record in records:
         for text in (record.reason, record.remark):
             if text:
                 tone = OPEN if record.advisory else TONES[counted_as(record)]
-                alike[text, tone].append(names.name(record.place))
+                alike[text, tone].append(record.place)
     severest = {BAD: 0, OPEN: 1, GOOD: 2, NONE: 3}
     found = sorted(alike.items(), key=lambda item: severest[item[0][1]])
-    return tuple(Note(text=text, where=shortlist(where, most=MOST_PLACES), tone=tone) for (text, tone), where in found)
+    on_node = Counter(places[record.place].node for record in records if record.place is not None)
+
+    def where(noted: Sequence[str | None]) -> str:
+        """The places in short; a node of which all places are meant is one of them, under its own name."""
+        if len(noted) == len(records) > MOST_PLACES:
+            return f"all {len(noted):,} places"
+        here = Counter(places[name].node for name in noted if name is not None)
+        whole = {node for node, number in here.items() if number == on_node[node] > 1 and len(on_node) > 1}
+        known = [(name, places[name]) if name is not None else (None, None) for name in noted]
+        short = [host_of(at) if at is not None and at.node in whole else names.name(name) for name, at in known]
+        return shortlist(list(dict.fromkeys(short)), most=MOST_PLACES)
+
+    return tuple(Note(text=text, where=where(noted), tone=tone) for (text, tone), noted in found)
 
 
 def _evidence(records: Sequence[Record], names: PlaceNames, *, is_exact: bool) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import OUTCOMES, VERDICTS, Record
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.records.reading import NEWEST, evidence_values
+from pytest_gpucluster.records.reading import NEWEST, evidence_values, require_file, require_outcomes
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def read_document(path: Path) -> RunDocument:
     Raises:
         ConfigurationError: there is no such file, it is damaged, or a newer version wrote it.
     """
+    require_file(path)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -88,9 +89,11 @@ def document_of(content: bytes, *, name: str = "results.json") -> RunDocument:
         raise ConfigurationError(f"{name} is damaged: it is no whole JSON text") from None
     if not isinstance(members, dict) or members.get("verdict") not in VERDICTS or not _has_rows(members):
         raise ConfigurationError(f"{name} is no results.json of a run: it has no verdict, or no outcomes")
-    version = members.get("schema_version", members.get("schema", 1))
-    if not isinstance(version, int) or version > NEWEST:
+    oldest = members.get("schema", 1)
+    version = members.get("schema_version", oldest) if oldest == 1 else oldest
+    if not isinstance(version, int) or version > NEWEST or oldest != 1:
         raise ConfigurationError(f"{name} has schema_version {version}; this version of gpucluster reads up to {NEWEST}")
+    require_outcomes(members, name)
     try:
         return _document(members, content)
     except (KeyError, TypeError, ValueError, AttributeError, LookupError) as error:

@@ -134,7 +134,7 @@ def _facts(run: RunDocument) -> tuple[tuple[str, str], ...]:
     found = {
         "Cluster": facts.get("cluster") or ran.get("cluster"),
         "Hardware": ", ".join(map(str, environment.get("gpus") or ())) or None,
-        "Expected": f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')} each" if nodes and gpus else None,
+        "Expected": f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')}{' each' * (nodes > 1)}" if nodes and gpus else None,
         "Found": f"{counted(len(found_nodes), 'node')}, {counted(len(found_gpus), 'GPU')}"
         + _short_of(nodes, gpus, len(found_gpus)),
         "Hosts": hostlist(hosts) or None,
@@ -250,8 +250,9 @@ def _selftest(run: RunDocument) -> list[Gap]:
         return [Gap(title="No self-test", text=words, tone="none")]
     unshown = [f"{one['kind']}: {one['why']}" for one in facts.get("unshown") or ()]
     items = (*map(str, facts.get("remarks") or ()), *map(str, facts.get("objections") or ()), *unshown)
+    said = str(facts.get("statement", ""))
     tone = BAD if facts.get("objections") else OPEN if unshown else GOOD
-    return [Gap(title="Self-test", text=str(facts.get("statement", "")), tone=tone, items=items)]
+    return [Gap(title="Self-test", text=said[:1].upper() + said[1:], tone=tone, items=items)]
 
 
 def _left_out(run: RunDocument) -> list[Gap]:

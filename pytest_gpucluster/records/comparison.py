@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
     ERROR,
@@ -18,7 +19,7 @@ from pytest_gpucluster.judging.verdict import (
     SKIPPED,
     WITH_WAIVERS,
 )
-from pytest_gpucluster.records.changes import Change, JudgedValue, Pair, find_changes, relative_change
+from pytest_gpucluster.records.changes import Change, JudgedValue, Pair, find_changes, relative_change, smallest_losses
 from pytest_gpucluster.records.columns import number_of
 from pytest_gpucluster.records.matching import match
 from pytest_gpucluster.records.reading import rows_of
@@ -65,6 +66,7 @@ class RunComparison:
         only_before: criteria that were judged in the earlier run alone.
         only_after: the same for the later run.
         compared: how many values were compared.
+        findable: the smallest loss of one part that would be found, by criterion, as a share; see :func:`smallest_losses`.
     """
 
     before: Mapping[str, Any]
@@ -76,6 +78,7 @@ class RunComparison:
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
     compared: int
+    findable: Mapping[str, float]
 
     @property
     def verdict_is_worse(self) -> bool:
@@ -112,13 +115,16 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> RunCompariso
     """Compare two results.json.
 
     Raises:
-        ConfigurationError: they are of different clusters, or one was simulated or a rehearsal and the other was not.
+        ConfigurationError: they are of different clusters, one was simulated or a rehearsal and the other was not, or no
+            criterion was judged in both.
     """
     parts = match(before, after)
     old = {(row["criterion"], parts.before[_id(row)]): row for row in rows_of(before)}
     new = {(row["criterion"], parts.after[_id(row)]): row for row in rows_of(after)}
     pairs, criteria = _pairs(old, new, before.get("limits", {}))
     judged = [{row["criterion"] for row in rows.values() if row["outcome"] in BADNESS} for rows in (old, new)]
+    if not judged[0] & judged[1]:
+        raise ConfigurationError("no criterion was judged in both runs: there is nothing to compare")
     return RunComparison(
         before=before,
         after=after,
@@ -129,6 +135,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> RunCompariso
         only_before=tuple(sorted(judged[0] - judged[1])),
         only_after=tuple(sorted(judged[1] - judged[0])),
         compared=sum(map(len, pairs.values())),
+        findable=smallest_losses(pairs, criteria),
     )
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import VERDICTS
 from pytest_gpucluster.records.columns import number_of
-from pytest_gpucluster.records.reading import FILE, read_results, rows_of
+from pytest_gpucluster.records.reading import FILE, NEWEST, read_results, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,7 +92,9 @@ def read_run(folder: Path, *, criterion: str | None = None, part: str | None = N
         head = None
     except OSError as error:
         raise ConfigurationError(f"{folder / FILE} cannot be read: {error.strerror}") from None
-    if head is None or head.schema_version > 2:  # its reader says what is wrong
+    if (
+        head is None or head.schema_version > NEWEST or head.schema != 1 or head.verdict not in VERDICTS
+    ):  # its reader says what is wrong
         head = _head_of(read_results(folder), folder)
     return _kept(folder, head)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,22 @@ class Matching:
     def gone(self) -> list[Mapping[str, Any]]:
         """Parts of the earlier run that the later one lacks."""
         return [place for key, place in self.places_before.items() if key not in self.places_after and _answered(place)]
+
+    @property
+    def emptied(self) -> dict[int, list[Mapping[str, Any]]]:
+        """The GPUs of each node of the earlier run, by its number, of which the later run has none."""
+        had = Counter(place["node"] for place in self.places_before.values() if place["gpu"] is not None and _answered(place))
+        found: dict[int, list[Mapping[str, Any]]] = {}
+        for place in self.gone:
+            if place["gpu"] is not None:
+                found.setdefault(place["node"], []).append(place)
+        return {node: gpus for node, gpus in found.items() if len(gpus) == had[node]}
+
+    @property
+    def silent(self) -> set[str]:
+        """The hosts of the later run of which no GPU answered."""
+        heard = {place["node"] for place in self.places_after.values() if place["gpu"] is not None and _answered(place)}
+        return {str(place["hostname"]) for place in self.places_after.values() if place["node"] not in heard}
 
     @property
     def new(self) -> list[Mapping[str, Any]]:

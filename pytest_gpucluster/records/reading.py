@@ -7,15 +7,55 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import ACCEPTED, VERDICTS, WITH_WAIVERS
 from pytest_gpucluster.records.columns import unpacked
+from pytest_gpucluster.text import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+
+class _Place(msgspec.Struct, kw_only=True):
+    """What every reader asks of a place."""
+
+    id: str
+    node: int
+    gpu: int | None
+    hostname: str | None = None
+    uuid: str | None = None
+    serial: str | None = None
+
+
+class _Row(msgspec.Struct, kw_only=True):
+    """What every reader asks of an outcome."""
+
+    criterion: str
+    outcome: str
+    place: _Place | None
+    value: Any
+    unit: str | None
+    limit: str | None
+    limit_kind: str | None
+    limit_value: Any
+    evidence: dict[str, Any]
+
+
+class _Document(msgspec.Struct, kw_only=True):
+    """The members that readers take for granted, with their types."""
+
+    verdict: str
+    verdict_line: str
+    criteria: list[_Row]
+    places: list[_Place] = []
+    run: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    limits: dict[str, dict[str, Any]] = {}
+
+
 NEWEST = 2
 """The newest ``schema_version`` that this version reads."""
-FILE = "results.json"
+FILE, JOURNAL = "results.json", "journal.jsonl"
 Key = tuple[str, "str | None"]
 
 
@@ -26,6 +66,7 @@ def read_results(path: Path) -> dict[str, Any]:
         ConfigurationError: there is none, it is damaged, or a newer version wrote it.
     """
     file = path / FILE if path.is_dir() or not path.suffix else path
+    require_file(file)
     try:
         content = file.read_bytes()
     except FileNotFoundError:
@@ -35,14 +76,15 @@ def read_results(path: Path) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(content)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        raise ConfigurationError(f"{file} is not whole JSON; 'gpucluster report {file.parent}' writes it again") from None
+        advice = f"; 'gpucluster report {file.parent}' writes it again" if (file.parent / JOURNAL).is_file() else ""
+        raise ConfigurationError(f"{file} is not whole JSON{advice}") from None
     return _checked(document, file)
 
 
 def _absent(path: Path) -> str:
     if not path.exists():
         return f"there is no {path}"
-    if (path / "journal.jsonl").is_file():
+    if (path / JOURNAL).is_file():
         return f"{path} has a journal and no {FILE}: the run has not ended; 'gpucluster report {path}' writes {FILE}"
     return f"{path} has no {FILE}: it is no results directory"
 
@@ -58,7 +100,34 @@ def _checked(document: Any, file: Path) -> dict[str, Any]:
             f"{file} has schema_version {version}, which is newer than {NEWEST}: read it with the pytest-gpucluster that "
             "wrote it, or a newer one"
         )
+    try:
+        msgspec.convert(document, _Document)
+    except msgspec.ValidationError as wrong:
+        raise ConfigurationError(f"{file} is damaged: {wrong}") from None
+    if document["verdict"] not in VERDICTS:
+        raise ConfigurationError(f"{file} is damaged: there is no verdict {shortened(document['verdict'])!r}")
+    require_outcomes(document, str(file))
     return document
+
+
+def require_outcomes(document: Mapping[str, Any], name: str) -> None:
+    """Refuse an acceptance without any outcome; ``name`` stands in the message.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if document["verdict"] in (ACCEPTED, WITH_WAIVERS) and not document.get("criteria") and not document.get("values"):
+        raise ConfigurationError(f"{name} says {document['verdict']} and holds no outcome: it was damaged or made up")
+
+
+def require_file(path: Path) -> None:
+    """Refuse what is there and is no file: a pipe would be waited for without end.
+
+    Raises:
+        ConfigurationError: it is a folder, a pipe, a device.
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigurationError(f"{path} is no file")
 
 
 def evidence_values(column: Mapping[str, Any], number: int) -> list[Any]:

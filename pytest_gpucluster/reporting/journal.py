@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OLD_ADVISORY = "advisory: "
+FOUND_AT_END = ("environment", "timings")
+"""Members of results.json that the last event repeats, so that a report made of a whole journal is the run's own."""
 RESUMED = ("run", "folder", "rounds", "elapsed_s", "away_s")
 """Of a soak that goes on: the run that had begun it, its folder in ``previous/``, its whole rounds, and their seconds."""
 

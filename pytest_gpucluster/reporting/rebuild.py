@@ -13,7 +13,7 @@ from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDIC
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.records.run_identity import run_facts, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
-from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
+from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark
 from pytest_gpucluster.reporting.parts import Part, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
@@ -103,6 +103,7 @@ class JournalState:
         parts = tuple(Part(**part) for part in event["parts"])
         self.history = replace(self.history, parts=parts, part_began_s=self.ended_s)
         self.finished, self.verdict_word = False, None
+        self.facts = {name: value for name, value in self.facts.items() if name != "timings"}
         self.terms = replace(self.terms, objections=())
 
     def _on_test_files(self, event: dict[str, Any]) -> None:
@@ -124,6 +125,7 @@ class JournalState:
         self.places = {place.id: last_known(self.places.get(place.id), place) for place in bound}
         shape = event.get("shape", self.terms.shape)
         self.terms = replace(self.terms, remarks=tuple(event.get("remarks", ())), shape=shape)
+        self.facts = {**self.facts, "environment": event.get("environment", {})}
         if "changed_terms" in event:  # what other nodes said
             self.terms = replace(self.terms, changed_terms=tuple(event["changed_terms"]))
             self.facts = {**self.facts, "changed_terms": event["changed_terms"]}
@@ -149,6 +151,7 @@ class JournalState:
         if self.verdict_word not in (None, *VERDICTS):
             raise ValueError(self.verdict_word)
         self.terms = replace(self.terms, objections=tuple(event["objections"]))
+        self.facts = {**self.facts, **{name: event[name] for name in FOUND_AT_END if name in event}}
 
     def close(self) -> Verdict:
         """Give what never got an outcome the outcome ``missing``, and decide."""
@@ -174,6 +177,15 @@ class JournalState:
         return parts_facts(self.history.all_parts, self.records.values())
 
     @property
+    def _found(self) -> dict[str, Any]:
+        """Environment and times as the run itself reported them. What it did not live to report is worked out, and said."""
+        environment = {**self.facts.get("environment", {}), "versions": self.versions}
+        if self.finished and not self.unread and "timings" in self.facts:
+            return {"environment": environment, "timings": self.facts["timings"]}
+        total_s = round(self.ended_s - (self.history.part_began_s or self.began_s), 3)
+        return {"environment": {**environment, "rebuilt_from_journal": True}, "timings": {"total_s": total_s}}
+
+    @property
     def _damage(self) -> str:
         lines = "1 line was" if len(self.unread) == 1 else f"{len(self.unread)} lines were"
         return f"the journal is damaged at line {self.unread[0]}; {lines} not read"
@@ -185,8 +197,7 @@ class JournalState:
             **self.facts,
             "run": run_facts(self.facts.get("run", {}), places.values(), last_s=self.ended_s, has_ended=self.finished),
             "waivers": waivers.states_from(self.facts.get("waivers", []), self.records.values()),
-            "environment": {"versions": self.versions, "rebuilt_from_journal": True},
-            "timings": {"total_s": round(self.ended_s - (self.history.part_began_s or self.began_s), 3)},
+            **self._found,
             **({"parts": self.parts_facts} if self.history.parts else {}),
             **({"selftest": self.selftest} if self.selftest is not None else {}),
         }

@@ -12,7 +12,7 @@ from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record, Ter
 from pytest_gpucluster.records.run_identity import run_facts
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
 from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
-from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
+from pytest_gpucluster.reporting.journal import FOUND_AT_END, Journal, record_facts, soak_remark
 from pytest_gpucluster.reporting.parts import RunParts, parts_remarks
 from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.unfinished_run import require_unchanged
@@ -193,7 +193,8 @@ class Recorder:
             return None
         report = self.report(verdict)
         facts = {"line": verdict.line, "objections": self._status().terms.objections, "ended_s": self._ended_s}
-        self.write("verdict", verdict=verdict.word, **facts)
+        shown = {name: report.facts[name] for name in FOUND_AT_END if name in report.facts}
+        self.write("verdict", verdict=verdict.word, **facts, **shown)
         try:
             self._files(junit=None).write(report)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,11 +43,29 @@ def test_a_run_with_a_page_and_one_whose_page_fails(
     assert "report.html, results.json, metrics.prom" in " ".join(good.stdout.split())
     assert main(["bundle", str(results), "-o", str(tmp_path / "b.zip")]) == main(["verify", str(tmp_path / "b.zip")]) == 0
     assert [line[:3] for line in capsys.readouterr().out.splitlines()[-13:-1]].count("ok ") == 11  # and UNSIGNED
+    for cut in (0, 1):
+        rebuilt_equals(results, tmp_path / str(cut), cut=cut)
+    capsys.readouterr()
     bad = simulate(tmp_path, "1x2", "-p", "broken_page", *chosen, bad=("node0-gpu1:slow",))
     assert bad.returncode == good.returncode == 1
     assert bad.results["verdict"] == good.results["verdict"] == "REJECTED"
-    assert "report.html could not be written: RuntimeError: planted" in bad.stdout.replace("\n", " ")
+    assert "report.html could not be written: RuntimeError: planted" in " ".join(bad.stdout.split())
     assert not (results / "report.html").exists()
+
+
+def rebuilt_equals(results: Path, copy: Path, *, cut: int) -> None:
+    """From a whole journal results and page are those of the run, to the byte; from a cut one the GPUs keep their name."""
+    copy.mkdir()
+    lines = (results / "journal.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (copy / "journal.jsonl").write_text("".join(lines[: len(lines) - cut]), encoding="utf-8")
+    assert main(["report", str(copy)]) == 1
+    page = (copy / "report.html").read_text(encoding="utf-8")
+    made = json.loads((copy / "results.json").read_bytes())
+    assert "<dt>Hardware</dt><dd>NVIDIA H200</dd>" in page
+    assert made["environment"].get("rebuilt_from_journal", False) is bool(cut)
+    if not cut:
+        for name in ("results.json", "report.html", "metrics.prom"):
+            assert (copy / name).read_bytes() == (results / name).read_bytes(), name
 
 
 def test_a_summary_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:

@@ -163,14 +163,35 @@ def test_what_axe_finds_is_seen(tmp_path: Path, planted: str, rule: str) -> None
     assert rule in {one["rule"] for one in violations(tmp_path, html, "light")}
 
 
-@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="pdftotext is not here (Debian: apt-get install poppler-utils)")
+MOST_PAGES = 60
+with_pdf = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="pdftotext is not here (apt-get install poppler-utils)")
+
+
+def printed(folder: Path, html: str) -> list[str]:
+    """The text of each page of the PDF."""
+    page, pdf = folder / "report.html", folder / "report.pdf"
+    page.write_text(html, encoding="utf-8")
+    browse(page, f"--print-to-pdf={pdf}", "--no-pdf-header-footer")
+    text = subprocess.run(["pdftotext", "-layout", pdf, "-"], capture_output=True, text=True, check=True, timeout=60).stdout
+    return text.removesuffix("\f").split("\f")
+
+
+@with_pdf
+def test_it_prints_every_number_on_few_pages(tmp_path: Path, html: str) -> None:
+    """At 128 x 8: each value of each healthy GPU is read back from the PDF, of 347 pages once."""
+    records, _ = large_run()
+    pages = printed(tmp_path, html)
+    assert len(pages) <= MOST_PAGES
+    found = set(re.findall(r"\d+\.\d+|\d+", "\n".join(pages)))
+    rates = {f"{one.value:.1f}" for one in records if one.value and one.limit is not None and one.limit.unit == "TFLOPS"}
+    assert rates - found == set()
+
+
+@with_pdf
 def test_it_prints_whole(tmp_path: Path) -> None:
     """Every criterion, every host and the fields for signatures are in the PDF, though all of it was folded."""
     records, places = large_run(criteria=12, rates=6)
-    page, pdf = tmp_path / "report.html", tmp_path / "report.pdf"
-    page.write_text(page_from(model_of(document_of(text_of(document(records, places))))), encoding="utf-8")
-    browse(page, f"--print-to-pdf={pdf}", "--no-pdf-header-footer")
-    text = subprocess.run(["pdftotext", "-layout", pdf, "-"], capture_output=True, text=True, check=True, timeout=60).stdout
+    text = "".join(printed(tmp_path, page_from(model_of(document_of(text_of(document(records, places)))))))
     for words in ("REJECTED", "543.2", "For the customer", *(f"c{index}" for index in range(1, 12)), "gpu-node-127"):
         assert words in text
     value = next(one.value for one in records if one.criterion == "c5" and one.place == "node126-gpu7")

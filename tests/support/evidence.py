@@ -74,7 +74,8 @@ def keep_run(
     for one in rows:
         journal.write("outcome", record=record_facts(one))
     verdict = decide(rows, of_verdict)
-    journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=list(of_verdict.objections))
+    found = {"environment": {"versions": known, "gpus": ["NVIDIA H200"]}, "timings": {"total_s": 21.8, "startup_s": 7.6}}
+    journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=list(of_verdict.objections), **found)
     journal.close()
     rebuild(folder)
     assert write_outputs(folder, Wanted()).problems == ()

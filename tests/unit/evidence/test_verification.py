@@ -15,7 +15,7 @@ import pytest
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.evidence.archive import packed, read_archive
 from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE
-from pytest_gpucluster.evidence.statements import STATEMENTS, as_json
+from pytest_gpucluster.evidence.statements import STATEMENTS, as_json, environment_of
 from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.page.render import model_of, page_from
 from tests.support import REPOSITORY
@@ -140,6 +140,22 @@ def member(files: Files) -> None:
     of_results(files, {**document, "profile": "b200"})
 
 
+def hardware(files: Files) -> None:
+    """The model of the GPUs, in results.json, its page and the environment."""
+    document = json.loads(files["results.json"])
+    document["environment"]["gpus"] = ["NVIDIA B200"]
+    of_results(files, document)
+    files["environment.json"] = as_json(environment_of(document_of(files["results.json"])))
+
+
+def serial(files: Files) -> None:
+    """The serial number of the part that is bad."""
+    document = json.loads(files["results.json"])
+    for place in document["places"]:
+        place["serial"] = place["serial"] and place["serial"].replace("1654923", "1654924")
+    of_results(files, document)
+
+
 def of_results(files: Files, document: dict[str, Any]) -> None:
     """Put results.json there, and the page that follows from it."""
     files["results.json"] = json.dumps(document).encode()
@@ -195,6 +211,13 @@ BY_THE_SIGNER: dict[str, tuple[Callable[[Files], object], str, str]] = {
     "a page with another number": (replaced("report.html", b"543.25", b"743.25"), "page", "of the page has"),
     "another verdict": (outcome, "results", "the verdict is ACCEPTED, and the journal gives REJECTED"),
     "another value": (value, "results", "bf16_tflops at node0-gpu0: value is"),
+    "another model of GPU": (hardware, "results", 'environment.gpus[0] is "NVIDIA B200", and the journal gives "NVIDIA H200"'),
+    "another time": (
+        replaced("results.json", b"21.8", b"11.8"),
+        "results",
+        "timings.total_s is 11.8, and the journal gives 21.8",
+    ),
+    "another serial number": (serial, "results", "places[0].serial is"),
     "another profile": (member, "results", 'profile is "b200", and the journal gives "h200-sxm"'),
     "another environment": (replaced("environment.json", b'"user"', b'"uses"'), "environment", "does not say what"),
     "half a journal": (

@@ -72,6 +72,8 @@ def test_tables_in_the_evidence() -> None:
             json.dumps({**MEMBERS, "schema_version": 3}).encode(),
             "has schema_version 3; this version of gpucluster reads up to 2",
         ),
+        (json.dumps({**MEMBERS, "schema": 2}).encode(), "has schema_version 2"),
+        (json.dumps({**MEMBERS, "verdict": "ACCEPTED", "criteria": [], "values": []}).encode(), "holds no outcome"),
         (json.dumps({**MEMBERS, "schema": "x"}).encode(), "has schema_version x"),
         (json.dumps({**MEMBERS, "criteria": [{"criterion": "x"}]}).encode(), "is damaged: KeyError"),
         (json.dumps({**MEMBERS, "criteria": [7]}).encode(), "is damaged: "),

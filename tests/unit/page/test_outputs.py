@@ -198,7 +198,7 @@ def test_results_of_a_run_that_goes_on_are_older_than_its_journal(tmp_path: Path
     ],
 )
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
-    """A sentence, exit code 2, and no file is touched."""
+    """A sentence, exit code 4, and no file is touched."""
     results_in(tmp_path / "r")
     (tmp_path / "empty").mkdir()
     results_in(tmp_path / "half").joinpath("results.json").write_bytes(text_of(BAD)[:-9])
@@ -207,7 +207,7 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments
     )
     before = files_in(tmp_path)
     folders = {name: str(tmp_path / name) for name in ("r", "empty", "half", "newer")}
-    assert main(["report", *(word.format(**folders) for word in arguments)]) == 2
+    assert main(["report", *(word.format(**folders) for word in arguments)]) == 4
     told = capsys.readouterr().err
     assert words in told
     assert told.count("\n") == 1

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, Terms
+from pytest_gpucluster.page.criteria_view import host_of
 from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.page.render import TEMPLATES, embedded_results, model_of, page_from
 from tests.support.entries import limit
@@ -404,6 +405,38 @@ def test_a_page_of_1024_gpus_is_small() -> None:
     assert 0 < len(read.all("rect", class_="bin")) <= 64
     assert strip.attributes["aria-label"].startswith("Matrix products (BF16): 1016 values, worst 543.2 at node3-gpu5")
     assert len(read.all("circle", class_="is-bad")) == 1
+
+
+def hosts_of(html: str, anchor: str) -> dict[str, list[str]]:
+    """The hosts in the table of values of a criterion, by where its rows stand: everywhere, on screen or on paper."""
+    section = html.partition(f'id="{anchor}"')[2].partition('<details class="criterion"')[0]
+    bodies = re.findall(r'<tbody(?: class="([a-z-]+)")?>(.*?)</tbody>', section, flags=re.DOTALL)
+    return {kind: re.findall(r'<th scope="row">([^<]+)', rows) for kind, rows in bodies}
+
+
+def test_rows_that_are_alike_are_printed_once() -> None:
+    """On screen each host has its row; on paper hosts with the same values share one. What differs stands first, in both."""
+    records, places = large_run(criteria=6, rates=1)
+    found = hosts_of(page_from(model_of(document_of(text_of(document(records, places))))), "c1")
+    assert found[""] == ["gpu-node-17", "node77"]
+    assert sorted([*found[""], *found["not-printed"]]) == sorted({host_of(place) for place in places.values()})
+    assert found["only-printed"] == ["gpu-node-[0-16,18-76,78-127]"]
+
+
+def test_rows_of_a_small_page_are_all_printed() -> None:
+    """Nothing is folded where every number carries its exact value."""
+    assert {*hosts_of(HTML, "c0")} == {""}
+
+
+def test_a_node_that_is_absent_is_one_line() -> None:
+    """In the table of values one word for all of its GPUs, and in the texts its name in place of theirs."""
+    absent = fleet(3, 4, absent=[1])
+    html = page_from(model_of(document_of(text_of(document(outcomes(absent), absent)))))
+    assert html.count('colspan="4">missing') == 3
+    assert "<b>node1</b>" not in html  # each of its GPUs has a text of its own
+    gone = [replace(one, reason="not run: node1 is absent") if one.reason else one for one in outcomes(absent)]
+    texts = page_from(model_of(document_of(text_of(document(gone, absent)))))
+    assert texts.count("<b>node1</b><pre>not run: node1 is absent</pre>") == 3
 
 
 def test_many_bad_parts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.commands import main
+from pytest_gpucluster.commands.compare import findable, sections
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.records.changes import JudgedValue, Pair, find_changes, most_by_chance, relative_change
 from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.kept_runs import KeptCluster, keep
+from tests.support.pages import Page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,6 +176,38 @@ def test_a_part_that_is_gone_is_worse() -> None:
     assert found.is_worse
 
 
+def test_a_node_that_is_absent_is_one_line() -> None:
+    """Its GPUs are gone and its criteria missing: a line each, however many GPUs and criteria. A single GPU has its own."""
+    before, after = KeptCluster(nodes=3, gpus=8), KeptCluster(nodes=3, gpus=8)
+    nodes = [f"node{number}" for number in range(3)]
+    names = [f"nic{number}" for number in range(30)]
+    rows = [Record(criterion=name, place=node, outcome="passed") for name in names for node in nodes]
+    gone = [name for name in after.places if name.startswith("node2")]
+    for name in gone:
+        after.places[name] = replace(after.places[name], uuid=None, serial=None, pci=None, rank=None)
+    after.places["node1-gpu3"] = replace(after.places["node1-gpu3"], uuid="GPU-new", serial="S-new")
+    missing = [
+        replace(one, outcome="missing", reason="not run: host2 is absent") if one.place == "node2" else one for one in rows
+    ]
+    found = compare(before.document([*before.records(), *rows]), after.document([*after.records(), *missing]))
+    known = dict(sections(found))
+    assert known["worse outcomes"] == ["30 criteria at host2 (node2): passed -> missing: not run: host2 is absent"]
+    assert known["parts that are gone"] == ["host1 (node1-gpu3) serial S-node1-gpu3", "host2 (node2): the node with its 8 GPUs"]
+    assert len(found.parts.gone) == 9
+
+
+def test_all_gpus_of_a_node_exchanged_are_one_line() -> None:
+    """The node is there, and none of its GPUs is; a criterion that is missing where GPUs answer keeps its own line."""
+    before, after = KeptCluster(nodes=2, gpus=4), KeptCluster(nodes=2, gpus=4)
+    for name in [name for name in after.places if name.startswith("node1-")]:
+        after.places[name] = replace(after.places[name], uuid=f"new-{name}", serial=f"new-{name}")
+    row = Record(criterion="nic", place="node1", outcome="passed")
+    lost = [replace(row, outcome="missing", reason="cut")]
+    known = dict(sections(compare(before.document([*before.records(), row]), after.document([*after.records(), *lost]))))
+    assert known["parts that are gone"] == ["host1 (node1): all of its 4 GPUs"]
+    assert known["worse outcomes"] == ["nic at host1 (node1): passed -> missing: cut"]
+
+
 def test_environment_and_limits_are_named() -> None:
     """A driver, a version, a limit that differs is said, and is nothing worse by itself."""
     cluster = KeptCluster()
@@ -192,6 +227,34 @@ def test_few_siblings_are_compared_by_the_noise_of_the_entry() -> None:
     before = cluster.document(cluster.records(), limits=limits)
     for value, worse in ((700.1, False), (685.0, True)):
         assert compare(before, cluster.document(cluster.records({"node0-gpu1": value}))).is_worse is worse
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((1, 2), "this comparison can find: 12 %; more than 2 % in bf16_tflops (12 %)"),
+        ((8, 8), "this comparison can find: 1 %\n"),
+    ],
+)
+@pytest.mark.parametrize("words", [(), ("--markdown",), ("--html",)])
+def test_what_could_have_been_found_is_said(
+    shape: tuple[int, int], said: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each form, also where nothing is worse: three times the noise of the entry, or what siblings show."""
+    cluster = KeptCluster(nodes=shape[0], gpus=shape[1])
+    kept = keep(tmp_path / "a", cluster.document(cluster.records(), limits={"bf16_tflops": {"noise": 0.04}}))
+    page = tmp_path / "page.html"
+    assert main.main(["compare", str(kept), str(kept), *words, *([str(page)] if "--html" in words else [])]) == 0
+    shown = Page(page.read_text()).text + "\n" if "--html" in words else capsys.readouterr().out.replace("\\", "")
+    assert f"smallest loss that {said}" in shown.replace("1 % ", "1 %\n")
+    assert "bf16_tflops: 1" in shown
+
+
+def test_runs_without_a_rate_say_that_nothing_could_be_found() -> None:
+    """Counts alone have no loss that is a share."""
+    cluster = KeptCluster()
+    counted = cluster.document(cluster.records(limit=Limit(kind="max", value=800, unit="count")))
+    assert "none, no rate is in both runs" in findable(compare(counted, counted))
 
 
 def test_different_clusters_are_refused() -> None:
@@ -241,6 +304,27 @@ BAD = {
     "newer": ('{"schema": 1, "schema_version": 3, "verdict": "ACCEPTED", "criteria": []}', "newer than 2"),
     "no number": ('{"schema": 1, "schema_version": "x", "verdict": "ACCEPTED", "criteria": []}', "which is no number"),
     "bytes": (b"\xff\xfe", "not whole JSON"),
+    "newer schema": ('{"schema": 2, "verdict": "ACCEPTED", "criteria": []}', "newer than 2"),
+    "a row without a place": (
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [{"criterion": "x", "outcome": "passed"}]}',
+        "is damaged: Object missing required field `place`",
+    ),
+    "a place without a GPU": (
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "places": [{"id": "x", "node": 0}]}',
+        "is damaged: Object missing required field `gpu`",
+    ),
+    "an acceptance of nothing": (
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "values": []}',
+        "damaged or made up",
+    ),
+    "a verdict of no kind": (
+        '{"schema": 1, "verdict": "GOOD", "verdict_line": "A", "criteria": []}',
+        "there is no verdict 'GOOD'",
+    ),
+    "limits of no kind": (
+        '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [], "limits": [1]}',
+        "is damaged: Expected `object`",
+    ),
 }
 
 
@@ -253,10 +337,33 @@ def test_bad_files_are_a_sentence(command: str, case: str, tmp_path: Path, capsy
     if content is not None:
         folder.mkdir()
         (folder / "results.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert main.main([command, str(folder), *([str(folder)] if command == "compare" else [])]) == 4
+    more = {"compare": [str(folder)], "history": ["bf16_tflops"] if "damaged" in said else []}.get(command, [])
+    assert main.main([command, str(folder), *more]) == 4
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("command", ["show", "compare", "report"])
+def test_what_is_no_file_is_not_waited_for(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe or a folder in place of results.json: a sentence at once."""
+    os.mkfifo(tmp_path / "results.json")
+    (tmp_path / "b" / "results.json").mkdir(parents=True)
+    words = {"show": ([tmp_path], [tmp_path / "b"]), "compare": ([tmp_path] * 2, [tmp_path / "b"] * 2)}
+    for given in words.get(command, ([tmp_path / "results.json"],)):
+        assert main.main([command, *map(str, given)]) == 4
+        assert "results.json is no file" in capsys.readouterr().err
+
+
+def test_nothing_to_compare_is_no_good_news(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs that judged nothing, or nothing of the same: a sentence, exit code 4."""
+    cluster = KeptCluster()
+    some = [replace(one, outcome="not_selected", value=None) for one in cluster.records()]
+    nothing = keep(tmp_path / "a", cluster.document(some))
+    other = keep(tmp_path / "b", cluster.document(cluster.records(criterion="other")))
+    for pair in ((nothing, nothing), (nothing, other), (other, keep(tmp_path / "c", cluster.document(cluster.records())))):
+        assert main.main(["compare", *map(str, pair)]) == 4
+        assert "no criterion was judged in both runs" in capsys.readouterr().err
 
 
 def test_a_journal_alone_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
