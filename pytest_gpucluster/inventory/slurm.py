@@ -279,7 +279,8 @@ def _is_among(number: str, ranges: str) -> bool:
 
 def ask(*arguments: str, within_s: float | None = None) -> str | NotAvailable:
     """What ``scontrol`` prints; why not, where it is absent, fails, is silent (:data:`DEADLINE_S`) or prints nothing."""
-    return apply(lambda printed: printed or NotAvailable(f"{_said(arguments)}: it printed nothing"), _run(arguments, within_s=within_s))
+    printed = _run(arguments, within_s=within_s)
+    return apply(lambda text: text or NotAvailable(f"{_said(arguments)}: it printed nothing"), printed)
 
 
 def change(*arguments: str, within_s: float | None = None) -> NotAvailable | None:

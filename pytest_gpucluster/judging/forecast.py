@@ -34,7 +34,7 @@ REHEARSED = "tiny"
 REHEARSED_BUDGET_S = 6.0
 """At least, in a rehearsal: its entries take a part of a second, and less than the other processes of the host may delay."""
 BOOKS_GIB, BOOKS_OF_A_TEST_KIB = 0.36, 24.1
-"""Memory of the controller, of itself and for each test: a line through 32 x 8 and 128 x 8 (docs/results/2026-11-27-own-cost)."""
+"""Memory of the controller, itself and for each test: a line through 32 x 8 and 128 x 8 (docs/results/2026-11-26-own-cost)."""
 UNFINISHED = 0.99
 """The largest fraction shown before the last test is done."""
 STEADY = 0.9
@@ -295,7 +295,7 @@ def memory_remark(tests: int, *, available_gib: float) -> str | None:
     if needed_gib <= available_gib:
         return None
     return (
-        f"the books of {with_commas(tests)} tests take about {needed_gib:.1f} GiB of memory on this host, and "
+        f"the books of {tests:,} tests take about {needed_gib:.1f} GiB of memory on this host, and "
         f"{available_gib:.1f} GiB are available: the kernel may end the run. Give its job more memory (Slurm: --mem=0), or run "
         "groups of nodes"
     )

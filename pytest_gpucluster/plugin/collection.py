@@ -14,8 +14,8 @@ import pytest
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.inventory.host import read_available_gib
+from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite, memory_remark
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
