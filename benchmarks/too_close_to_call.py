@@ -106,6 +106,8 @@ MODELS = {
     "device_to_host_all": Model(healthy=33 / 25, spread=0.15, **SHARED),
     # nobody measured a limit and its repeats on such a shape: as far from its limit, and as wide, as its noise
     "busbw[all_reduce]": Model(healthy=480 / 400, spread=0.05),
+    "busbw[all_gather]": Model(healthy=360 / 300, spread=0.05),
+    "busbw[reduce_scatter]": Model(healthy=360 / 300, spread=0.05),
     "inter_node_busbw[all_reduce]": Model(healthy=1.06, spread=0.05),
     "inter_node_busbw[all_gather]": Model(healthy=1.06, spread=0.05),
     "inter_node_busbw[reduce_scatter]": Model(healthy=1.06, spread=0.05),

@@ -225,7 +225,7 @@ class Scenarios:
     def released_and_survives(self) -> None:
         """The call is aborted because another rank died, and SIGKILL does not end the worker; one more call comes."""
         survive_kills()
-        self.release_after(0.1, AbortCall(id="0", ranks=OWN, why="released, because rank 0 died"))
+        self.release_after(2.0, AbortCall(id="0", ranks=OWN, why="released, because rank 0 died"))  # after the worker's entry
         self.serve(patient(call(hang=True, immortal=True)), call())
 
     def late_and_answers(self) -> None:

@@ -85,7 +85,7 @@ def test_released_and_not_to_be_killed(played: Any) -> None:
     """A peer of the culprit that does not end either: released in time, and lost from the next call on."""
     released, lost = played("released_and_survives")["replies"]
     assert (released["kind"], released["error"]) == ("released", "released, because rank 0 died")
-    assert released["took_s"] < 0.1 + 0.2 + 0.5 + SLOW_S
+    assert released["took_s"] < 2.0 + 0.2 + 0.5 + SLOW_S
     assert lost["kind"] == "lost"
     assert "does not end on SIGKILL" in lost["error"]
 

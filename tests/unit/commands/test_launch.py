@@ -747,7 +747,7 @@ def test_all_files_of_a_run_that_never_began(tmp_path: Path, capsys: pytest.Capt
     assert launch._report(session, absence(), junit=None) == 1
     message = (tmp_path / "log").read_text(encoding="utf-8")
     assert message.startswith("INCOMPLETE: ")
-    assert "b is absent: 45 expected outcomes are missing with it" in message
+    assert "b is absent: 46 expected outcomes are missing with it" in message
     assert "b is absent" in (tmp_path / "summary.md").read_text(encoding="utf-8")
     (tmp_path / "folder").mkdir()
     session = meant("--gpucluster-termination-message=folder", "--gpucluster-results=other")
