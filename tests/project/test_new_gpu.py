@@ -34,7 +34,8 @@ def followed(folder: Path, *, change: tuple[str, str] = ("", "")) -> list[subpro
         if name != "sh":
             (folder / name).write_text(text.replace(*change) if change[0] else text, encoding="utf-8")
     cli = [sys.executable, "-m", "pytest_gpucluster.cli"]
-    variables = {**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # a copy of ours
+    variables = {**unmeasured, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     lines = [shlex.split(line)[1:] for line in blocks["sh"].splitlines()]
     found = []
     for line in lines:
