@@ -100,10 +100,7 @@ class RunState:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the verdict line says of the setup and of the ranks. Several nodes on one host are one host.
-
-        A process of pytest-xdist, which is on one host, does not know whether messages are signed.
-        """
+        """What the verdict line says of the setup and of the ranks. Several nodes on one host are one host."""
         hosts = {node.hostname for node in self.binding.nodes if node.hostname} if self.binding is not None else set()
         unsigned = (UNSIGNED,) if len(hosts) > 1 and not self.controller.is_signed else ()
         spec = self.setup.profile.spec

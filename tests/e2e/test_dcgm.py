@@ -151,4 +151,6 @@ def test_it_is_on_one_host_of_two(tmp_path: Path, library: Path) -> None:
     assert {place[:5]: outcome for (_, place), outcome in found.items() if place} == {"node0": "passed", "node1": "error"}, (
         ran.stdout
     )
-    assert "dcgmi is not installed here, and is on other hosts: node0" in ran.row(KEYS[0], "node1-gpu0")["reason"]
+    reason = ran.row(KEYS[0], "node1-gpu0")["reason"]
+    assert "dcgmi is not installed here, and is on other hosts: " in reason
+    assert "(node0" in reason.partition("other hosts: ")[2]
