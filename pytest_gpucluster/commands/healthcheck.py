@@ -13,13 +13,11 @@ import os
 import platform
 import sys
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.commands.info import BAD, GOOD, UNSEEN, find, unseen
 from pytest_gpucluster.commands.info_tables import value_at
 from pytest_gpucluster.inventory import machine as whole_machine
-from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.reading import NotAvailable, unavailable
 from pytest_gpucluster.inventory.slurm import change, read_node
 from pytest_gpucluster.text import one_line, within_bytes
@@ -81,7 +79,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 def read_machine() -> dict[str, Any]:
     """This machine; NVML has :data:`NVML_S` to answer."""
-    return whole_machine.read_machine(survey=partial(survey_gpus, NVML_S))
+    return whole_machine.read_machine(nvml_s=NVML_S)
 
 
 def _left_s(ends: float) -> float:

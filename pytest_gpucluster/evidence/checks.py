@@ -18,6 +18,7 @@ from pytest_gpucluster.inventory.identity import digest_of_package, version_of
 from pytest_gpucluster.page.document import RunDocument, document_of
 from pytest_gpucluster.page.render import embedded_results, model_of, page_from
 from pytest_gpucluster.records.run_identity import limits_digest, limits_used
+from pytest_gpucluster.reporting.journal import FOUND_AT_END
 from pytest_gpucluster.reporting.rebuild import JournalState, state_of
 from pytest_gpucluster.reporting.writer import texts_of
 from pytest_gpucluster.text import one_line, shortened
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 OK, NOT_OK, STALE = "ok", "not ok", "stale"
 FILES, PACKAGE = "pytest-gpucluster's files", "pytest-gpucluster"
 """The versions of a run's software that decide whether its reports can be made again to the byte."""
-FROM_THE_END = ("environment", "timings")
-"""Members of results.json that the last event of a journal repeats; of a run that was cut short it has less."""
 
 
 class Found(NamedTuple):
@@ -122,7 +121,7 @@ def results(bundle: Bundle) -> Found:
     kept, made = json.loads(bundle.file(RESULTS)), json.loads(bundle.rebuilt[0])
     changed = [name for name in sorted(kept.keys() | made.keys()) if kept.get(name) != made.get(name)]
     if made["environment"].get("rebuilt_from_journal"):
-        changed = [name for name in changed if name not in FROM_THE_END]
+        changed = [name for name in changed if name not in FOUND_AT_END]
     if kept["verdict"] != made["verdict"]:
         return Found(NOT_OK, f"the verdict is {kept['verdict']}, and the journal gives {made['verdict']}")
     fault = _other_outcome(bundle.run, document_of(bundle.rebuilt[0].encode())) if changed else None

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory.host import PROC
 from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.program import KILLED_S
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
-from pytest_gpucluster.inventory.sysfs import SYS, list_names
+from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_names
 
 DEADLINE_S = 20.0
 DEV = Path("/dev")

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_if_there, list_names, read_number, read_text
+from pytest_gpucluster.inventory.sysfs import PROC, SYS, SysfsFile, list_if_there, list_names, read_number, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PROC = Path("/proc")
 OS_RELEASE = Path("/etc/os-release")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- read, never written
 GIB = 2**30

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import survey_gpus
@@ -25,10 +25,7 @@ from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
 from pytest_gpucluster.inventory.program import ProgramError, run
 from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NONE, NotAvailable, apply, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, read_text, target_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, read_text, target_of
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
 WHEELS = ("nvidia-nccl", "nvidia-cuda-runtime")
@@ -57,7 +54,6 @@ def read_software(*, root: Path = SYS, toolkit: Path = TOOLKIT) -> dict[str, str
     return found
 
 
-PROC = Path("/proc")
 PROGRAMS = (os.defpath, "/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 """Where administrators' programs are, besides the search path of this process."""
 ANSWER_S = 10.0
@@ -246,10 +242,10 @@ PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE", "UCX_", "FI_", "OMP_NUM")
 """Of environment variables that change what the GPUs do."""
 
 
-def read_machine(*, root: Path = SYS, survey: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Host, GPUs, PCIe ways, adapters and software of this machine; ``root`` is where sysfs is mounted.
+def read_machine(*, root: Path = SYS, nvml_s: float | None = None) -> dict[str, Any]:
+    """Host, GPUs, PCIe ways, adapters and software of this machine.
 
-    ``survey`` reads NVML, by default :func:`survey_gpus` with its own deadline.
+    ``root`` is where sysfs is mounted; ``nvml_s`` is the deadline of NVML, by default that of :func:`survey_gpus`.
     """
     nics = read_nics(root=root)
     ways = {nic.device: apply(partial(read_path, root=root), nic.pci) for nic in or_none(nics) or ()}
@@ -257,7 +253,7 @@ def read_machine(*, root: Path = SYS, survey: Callable[[], dict[str, Any]] | Non
         "hostname": socket.gethostname(),
         "host": read_host(sys=root),
         "dmi": read_dmi(root=root),
-        "gpus": _gpus() if survey is None else _gpus(survey),
+        "gpus": _gpus(nvml_s),
         "gpus_on_pci_bus": apply(len, read_nvidia_gpus(root=root)),
         "gpu_ways": read_gpu_paths(root=root),
         "nics": nics,
@@ -269,9 +265,9 @@ def read_machine(*, root: Path = SYS, survey: Callable[[], dict[str, Any]] | Non
     return {name: _plain(value) for name, value in found.items()}
 
 
-def _gpus(survey: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
+def _gpus(nvml_s: float | None) -> dict[str, Any]:
     try:
-        return (survey or survey_gpus)()
+        return survey_gpus(nvml_s)
     except ConfigurationError as error:
         return {"status": "error", "error": str(error), "gpus": [], "count": 0, "driver_cuda": NotAvailable(str(error))}
 

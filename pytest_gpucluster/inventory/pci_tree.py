@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, read, row
-from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_if_there, list_names, read_number, read_text, target_of
+from pytest_gpucluster.inventory.sysfs import PROC, SYS, SysfsFile, list_if_there, list_names, read_number, read_text, target_of
 
-PROC = Path("/proc")
+if TYPE_CHECKING:
+    from pathlib import Path
+
 OPEN_DRIVER = "Open Kernel Module"
 NVIDIA = "0x10de"
 GPU_CLASSES = ("0x0300", "0x0302")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import program
-from pytest_gpucluster.inventory.host import PROC
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.inventory.reading import NotAvailable, apply
+from pytest_gpucluster.inventory.sysfs import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SYS = Path("/sys")
+PROC = Path("/proc")
 
 
 def read_text(file: Path) -> str | NotAvailable:

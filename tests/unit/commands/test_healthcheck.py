@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpucluster.commands import healthcheck
 from pytest_gpucluster.commands.main import main
-from pytest_gpucluster.inventory import detect, machine
+from pytest_gpucluster.inventory import machine
 from tests.support import fake_slurm
 from tests.support.nvml_simulator import environment
 from tests.support.sysfs import GPU_CLASS, MadeSys
@@ -35,7 +34,9 @@ def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSys:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a ``scontrol`` that writes every update into a file."""
+    """The folder of a ``scontrol`` that writes every update into a file. It may be slow: the machine may be busy."""
+    monkeypatch.setattr(healthcheck, "LEAST_S", 60.0)
+    monkeypatch.setattr(healthcheck, "NVML_S", 60.0)
     folder = tmp_path / "bin"
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     return folder
@@ -179,8 +180,7 @@ def test_a_driver_that_hangs_drains(
     """``nvidia-smi`` would hang too: the node is drained in time, also where a drain of ours is there."""
     says(slurm, state=state, reason=" Reason=gpucluster: other [root@x]" if "DRAIN" in state else "")
     plant("delay_ms 60000")
-    survey = partial(detect.survey_gpus, 0.5)
-    monkeypatch.setattr(healthcheck, "read_machine", lambda: machine.read_machine(root=sysfs.root, survey=survey))
+    monkeypatch.setattr(healthcheck, "read_machine", lambda: machine.read_machine(root=sysfs.root, nvml_s=0.5))
     assert main(["healthcheck", "--drain"]) == 1
     reason = updates(slurm)[-1]
     assert reason.startswith("Reason=gpucluster: NVML did not answer within 0.5 s: the driver hangs")

@@ -166,7 +166,7 @@ def test_healthy_gpus_have_no_finding(library: Path, monkeypatch: pytest.MonkeyP
 def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What NVML did not say in time is wrong, and the rest is shown."""
 
-    def hang() -> Any:
+    def hang(_within_s: float | None) -> Any:
         raise ConfigurationError("NVML did not answer within 20 s")
 
     monkeypatch.setattr(machine, "survey_gpus", hang)

@@ -24,7 +24,7 @@ NO_GPUS = {"status": "no_library", "error": "NVML Shared Library Not Found", "gp
 @pytest.fixture
 def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSys:
     """A machine without adapters, and without a driver until one is planted."""
-    monkeypatch.setattr(machine, "_gpus", lambda: NO_GPUS)
+    monkeypatch.setattr(machine, "_gpus", lambda _nvml_s: NO_GPUS)
     return MadeSys(tmp_path / "sys")
 
 
@@ -33,7 +33,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, library: Path, scenario: str) -> 
     for name, value in environment(library, scenario).items():
         monkeypatch.setenv(name, value)
     found = machine.survey_gpus()
-    monkeypatch.setattr(machine, "_gpus", lambda: found)
+    monkeypatch.setattr(machine, "_gpus", lambda _nvml_s: found)
     return found
 
 
