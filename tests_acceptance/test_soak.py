@@ -143,7 +143,18 @@ FLAPS = health.read_limits({"link_downed": {"total": 0}, "carrier_changes": {"to
 
 
 @pytest.fixture(scope="session")
-def soaked(cluster, recipe, soak):
+def no_diagnostic(cluster, recipe, soak):
+    """Why the soak has no long diagnostic: no host has dcgmi, or there is no time for its shortest one; None if it has."""
+    least_s = min(recipe("dcgm_diag_soak")["takes_s"].values())
+    if soak.duration_s < least_s:
+        return f"in a soak of {soak.duration_s:.0f} s: it takes {least_s:.0f} s"
+    programs = cluster.run(dcgm_program, per="host", places=cluster.places, deadline_s=60)
+    has_one = any(programs[node].path is not None for node in programs if node not in programs.errors)
+    return None if has_one or programs.errors else "on any host: dcgmi is not installed"
+
+
+@pytest.fixture(scope="session")
+def soaked(cluster, recipe, soak, no_diagnostic):
     """Every kind of work in turn, round after round, until the time is over; each begins in the heat of the one before."""
     works = {
         "bf16_soak": SoakWork(read=rates, keep="lowest"),
@@ -161,7 +172,7 @@ def soaked(cluster, recipe, soak):
         limits = health.read_limits(recipe("gpu_errors_soak")["limits"])
         judge = functools.partial(errors_counted, limits, cluster.promised.gpus_per_node > 1)
         works["gpu_errors_soak"] = SoakWork(read=compared(judge, counters), keep="total")
-    if soak.is_wanted("dcgm_diag_soak") and no_diagnostic(cluster, recipe, soak) is None:
+    if soak.is_wanted("dcgm_diag_soak") and no_diagnostic is None:
         works = {"dcgm_diag_soak": SoakWork(read=diagnosed, keep="total"), **works}
     for turn in soak.rounds(works):
         if turn.criterion == "dcgm_diag_soak":
@@ -169,16 +180,6 @@ def soaked(cluster, recipe, soak):
         else:
             turn.keep(measure(turn, cluster, recipe))
     return soak
-
-
-def no_diagnostic(cluster, recipe, soak):
-    """Why the soak has no long diagnostic: no host has dcgmi, or there is no time for its shortest one; None if it has."""
-    least_s = min(recipe("dcgm_diag_soak")["takes_s"].values())
-    if soak.duration_s < least_s:
-        return f"in a soak of {soak.duration_s:.0f} s: it takes {least_s:.0f} s"
-    programs = cluster.run(dcgm_program, per="host", places=cluster.places, deadline_s=60)
-    has_one = any(programs[node].path is not None for node in programs if node not in programs.errors)
-    return None if has_one or programs.errors else "on any host: dcgmi is not installed"
 
 
 def measure(turn, cluster, recipe):
@@ -240,10 +241,10 @@ def test_gpu_errors_soak(soaked, place, criterion):
 
 
 @pytest.mark.health
-def test_dcgm_diag_soak(soaked, cluster, recipe, node, criterion):
+def test_dcgm_diag_soak(soaked, no_diagnostic, node, criterion):
     """The long diagnostics find nothing."""
-    if not soaked.has_work("dcgm_diag_soak"):
-        criterion.does_not_apply(no_diagnostic(cluster, recipe, soaked))
+    if no_diagnostic is not None:
+        criterion.does_not_apply(no_diagnostic)
     soaked["dcgm_diag_soak", node].judge(criterion)
 
 
