@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stderr.write(f"{failed}\n")
         return int(first.exitcode) if first.exitcode > 0 else 128 - int(first.exitcode)
     except SignalException as ended:
-        sys.stderr.write(f"gpucluster launch: ended by {ended.sigval.name}\n")
+        sys.stderr.write(f"torchrun: ended by {ended.sigval.name}\n")
         return 128 + int(ended.sigval)
     return 0
 

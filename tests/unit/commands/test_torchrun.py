@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launching import DEADLINE_S, environment
+from tests.support.launching import DEADLINE_S, Launch, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+TORCHRUN = (sys.executable, "-m", "pytest_gpucluster.commands.torchrun", "--standalone", "--nproc-per-node=1")
 SAYS_WHY = """\
 from pytest_gpucluster.config.torchrun import write_error_file
 write_error_file("verdict REJECTED", {code})
@@ -28,13 +31,33 @@ WORKERS = [
 """What a rank does; what the shell sees; what is shown, where the rank itself could show nothing."""
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_without_a_traceback(number: signal.Signals, tmp_path: Path) -> None:
+    """As from a scheduler, or by Ctrl-C: the shell sees 128 and the signal, and one line says which."""
+    quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"
+    worker = f"{quiet}; import pathlib, time; pathlib.Path('begun').touch(); time.sleep(600)"
+    (tmp_path / "worker.py").write_text(worker, encoding="utf-8")
+    running = Launch(command=[*TORCHRUN, "worker.py"], cwd=tmp_path, environment=environment(measured=False)).start()
+    running.until((tmp_path / "begun").exists, what="worker")
+    os.kill(running.pid, number)
+    assert running.end() == 128 + number, running.output
+    assert "Traceback" not in running.output
+    assert running.output.splitlines()[-1] == f"torchrun: ended by {number.name}"
+    running.gone()
+
+
 @pytest.mark.parametrize(("worker", "code", "shown"), WORKERS)
 def test_torchrun_ends_without_a_traceback(worker: str, code: int, shown: str, tmp_path: Path) -> None:
     """The verdict stays the last thing on the screen, and the exit code is that of the rank."""
     (tmp_path / "worker.py").write_text(worker, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest_gpucluster.commands.torchrun", "--standalone", "--nproc-per-node=1", "worker.py"]
     ended = subprocess.run(
-        command, cwd=tmp_path, env=environment(measured=False), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        [*TORCHRUN, "worker.py"],
+        cwd=tmp_path,
+        env=environment(measured=False),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert ended.returncode == code, ended.stderr
     assert "Traceback" not in ended.stderr
