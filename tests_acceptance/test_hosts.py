@@ -38,8 +38,9 @@ def test_environment_hints(host_states, node, cluster, criterion):
 
 def test_known_versions(host_states, nics_at_start, node, cluster, criterion):
     """No version of what runs on the host has a fault that is known to be mended."""
-    nics, known = nics_at_start[node].nics, cluster.promised.versions
-    criterion.judge(health.judge_versions(host_states[node], nics, known, num_nodes=len(cluster.nodes)))
+    nics, promised = nics_at_start[node].nics, cluster.promised
+    asked = {"num_nodes": len(cluster.nodes), "fabric": promised.fabric}
+    criterion.judge(health.judge_versions(host_states[node], nics, promised.versions, **asked))
 
 
 def test_container_versions(host_states, node, cluster, criterion):

@@ -62,13 +62,18 @@ def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) 
 
 
 def judge_whole_diag(diag: DcgmDiag) -> Finding:
-    """Judge all tests of a long diagnostic on a host's GPUs. What DCGM skipped is a remark; each GPU has to pass a test."""
+    """Judge all tests of a long diagnostic on a host's GPUs. What DCGM skipped is a remark.
+
+    Each GPU has to pass a test that loads it: the checks of the software pass without one.
+    """
     bad = [result for result in diag.results if result.word.casefold() in BAD]
     busy = [result for result in bad if result.errors and all(map(IN_USE.search, result.errors))]
     skipped = [result for result in diag.results if result.word.casefold() == SKIPPED]
-    of_gpus = [result for result in diag.results if result.scope != "other"]
-    passed = {result.gpu for result in of_gpus if result.word.casefold() == PASSED.casefold()}
-    silent = [f"no test passed on GPU {gpu.number}" for gpu in diag.gpus if not passed & {gpu.number, None}]
+    of_gpus = [one for one in diag.results if one.scope != "other" and one.word.casefold() == PASSED.casefold()]
+    touched = {one.gpu for one in of_gpus}
+    loaded = {one.gpu for one in of_gpus if one.kind != SOFTWARE}
+    without = {gpu.number: "" if not touched & {gpu.number, None} else " but of its software" for gpu in diag.gpus}
+    silent = [f"no test passed on GPU {number}{but}" for number, but in without.items() if not loaded & {number, None}]
     silent += [] if diag.gpus else ["DCGM has none of the GPUs of this run here"]
     others = [_why_unknown(result) for result in diag.results if result not in skipped]
     unknown = [*silent, *filter(None, others), *map(_not_idle, busy), *diag.doubts]

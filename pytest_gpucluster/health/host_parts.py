@@ -6,10 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.finding import Finding
+from pytest_gpucluster.judging.agreement import majority
+from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pytest_gpucluster.measurements.host_parts import Disk, DiskHealth, HostParts, MemoryModule
 
@@ -22,6 +24,7 @@ WARNINGS = (
 """Bits of the critical warning (NVM Express base specification, SMART / health information log)."""
 WORN_PERCENT = 100
 """At this the vendor's estimate of a disk's life is over (the same page)."""
+NAMED = 4
 NO_SPEED = "the firmware tells no speed of a memory module"
 
 
@@ -33,21 +36,18 @@ def why_no_modules(parts: HostParts) -> str | None:
 
 
 def judge_modules(modules: Sequence[MemoryModule]) -> Finding:
-    """A module that runs slower than the fastest of its host. Unequal sizes and empty slots are shown."""
+    """A module that runs slower than most of its host; without a majority none is named. Sizes and empty slots are shown."""
     present = _present(modules)
     speeds = {one.slot: one.runs_at_mt_s for one in present if not isinstance(one.runs_at_mt_s, NotAvailable)}
-    fastest = max(speeds.values(), default=0)
-    others = sum(speed == fastest for speed in speeds.values())
+    fastest, usual = max(speeds.values(), default=0), majority(speeds.values())
     sizes = Counter(f"{one.size_gib:g} GiB" for one in present if not isinstance(one.size_gib, NotAvailable))
     rated = [one for one in present if not isinstance(one.rated_mt_s, NotAvailable) and one.rated_mt_s > fastest]
     remarks = [f"modules of several sizes: {', '.join(f'{n} x {size}' for size, n in sizes.items())}"] if len(sizes) > 1 else []
     remarks += [f"{len(rated)} of {len(present)} modules run below their rated speed"] if rated and fastest else []
+    faster = [slot for slot, speed in speeds.items() if usual is not None and speed > usual]
+    remarks += [f"{shortlist(faster, most=NAMED)} faster than the others"] if faster else []
     return Finding(
-        bad={
-            slot: (f"runs at {speed} MT/s, and {others} others at {fastest}",)
-            for slot, speed in speeds.items()
-            if speed < fastest
-        },
+        bad=_slower(speeds, usual),
         unknown={
             one.slot: (f"its speed is {one.runs_at_mt_s}",) for one in present if isinstance(one.runs_at_mt_s, NotAvailable)
         },
@@ -56,6 +56,19 @@ def judge_modules(modules: Sequence[MemoryModule]) -> Finding:
         advice="a module of another kind, or one that did not train at its speed: look at the firmware's log, seat it anew",
         evidence={"modules": dict(sizes), "slots": len(modules), "MT/s": sorted({*speeds.values()})},
     )
+
+
+def _slower(speeds: Mapping[str, int], usual: int | None) -> dict[str, tuple[str, ...]]:
+    """By slot, the modules below the speed that most have; the host itself where no speed has a majority."""
+    counts = Counter(speeds.values())
+    if usual is None and counts:
+        listed = ", ".join(f"{number} x {speed}" for speed, number in sorted(counts.items(), reverse=True))
+        return {HERE: (f"its modules run at different speeds: {listed} MT/s; which of them is right is not known",)}
+    return {
+        slot: (f"runs at {speed} MT/s, and {counts[usual]} others at {usual}",)
+        for slot, speed in speeds.items()
+        if usual is not None and speed < usual
+    }
 
 
 def _present(modules: Sequence[MemoryModule]) -> list[MemoryModule]:

@@ -134,10 +134,16 @@ def _unknown(seen: PathObservations, required: PathRequirements, host: str, *, i
         return None
     if host not in seen.counted or (is_one_of_many and len(seen.counted) == 1):
         return "locks were not tried with another host"
+    return next(_not_tried(seen, is_one_of_many=is_one_of_many), None)
+
+
+def _not_tried(seen: PathObservations, *, is_one_of_many: bool) -> Iterator[str]:
+    """Locks for which nobody waited, and a rename that nobody made."""
     for lock, counted in (("lock", seen.counted), ("flock", seen.flocked)):
         if is_one_of_many and counted and not any(its.waited for its in counted.values()):
-            return f"no host ever had to wait for another one's {lock}, so nothing says that {lock}s hold"
-    return None
+            yield f"no host ever had to wait for another one's {lock}, so nothing says that {lock}s hold"
+    if seen.replaced and not any(its.replaced or its.problem is not None for its in seen.replaced.values()):
+        yield "no host replaced a file while it was read, so nothing says that a rename is atomic"
 
 
 def _own(mark: PathMark, required: PathRequirements) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.health.hosts import RDMA
 from pytest_gpucluster.inventory.reading import NONE, NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import shortlist
@@ -28,14 +29,24 @@ NAMED = 4
 
 
 def judge_versions(
-    state: HostState, nics: Sequence[Nic] | NotAvailable, known: Mapping[str, Sequence[KnownFault]], *, num_nodes: int
+    state: HostState,
+    nics: Sequence[Nic] | NotAvailable,
+    known: Mapping[str, Sequence[KnownFault]],
+    *,
+    num_nodes: int,
+    fabric: str,
 ) -> Finding:
-    """Driver, CUDA, NCCL, kernel, OFED and firmware with a known fault. ``num_nodes``: some faults show on several only."""
+    """Driver, CUDA, NCCL, kernel, OFED and firmware with a known fault.
+
+    ``num_nodes``: some faults show on several only. ``fabric``: adapters that cannot be listed are unknown where it needs them.
+    """
     found: dict[str, list[tuple[str, str | NotAvailable]]] = defaultdict(list)
     found["driver"] = [("", state.versions.get("driver", NotAvailable("NVML gives no version of the driver")))]
     found |= {component: [("", state.versions.get(name, NONE))] for component, name in OF_TORCH.items()}
     found["kernel"] = [("", state.facts.kernel)]
     found |= {"cuda_toolkit": [("", state.software.cuda_toolkit)], "ofed": [("", state.software.ofed)]}
+    if isinstance(nics, NotAvailable) and fabric in RDMA:
+        found["nic_firmware"] = [("", nics)]
     for nic in or_none(nics) or ():
         if nic.driver == NVIDIA_ADAPTERS:
             found["nic_firmware"].append((nic.device, nic.firmware))

@@ -5,6 +5,7 @@ Each value stands alone. What one port refuses to give is "not available: why" t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -142,8 +143,14 @@ def _ecn(port: Path) -> list[int] | NotAvailable:
 def _gid_types(port: Path) -> list[str] | NotAvailable:
     """The kinds of the port's GIDs (``RoCE v2``); the kernel refuses to read the kind of an empty entry."""
     folder = port / "gid_attrs" / "types"
-    found = apply(lambda names: [read_text(folder / name) for name in _sorted(names)[:MOST_GIDS]], list_names(folder))
-    return apply(lambda kinds: sorted({one for one in kinds if isinstance(one, str)}), found)
+
+    def kinds(names: list[str]) -> list[str] | NotAvailable:
+        read = [read_text(folder / name) for name in _sorted(names)[:MOST_GIDS]]
+        known = sorted({one for one in read if isinstance(one, str)})
+        refused = [one for one in read if isinstance(one, NotAvailable) and not one.why.startswith(os.strerror(errno.EINVAL))]
+        return refused[0] if refused and ROCE_V2 not in known else known
+
+    return apply(kinds, list_names(folder))
 
 
 def _carrier_changes(port: Path) -> int | NotAvailable:

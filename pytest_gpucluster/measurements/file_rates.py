@@ -377,9 +377,12 @@ def _by_fio(fio: str, work: _Work, way: str) -> Requests:
         *(["--fdatasync=1"] if way == "write" else []),
     ]  # fmt: skip
     ended = program.run(fio, arguments, within_s=work.seconds + FIO_GRACE_S)
+    why = f"exit code {ended.exit_code}: {ended.gist}"
+    if ended.exit_code != 0:  # a report that ended early has the requests until then
+        raise ProgramError(f"fio printed no report of the whole time ({why})")
     try:
         found = json.loads(ended.printed[ended.printed.index("{") :])["jobs"][0][way]
         times = found["clat_ns"]
         return Requests(iops=found["iops"], mean_us=times["mean"] / 1e3, p99_us=times["percentile"][PERCENTILE] / 1e3)
     except (ValueError, LookupError, TypeError) as error:
-        raise ProgramError(f"fio printed no report (exit code {ended.exit_code}: {ended.gist})") from error
+        raise ProgramError(f"fio printed no report ({why})") from error

@@ -317,6 +317,18 @@ def test_a_gpu_on_which_nothing_passed() -> None:
     assert any("none of the GPUs of this run" in text for text in judge_whole_diag(nobody).doubts)
 
 
+def test_software_alone_is_no_diagnostic_of_a_gpu() -> None:
+    """Its checks pass on every GPU, also where all that loads a GPU was skipped."""
+    skipped = [entity(0, "Skip", info=["needs root"]), entity(1, "Skip", info=["needs root"])]
+    made = report_4(software=[entity(0), entity(1)], memory=skipped, pcie=skipped)
+    found = judge_whole_diag(diag_of(made))
+    told = [text.partition(": ")[2] for text in found.doubts]
+    assert [text for text in told if text.startswith("no test passed on GPU")] == [
+        "no test passed on GPU 0 but of its software",
+        "no test passed on GPU 1 but of its software",
+    ]
+
+
 @pytest.mark.parametrize(
     ("number", "left_s", "level"),
     [(1, 28800, 3), (1, 1200, 3), (1, 1199, None), (2, 28000, 4), (2, 7199, None), (3, 28000, None)],

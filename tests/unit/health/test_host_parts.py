@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gpucluster.health.host_parts import judge_disks, judge_modules, why_no_modules
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import HERE
 from pytest_gpucluster.measurements.host_parts import DiskHealth, HostParts, MemoryModule, read_disks, read_health, read_modules
 
 if TYPE_CHECKING:
@@ -65,6 +66,27 @@ def test_a_module_that_is_slower(tmp_path: Path) -> None:
     assert finding.remark == "modules of several sizes: 2 x 64 GiB, 1 x 32 GiB"
     slow = judged(table(tmp_path, structure("A1", runs=4400), structure("A2", runs=4400)))
     assert (slow.count, slow.remark) == (0, "2 of 2 modules run below their rated speed")
+
+
+MIXED = [
+    ((5600, 4800), "1 x 5600, 1 x 4800"),
+    ((5600, 5600, 4800, 4800), "2 x 5600, 2 x 4800"),
+    ((5600, 4800, 4400), "1 x 5600, 1 x 4800, 1 x 4400"),
+]
+
+
+@pytest.mark.parametrize(("speeds", "said"), MIXED)
+def test_modules_of_which_most_are_not_alike(tmp_path: Path, speeds: tuple[int, ...], said: str) -> None:
+    """The host fails, and no module is named: nobody can say which one is right."""
+    finding = judged(table(tmp_path, *(structure(f"A{at}", runs=one) for at, one in enumerate(speeds))))
+    assert list(finding.bad) == [HERE]
+    assert f"modules run at different speeds: {said} MT/s" in finding.facts[0]
+
+
+def test_a_module_that_is_faster(tmp_path: Path) -> None:
+    """It makes no slower one of all the others."""
+    finding = judged(table(tmp_path, structure("A1", runs=4800), structure("A2", runs=4800), structure("B1")))
+    assert (finding.count, finding.remark) == (0, "B1 faster than the others")
 
 
 def test_a_module_without_a_speed_beside_others(tmp_path: Path) -> None:

@@ -116,6 +116,19 @@ def test_a_kernel_without_the_kinds_of_gids(trees: Callable[..., list[MadeSys]])
     assert "its kinds of GIDs are not available: No such file" in settings(hosts, "roce")[1].unknown[PORT][0]
 
 
+@pytest.mark.parametrize("readable", [[], ["IB/RoCE v1"]])
+def test_kinds_of_gids_that_cannot_be_read(trees: Callable[..., list[MadeSys]], readable: list[str]) -> None:
+    """The right one may be among them: unknown, and no fault. An empty entry, which the kernel refuses, is none."""
+    hosts = trees(roce)
+    folder = hosts[1].port("mlx5_1") / "gid_attrs" / "types"
+    (folder / "0").unlink()
+    (folder / "0").mkdir()
+    write(folder, {str(at): kind for at, kind in enumerate(readable, start=1)})
+    found = settings(hosts, "roce")[1]
+    assert (found.bad, found.judged) == ({}, None)
+    assert "its kinds of GIDs are not available: Is a directory" in found.unknown[PORT][0]
+
+
 def test_an_adapter_that_nccl_cannot_open(trees: Callable[..., list[MadeSys]]) -> None:
     """In a container without the device file; and without the kernel's module."""
     hosts = trees(infiniband)

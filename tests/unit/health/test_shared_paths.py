@@ -170,6 +170,14 @@ def test_a_rename_that_is_not_atomic() -> None:
     assert judged(healthy(replaced=refused)) == {"node0": bad(f"{PATH} gives no rename over a file: Permission denied")}
 
 
+def test_a_file_that_nobody_replaced() -> None:
+    """Then every reader saw it whole, and nothing says that a rename is atomic."""
+    slow = {host: dataclasses.replace(one, replaced=0) for host, one in healthy().replaced.items()}
+    found = judged(healthy(replaced=slow))
+    assert set(found) == set(HOSTS)
+    assert all("no host replaced a file while it was read" in str(one) for one in found.values())
+
+
 def test_locks_that_are_refused() -> None:
     """At the host that got none."""
     counted = {**healthy().counted, "node1": LockCount(updates=0, last=0, waited=0, problem="No locks available")}

@@ -30,6 +30,7 @@ def judged(
     nics: Any = (),
     kernel: str = "6.8.0-1040-nvidia",
     known: Any = KNOWN,
+    fabric: str = "sockets",
     **software: Any,
 ) -> Finding:
     """What is found of a host that is healthy but for this."""
@@ -40,7 +41,7 @@ def judged(
         management=healthy(Management),
         variables={},
     )
-    return judge_versions(state, nics, known, num_nodes=16)
+    return judge_versions(state, nics, known, num_nodes=16, fabric=fabric)
 
 
 def adapters(*firmware: Any, driver: str = "mlx5_core") -> list[Nic]:
@@ -54,6 +55,15 @@ def test_a_healthy_host() -> None:
     assert (found.judged, found.unknown, found.remark) == (0, {}, None)
     assert found.evidence["firmware of mlx5_0, mlx5_1"] == "28.46.3048"
     assert found.evidence["NVSwitch BIOS of 0000:05:00.0"] == "96.10.57.00.01"
+
+
+@pytest.mark.parametrize("fabric", ["infiniband", "roce", "efa", "sockets", "none"])
+def test_adapters_that_cannot_be_read(fabric: str) -> None:
+    """Where the fabric is of adapters, nothing is known of their firmware; elsewhere a host may have none."""
+    found = judged(nics=REFUSED, fabric=fabric)
+    needs_adapters = fabric in ("infiniband", "roce", "efa")
+    assert (found.unknown == {HERE: ("firmware is not available: Permission denied",)}) == needs_adapters
+    assert bool(found.unknown) == needs_adapters
 
 
 @pytest.mark.parametrize(

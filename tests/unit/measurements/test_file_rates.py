@@ -228,6 +228,16 @@ def test_a_fio_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says:
     assert list((tmp_path / "disk").iterdir()) == []
 
 
+def test_a_fio_that_ended_early_has_no_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its report has the requests until then, and its exit code says that an error came."""
+    one = '{"iops": 1234.5, "clat_ns": {"mean": 170000.0, "percentile": {"99.000000": 400000}}}'
+    says = f'echo \'{{"jobs": [{{"error": 5, "read": {one}, "write": {one}}}]}}\'; exit 1'
+    fio(tmp_path / "bin", monkeypatch, says=says)
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(ProgramError, match="exit code 1"):
+        requests(tmp_path / "disk")
+
+
 @pytest.mark.skipif(shutil.which(FIO) is None, reason="fio is not installed")
 def test_the_real_fio(tmp_path: Path) -> None:
     """It takes these arguments, and its report has these names."""
