@@ -145,6 +145,8 @@ FLAPS = health.read_limits({"link_downed": {"total": 0}, "carrier_changes": {"to
 @pytest.fixture(scope="session")
 def no_diagnostic(cluster, recipe, soak):
     """Why the soak has no long diagnostic: no host has dcgmi, or there is no time for its shortest one; None if it has."""
+    if not soak.is_wanted("dcgm_diag_soak"):
+        return "in a soak whose limits do not ask for it"
     least_s = min(recipe("dcgm_diag_soak")["takes_s"].values())
     if soak.duration_s < least_s:
         return f"in a soak of {soak.duration_s:.0f} s: it takes {least_s:.0f} s"
@@ -172,7 +174,7 @@ def soaked(cluster, recipe, soak, no_diagnostic):
         limits = health.read_limits(recipe("gpu_errors_soak")["limits"])
         judge = functools.partial(errors_counted, limits, cluster.promised.gpus_per_node > 1)
         works["gpu_errors_soak"] = SoakWork(read=compared(judge, counters), keep="total")
-    if soak.is_wanted("dcgm_diag_soak") and no_diagnostic is None:
+    if no_diagnostic is None:
         works = {"dcgm_diag_soak": SoakWork(read=diagnosed, keep="total"), **works}
     for turn in soak.rounds(works):
         if turn.criterion == "dcgm_diag_soak":

@@ -291,7 +291,9 @@ def test_another_user_at_the_address(node: Node, monkeypatch: pytest.MonkeyPatch
 
 def test_no_open_file_is_left(full: Node) -> None:
     """Nobody is taken on any more. Those that were there go on, and whoever comes then takes the address."""
-    full.sharer()._listener.shutdown(socket.SHUT_RDWR)
+    listener = full.sharer()._listener
+    listener.shutdown(socket.SHUT_RDWR)
+    until(lambda: listener.fileno() == -1)  # its thread has closed it: the address is free
     late = full.join(RANKS)
     full.send(kill(0))
     assert [commands_of(reader, 1) for reader in full.readers] == [[kill(0)]] * (RANKS + 1)

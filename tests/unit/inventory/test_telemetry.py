@@ -367,6 +367,7 @@ def main() -> None:
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     if ranks > 1:
         dist.destroy_process_group()
+        os._exit(0)  # as workers do: the threads of Gloo may outlive their group
 
 
 if __name__ == "__main__":
