@@ -15,6 +15,7 @@ import dataclasses
 import json
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,10 +208,8 @@ def _check(run: TrainingRun, folder: Path) -> None:
     exact.record_zero(run.checks, "export", count=problems, what=what)
 
 
-def load(base: Any, folder: Path) -> Any:
-    """``base`` with the adapter in ``folder``, by peft's own loader, in float32; raises InputError."""
-    from peft import PeftModel  # noqa: PLC0415 -- slow import
-
+def require_plain(folder: Path) -> None:
+    """Raises InputError unless ``folder`` has the files of a plain LoRA adapter in peft's layout; loads no weight."""
     missing = [name for name in (WEIGHTS, ADAPTER) if not (folder / name).is_file()]
     if missing:
         raise InputError(f"no adapter in {folder}: {' and '.join(missing)} missing")
@@ -218,10 +217,32 @@ def load(base: Any, folder: Path) -> Any:
     # Other kinds load further files, which may be pickles; Megatron's names a module to import.
     if not isinstance(settings, dict) or settings.get("peft_type") != "LORA" or settings.get("megatron_config") is not None:
         raise InputError(f"{folder / ADAPTER} does not describe a plain LoRA adapter")
+
+
+def load(base: Any, folder: Path) -> Any:
+    """``base`` with the adapter in ``folder``, by peft's own loader, in float32; raises InputError."""
+    from peft import PeftModel  # noqa: PLC0415 -- slow import
+    from safetensors import SafetensorError  # noqa: PLC0415 -- as above
+
+    require_plain(folder)
     try:
-        return PeftModel.from_pretrained(base, str(folder))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"adapter {folder} cannot be loaded onto this base: {str(error).partition(chr(10))[0]}") from error
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # ``require_whole`` and the digest see them
+            return PeftModel.from_pretrained(base, str(folder))
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:  # TypeError: settings of another type
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])  # torch names the first tensor in the second
+        raise InputError(f"adapter {folder} cannot be loaded onto this base: {reason}") from error
+
+
+def require_whole(adapted: Any, folder: Path) -> None:
+    """Raises InputError if the file in ``folder`` misses a tensor of ``adapted``: peft leaves it as it was drawn."""
+    from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
+    from safetensors import safe_open  # noqa: PLC0415 -- as above
+
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        missing = sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - file.keys())
+    if missing:
+        raise InputError(f"{folder / WEIGHTS} misses {len(missing)} tensors of the adapter, the first is {missing[0]}")
 
 
 @torch.no_grad()

@@ -24,6 +24,9 @@ ROWS = 64
 
 CALL = "<functioncall>"
 """The text before a call in glaive-function-calling-v2."""
+MARK = re.compile(r"<function_?call>")
+CLOSED = re.compile(r"\s*</function_?call>")
+"""Other data sets write an underscore, and a second mark after the call."""
 
 END = "<|endoftext|>"
 """The text with which a turn ends in that data set."""
@@ -32,7 +35,9 @@ SPEAKER = "ASSISTANT:"
 
 QUOTED = re.compile(r"""\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*'\s*""")
 """The beginning of a call as that data set writes it: JSON except for the single quotes around the arguments."""
-QUOTED_END = re.compile(r"\s*'\s*\}")
+QUOTED_END = re.compile(r"'\s*\}")
+ESCAPED = re.compile(r"\\([\\'])")
+"""An escaped backslash, or a single quote that is escaped because it stands in single quotes."""
 NO_CALL_TOKENS = 24
 """So many tokens are generated where no call is right: a call begins at once."""
 
@@ -94,8 +99,8 @@ def held_out(config: Config, codec: Codec) -> Asked:
         examples = [calls.example(config.seed, "heldout", index) for index in range(config.heldout_rows)]
         pairs = [(example.prompt, example.response) for example in examples]
     else:
-        texts = hub.load_texts(config.dataset)
-        rows = [_calls_in(text) for text in texts[-min(config.heldout_rows, max(1, len(texts) // 10)) :]]
+        texts = hub.load_parts(config.dataset)
+        rows = [_calls_in(*parts) for parts in texts[-min(config.heldout_rows, max(1, len(texts) // 10)) :]]
         pairs = [pair for found, _ in rows for pair in found]
         unreadable = sum(bad for _, bad in rows)
     found = [Question(codec.encode(prompt), answer, _tokens(codec, answer)) for prompt, answer in pairs]
@@ -112,23 +117,26 @@ def _tokens(codec: Codec, answer: str) -> int:
     return len(codec.encode(answer)) + 1 if answer else NO_CALL_TOKENS
 
 
-def _calls_in(text: str) -> tuple[list[tuple[str, str]], int]:
-    """((text before the call, the call) for each readable call in ``text``, how many cannot be read).
+def _calls_in(prompt: str, text: str) -> tuple[list[tuple[str, str]], int]:
+    """((what comes before the call, the call) for each readable call in ``text``, how many cannot be read).
 
-    Of a row without a call, the text before its first answer, and an empty call.
+    Of a row without a call, what comes before its first answer, and an empty call. ``prompt``, where a row has one apart,
+    comes before the ``text`` and may show how calls are written.
     """
     pairs, bad = [], 0
-    for mark in re.finditer(re.escape(CALL), text):
+    for mark in MARK.finditer(text):
         found = first_call(text[mark.end() :])
         if found is None:
             bad += 1
             continue
         _, length = found
-        pairs.append((text[: mark.end()], text[mark.end() : mark.end() + length].strip()))
+        pairs.append((prompt + text[: mark.end()], text[mark.end() : mark.end() + length].strip()))
     if pairs or bad:
         return pairs, bad
-    prompt, speaker, answer = text.partition(SPEAKER)
-    return ([(prompt + speaker, "")], 0) if answer.strip() else ([], 1)
+    if not prompt:
+        question, speaker, text = text.partition(SPEAKER)
+        prompt = question + speaker
+    return ([(prompt, "")], 0) if text.strip() else ([], 1)
 
 
 def written(text: str) -> str:
@@ -140,7 +148,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 def first_call(text: str) -> tuple[Call, int] | None:
-    """The call at the beginning of ``text`` as (name, arguments), and where it ends; None if there is none.
+    """The call at the beginning of ``text`` as (name, arguments), and where it ends, its end mark included; None if none.
 
     A call is a JSON object with a name and arguments, also over several lines. Arguments are an object, or one as a string
     (as OpenAI writes them) or in single quotes (as glaive-function-calling-v2 does). A doubled key makes it unreadable.
@@ -154,8 +162,13 @@ def first_call(text: str) -> tuple[Call, int] | None:
     if isinstance(arguments, str):
         arguments = _object(arguments)
     if isinstance(arguments, dict) and isinstance(value.get("name"), str):
-        return (value["name"], arguments), end
+        return (value["name"], arguments), _closed(text, end)
     return None
+
+
+def _closed(text: str, end: int) -> int:
+    mark = CLOSED.match(text, end)
+    return mark.end() if mark else end
 
 
 def _quoted_call(text: str, begin: int) -> tuple[Call, int] | None:
@@ -163,29 +176,13 @@ def _quoted_call(text: str, begin: int) -> tuple[Call, int] | None:
     head = QUOTED.match(text, begin)
     if head is None:
         return None
-    # An escaped quote is one character longer than the quote: a blank before the text's end keeps every place.
-    inside = re.sub(r"\\\\|\\'", lambda found: found[0] if found[0] == "\\\\" else "\x00'", text[head.end() :])
-    skipped = inside.replace("\x00", "")
-    try:
-        arguments, end = _DECODER.raw_decode(skipped)
-        name = json.loads(head[1])
-    except (ValueError, RecursionError):
-        return None
-    tail = QUOTED_END.match(skipped, end)
-    if tail is None or not isinstance(arguments, dict):
-        return None
-    return (name, arguments), head.end() + tail.end() + _dropped(inside, tail.end())
-
-
-def _dropped(inside: str, end: int) -> int:
-    """How many characters were dropped from ``inside`` before place ``end`` of what is left."""
-    kept = dropped = 0
-    for character in inside:
-        if kept == end:
-            break
-        dropped += character == "\x00"
-        kept += character != "\x00"
-    return dropped
+    name = _value(head[1])
+    for tail in QUOTED_END.finditer(text, head.end()):
+        inside = ESCAPED.sub(lambda found: found[0] if found[1] == "\\" else "'", text[head.end() : tail.start()])
+        arguments = _object(inside)
+        if arguments is not None and isinstance(name, str):
+            return (name, arguments), _closed(text, tail.end())
+    return None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -204,11 +201,16 @@ def _no_number(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _value(text: str) -> Any:
+    """The JSON in ``text``, None if it is none or too deep."""
     try:
-        value = _DECODER.decode(text)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    value = _value(text)
     return value if isinstance(value, dict) else None
 
 
@@ -245,7 +247,7 @@ def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Sha
     """The shares of right answers over all ranks; ``given`` are this rank's answers to ``asked``. A collective."""
     pairs = list(zip(asked, given, strict=True))
     judged = [judge(one.answer, written(text)) for one, text in pairs if one.answer]
-    silent = [CALL not in text and first_call(text) is None for one, text in pairs if not one.answer]
+    silent = [MARK.search(text) is None and first_call(text) is None for one, text in pairs if not one.answer]
     mine = [len(judged), len(silent), sum(silent), *(sum(right[part] for right in judged) for part in range(4))]
     total, without, right, *counts = (sum(column) for column in zip(*ranks.gather(mine), strict=True))
     valid, name, arguments, exact = (count / total for count in counts)

@@ -206,10 +206,17 @@ def flaw(name: str, value: object) -> str | None:
     if name in CHOICES and value not in CHOICES[name]:
         return f"{name} is {value!r}: one of {', '.join(CHOICES[name])}"
     if isinstance(value, str):
-        return None if value.strip() else f"{name} is empty: a name or path is needed"
+        return _text_flaw(name, value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return _number_flaw(name, value)
     return None
+
+
+def _text_flaw(name: str, value: str) -> str | None:
+    """What is wrong with a name, a path or a list of names in field ``name``."""
+    if name == "target_modules" and not all(part.strip() for part in value.split(",")):
+        return f"{name} is {value!r}: all-linear, or names of linears with commas between, is needed"
+    return None if value.strip() else f"{name} is empty: a name or path is needed"
 
 
 def _number_flaw(name: str, value: float) -> str | None:

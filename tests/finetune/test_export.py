@@ -55,7 +55,6 @@ def test_peft_loads_it_and_it_changes_the_model(exported: Path) -> None:
     assert not torch.allclose(bare, adapted)
 
 
-@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
 def test_adapter_that_is_not_whole_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tensor is missing from the file: peft only warns."""
     assert main([*OPTIONS, f"--output={tmp_path / 'adapter'}", "--fault=truncate-ckpt"]) == 1

@@ -177,6 +177,8 @@ def test_missing_data_set_is_refused(real_model: Path, capsys: pytest.CaptureFix
     assert "no such data set directory: ./none/such" in capsys.readouterr().err
     assert main(["--model", str(real_model), "--dataset", "nobody/nothing"]) == 2
     assert "data set nobody/nothing: not a directory here" in capsys.readouterr().err
+    assert main(["--model", str(real_model), "--dataset", str(real_model / "config.json")]) == 2
+    assert f"data set {real_model}/config.json: a file, and a directory is needed" in capsys.readouterr().err
 
 
 def test_rows_of_both_layouts(tmp_path: Path) -> None:
