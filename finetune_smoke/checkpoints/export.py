@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
-import torch
 
 from finetune_smoke import digests
 from finetune_smoke.checkpoints import compatibility, reading, writing
 from finetune_smoke.checks import exact
-from finetune_smoke.data import batches
 from finetune_smoke.model import build
 from finetune_smoke.reporting import report
 from finetune_smoke.settings import configfile
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
+    import torch
+
     from finetune_smoke.reporting.outcome import Outcome
     from finetune_smoke.run import TrainingRun
     from finetune_smoke.settings.config import Config
@@ -199,7 +199,7 @@ def _check(run: TrainingRun, folder: Path) -> None:
     def differs() -> bool:
         loaded = load(build.base_of(run.config, run.ranks.device), folder)
         found = [value for name, value in loaded.named_parameters() if ".lora_" in name]
-        loss = _loss(run, loaded)
+        loss = reading.probe_loss(run, build.SummedLoss(loaded))
         tolerance = TOLERANCE[run.ranks.device.type] * (1 + trained)
         return digests.digest(found) != expected or not abs(loss - trained) <= tolerance
 
@@ -243,11 +243,3 @@ def require_whole(adapted: Any, folder: Path) -> None:
         missing = sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - file.keys())
     if missing:
         raise InputError(f"{folder / WEIGHTS} misses {len(missing)} tensors of the adapter, the first is {missing[0]}")
-
-
-@torch.no_grad()
-def _loss(run: TrainingRun, model: Any) -> float:
-    rows = [run.source.row(index) for index in range(min(run.rows, 16))]
-    batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
-    with exact.deterministic(), run.autocast():
-        return float(build.SummedLoss(model)(batch.ids, batch.positions, batch.targets))

@@ -87,11 +87,6 @@ class Shares:
     no_call: float | None = None
 
 
-def questions(config: Config, codec: Codec) -> list[Question]:
-    """The questions of ``held_out``."""
-    return held_out(config, codec).questions
-
-
 def held_out(config: Config, codec: Codec) -> Asked:
     """The held-out calls: synthetic ones, or those in the held-out rows of the data set; raises InputError for none."""
     unreadable = 0

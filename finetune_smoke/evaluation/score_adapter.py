@@ -34,18 +34,9 @@ if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
 
 UNUSED = (
-    "checkpoint_dir",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "resume",
-    "output",
-    "tensorboard",
-    "fault",
-    "base_dtype",
-    "fsdp_gather",
-    "attention",
-    "checkpoint_async",
-)
+    "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "output", "tensorboard", "fault",
+    "base_dtype", "fsdp_gather", "attention", "checkpoint_async",
+)  # fmt: skip
 """Settings of a training that an evaluation ignores; the last four existed until November 2026."""
 
 

@@ -179,7 +179,7 @@ def test_questions_come_from_the_held_out_rows(tmp_path: Path) -> None:
     """The last tenth, cut before the call."""
     glaive(tmp_path, 30)
     codec = batches.own_codec(calls.Tokenizer())
-    asked = generation.questions(preset("model", model="m", dataset=str(tmp_path)), codec)
+    asked = generation.held_out(preset("model", model="m", dataset=str(tmp_path)), codec).questions
     assert [generation.call_of(one.answer) for one in asked] == [("w", {"city": f"c{number}"}) for number in (27, 28, 29)]
     assert codec.decode(asked[0].ids).endswith("<functioncall>")
 
@@ -188,7 +188,7 @@ def test_data_set_without_calls_is_refused(real_model: Path, real_dataset: Path)
     """Such a data set has no call to generate."""
     config = preset("model", model=str(real_model), dataset=str(real_dataset))
     with pytest.raises(InputError, match="none of its held-out rows has a <functioncall>"):
-        generation.questions(config, hub.codec_of(config))
+        generation.held_out(config, hub.codec_of(config))
 
 
 class Knows:
@@ -208,7 +208,7 @@ def test_answers_are_read_up_to_the_end_token() -> None:
     """Tokens after the end are ignored, over more than one batch of prompts."""
     config = preset("tiny", heldout_rows=70)
     codec = hub.codec_of(config)
-    asked = generation.questions(config, codec)
+    asked = generation.held_out(config, codec).questions
     said = [[*codec.encode(one.answer), codec.end_id, 7, 7] for one in asked]
     given = generation.answers(Knows(said), asked, codec, torch.device("cpu"))
     assert given == [one.answer for one in asked]
