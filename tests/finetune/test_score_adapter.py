@@ -20,6 +20,7 @@ from finetune_smoke.evaluation import generation, heldout
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
+from finetune_smoke.training.setup import prepare
 from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
@@ -259,8 +260,11 @@ def test_a_base_that_knows_the_calls_shows_no_learning(wrong: int, *, passed: bo
     """What it would generate follows from one forward: here both rows are right, or neither."""
     monkeypatch.setattr(heldout, "_forward_over", lambda *_: (1.0, 2.0, wrong))
     monkeypatch.setattr(heldout, "_generated", lambda *_: shares(1.0))
-    found = finetune(preset("tiny", **{**QUICK, "audit_every": 0, "restore_check": False, "loss_limit": 0.5}))
-    assert found.checks["generation"]["passed"] == passed
+    ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
+    config = preset("tiny", **{**QUICK, "heldout_rows": 128, "loss_limit": 0.5})
+    run = prepare(config, ranks=ranks, progress=lambda _step, _part: None)
+    heldout.generate(run)
+    assert run.checks.results()["generation"]["passed"] == passed
 
 
 @pytest.fixture(scope="module")
