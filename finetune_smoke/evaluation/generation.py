@@ -254,37 +254,26 @@ def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Sha
 
 @torch.no_grad()
 def answers(model: Any, asked: Sequence[Question], codec: Codec, device: torch.device) -> list[str]:
-    """The text that ``model`` generates after each prompt, without the end token."""
+    """The text that ``model`` generates after each prompt, without the end token. Prompts are padded at the left."""
     given: list[str] = []
     for first in range(0, len(asked), ROWS):
         some = asked[first : first + ROWS]
-        # A little longer than the answer: an answer that does not end in time is wrong and is cut off.
-        limit = max(one.answer_tokens for one in some) + 8
-        prompts = [one.ids for one in some]
-        tokens = generate(model, prompts, limit=limit, end_id=codec.end_id, pad_id=codec.pad_id, device=device)
-        given += [codec.decode(row[:-1] if row[-1:] == [codec.end_id] else row) for row in tokens]
+        width = max(len(one.ids) for one in some)
+        padded = [(width - len(one.ids), one.ids) for one in some]
+        output = model.generate(
+            input_ids=torch.tensor([[codec.pad_id] * short + ids for short, ids in padded], device=device),
+            attention_mask=torch.tensor([[0] * short + [1] * len(ids) for short, ids in padded], device=device),
+            do_sample=False,
+            use_cache=True,
+            # A little longer than the answer: an answer that does not end in time is wrong and is cut off.
+            max_new_tokens=max(one.answer_tokens for one in some) + 8,
+            eos_token_id=codec.end_id,
+            pad_token_id=codec.pad_id,
+        )
+        given += [codec.decode(_before(codec.end_id, tokens)) for tokens in output[:, width:].tolist()]
     return given
 
 
-def generate(  # noqa: PLR0913 -- the arguments of transformers' generate
-    model: Any, prompts: Sequence[list[int]], *, limit: int, end_id: int, pad_id: int, device: torch.device
-) -> list[list[int]]:
-    """The tokens after each prompt, up to and including the end token. Prompts are padded at the left."""
-    width = max(map(len, prompts))
-    filled = [[pad_id] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    output = model.generate(
-        input_ids=torch.tensor(filled, device=device),
-        attention_mask=torch.tensor(mask, device=device),
-        do_sample=False,
-        use_cache=True,
-        max_new_tokens=limit,
-        eos_token_id=end_id,
-        pad_token_id=pad_id,
-    )
-    return [_until(end_id, tokens) for tokens in output[:, width:].tolist()]
-
-
-def _until(end_id: int, tokens: list[int]) -> list[int]:
-    """``tokens`` up to and including the first ``end_id``."""
-    return tokens[: tokens.index(end_id) + 1] if end_id in tokens else tokens
+def _before(end_id: int, tokens: list[int]) -> list[int]:
+    """``tokens`` up to the first ``end_id``."""
+    return tokens[: tokens.index(end_id)] if end_id in tokens else tokens
