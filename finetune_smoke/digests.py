@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
 BLOCK_BYTES = 1 << 26
 
@@ -64,24 +63,13 @@ def as_hex(number: int) -> str:
     return f"{number % 2**64:016x}"
 
 
-READ_BYTES = 1 << 20
-
-
-def file_digest(path: Path) -> int:
-    """A 64-bit digest of the content of a file; raises OSError."""
+def file_digest(file: BinaryIO, size_bytes: int) -> str:
+    """``digest_bytes`` of the first ``size_bytes`` of an open file, as hex; needs no memory, whatever its size."""
     found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(READ_BYTES):
-            found.update(block)
-    return int.from_bytes(found.digest()[:8], "big", signed=True)
-
-
-def is_unchanged(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether a file can be read and has the digest in its marker's ``entry``."""
-    try:
-        return bool(as_hex(file_digest(path)) == entry["digest"])
-    except OSError:
-        return False
+    while size_bytes > 0 and (block := file.read(min(1 << 20, size_bytes))):
+        found.update(block)
+        size_bytes -= len(block)
+    return found.hexdigest()[:16]
 
 
 def digest_bytes(content: bytes) -> int:

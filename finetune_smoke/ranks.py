@@ -33,15 +33,11 @@ PATHS = frozenset({"model", "dataset", "checkpoint_dir", "output", "tensorboard"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This rank (0 to world_size - 1), its device, and the number of ranks, 1 without a group.
-
-    ``group`` is the process group of the collectives, None for the default group.
-    """
+    """This rank (0 to world_size - 1), its device, and the number of ranks, 1 without a group."""
 
     rank: int
     world_size: int
     device: torch.device
-    group: dist.ProcessGroup | None = None
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
         """The ``values`` of every rank, by rank: 64-bit integers, equally many on each."""
@@ -56,13 +52,13 @@ class Ranks:
             return [values.tolist()]
         mine = values.to(self.device)
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everyone, mine, group=self.group)
+        dist.all_gather(everyone, mine)
         return [row.tolist() for row in everyone]
 
     def sum_(self, values: torch.Tensor) -> torch.Tensor:
         """Sum ``values`` over the ranks, in place; does not wait for the device."""
         if self.world_size > 1:
-            dist.all_reduce(values, group=self.group)
+            dist.all_reduce(values)
         return values
 
     def wait(self) -> None:

@@ -15,22 +15,23 @@ import dataclasses
 import json
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
-import torch
 
 from finetune_smoke import digests
 from finetune_smoke.checkpoints import compatibility, reading, writing
 from finetune_smoke.checks import exact
-from finetune_smoke.data import batches
 from finetune_smoke.model import build
 from finetune_smoke.reporting import report
 from finetune_smoke.settings import configfile
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
+    import torch
+
     from finetune_smoke.reporting.outcome import Outcome
     from finetune_smoke.run import TrainingRun
     from finetune_smoke.settings.config import Config
@@ -198,7 +199,7 @@ def _check(run: TrainingRun, folder: Path) -> None:
     def differs() -> bool:
         loaded = load(build.base_of(run.config, run.ranks.device), folder)
         found = [value for name, value in loaded.named_parameters() if ".lora_" in name]
-        loss = _loss(run, loaded)
+        loss = reading.probe_loss(run, build.SummedLoss(loaded))
         tolerance = TOLERANCE[run.ranks.device.type] * (1 + trained)
         return digests.digest(found) != expected or not abs(loss - trained) <= tolerance
 
@@ -207,10 +208,8 @@ def _check(run: TrainingRun, folder: Path) -> None:
     exact.record_zero(run.checks, "export", count=problems, what=what)
 
 
-def load(base: Any, folder: Path) -> Any:
-    """``base`` with the adapter in ``folder``, by peft's own loader, in float32; raises InputError."""
-    from peft import PeftModel  # noqa: PLC0415 -- slow import
-
+def require_plain(folder: Path) -> None:
+    """Raises InputError unless ``folder`` has the files of a plain LoRA adapter in peft's layout; loads no weight."""
     missing = [name for name in (WEIGHTS, ADAPTER) if not (folder / name).is_file()]
     if missing:
         raise InputError(f"no adapter in {folder}: {' and '.join(missing)} missing")
@@ -218,15 +217,29 @@ def load(base: Any, folder: Path) -> Any:
     # Other kinds load further files, which may be pickles; Megatron's names a module to import.
     if not isinstance(settings, dict) or settings.get("peft_type") != "LORA" or settings.get("megatron_config") is not None:
         raise InputError(f"{folder / ADAPTER} does not describe a plain LoRA adapter")
+
+
+def load(base: Any, folder: Path) -> Any:
+    """``base`` with the adapter in ``folder``, by peft's own loader, in float32; raises InputError."""
+    from peft import PeftModel  # noqa: PLC0415 -- slow import
+    from safetensors import SafetensorError  # noqa: PLC0415 -- as above
+
+    require_plain(folder)
     try:
-        return PeftModel.from_pretrained(base, str(folder))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"adapter {folder} cannot be loaded onto this base: {str(error).partition(chr(10))[0]}") from error
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # ``require_whole`` and the digest see them
+            return PeftModel.from_pretrained(base, str(folder))
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:  # TypeError: settings of another type
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])  # torch names the first tensor in the second
+        raise InputError(f"adapter {folder} cannot be loaded onto this base: {reason}") from error
 
 
-@torch.no_grad()
-def _loss(run: TrainingRun, model: Any) -> float:
-    rows = [run.source.row(index) for index in range(min(run.rows, 16))]
-    batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
-    with exact.deterministic(), run.autocast():
-        return float(build.SummedLoss(model)(batch.ids, batch.positions, batch.targets))
+def require_whole(adapted: Any, folder: Path) -> None:
+    """Raises InputError if the file in ``folder`` misses a tensor of ``adapted``: peft leaves it as it was drawn."""
+    from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
+    from safetensors import safe_open  # noqa: PLC0415 -- as above
+
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        missing = sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - file.keys())
+    if missing:
+        raise InputError(f"{folder / WEIGHTS} misses {len(missing)} tensors of the adapter, the first is {missing[0]}")

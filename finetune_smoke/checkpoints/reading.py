@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from finetune_smoke.checkpoints.marker import Marker
     from finetune_smoke.checkpoints.tensors import State
+    from finetune_smoke.model.build import SummedLoss
     from finetune_smoke.run import TrainingRun
 
 FOLDER = re.compile(r"step-([1-9][0-9]{0,8})(\.tmp)?", re.ASCII)
@@ -237,17 +238,21 @@ def _save_and_load(run: TrainingRun) -> None:
 
 
 @torch.no_grad()
-def probe_loss(run: TrainingRun) -> float:
-    """The loss over a few rows that are the same on every rank, with repeatable kernels and without dropout."""
+def probe_loss(run: TrainingRun, model: SummedLoss | None = None) -> float:
+    """The loss of ``model``, or the run's own, over a few rows that are the same on every rank, by repeatable kernels.
+
+    Without dropout.
+    """
+    model = model or run.model
     rows = [run.source.row(index) for index in range(min(run.rows, 16))]
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
-    was_training = run.model.training
-    run.model.eval()
+    was_training = model.training
+    model.eval()
     try:
         with deterministic(), run.autocast():
-            return float(run.model(batch.ids, batch.positions, batch.targets))
+            return float(model(batch.ids, batch.positions, batch.targets))
     finally:
-        run.model.train(was_training)
+        model.train(was_training)
 
 
 def _make(probe: Path) -> None:

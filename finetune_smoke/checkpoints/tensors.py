@@ -6,13 +6,12 @@ own, and whoever resumes reads all files.
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from finetune_smoke.checkpoints import marker
-from finetune_smoke.digests import READ_BYTES, as_hex, digest_bytes
+from finetune_smoke.digests import as_hex, digest_bytes, file_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,16 +101,11 @@ def _parsed(file_content: bytes, wanted: Mapping[str, TensorEntry]) -> State:
 def are_unchanged(folder: Path, files: Mapping[str, FileEntry]) -> bool:
     """Whether all ``files`` can be read and have their digests; needs no memory, whatever their sizes."""
     try:
-        return all(_digest(folder / name, entry.size_bytes) == entry.digest for name, entry in files.items())
+        return all(_has_digest(folder / name, entry) for name, entry in files.items())
     except (OSError, ValueError):
         return False
 
 
-def _digest(path: Path, size_bytes: int) -> str:
-    """The digest of the first ``size_bytes`` of a file; raises OSError and NotPlainError."""
-    found = hashlib.sha256()
+def _has_digest(path: Path, entry: FileEntry) -> bool:
     with marker.open_plain(path) as file:
-        while size_bytes > 0 and (block := file.read(min(READ_BYTES, size_bytes))):
-            found.update(block)
-            size_bytes -= len(block)
-    return as_hex(int.from_bytes(found.digest()[:8], "big", signed=True))
+        return file_digest(file, entry.size_bytes) == entry.digest

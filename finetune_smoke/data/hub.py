@@ -76,17 +76,25 @@ def load_texts(name: str) -> list[str]:
     A row holds ``text``, or ``system`` and ``chat`` as glaive-function-calling-v2 does, or ``instruction``, ``input`` and
     ``output``; all of it is one text.
     """
-    return [_text(row, where) for path in _files(name) for where, row in _rows(path)]
+    return [prompt + rest for prompt, rest in load_parts(name)]
+
+
+def load_parts(name: str) -> list[tuple[str, str]]:
+    """The same texts, each as (what comes before ``output``, the rest); the first is empty in the other layouts."""
+    return [_parts(row, where) for path in _files(name) for where, row in _rows(path)]
 
 
 def dataset_digest(name: str) -> str:
     """SHA-256, as hex, of the names and contents of the files that ``load_texts`` reads; raises InputError."""
     found = hashlib.sha256()
     for path in _files(name):
-        found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                found.update(block)
+        try:
+            found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    found.update(block)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error}") from error
     return found.hexdigest()
 
 
@@ -108,7 +116,9 @@ def _tokenizer_digest(tokenizer: Any) -> int:
 
 
 def check_place(kind: str, name: str) -> None:
-    """Raise InputError for a path that does not exist; a directory switches access to the hub off."""
+    """Raise InputError for a file or a path that does not exist; a directory switches access to the hub off."""
+    if Path(name).is_file():
+        raise InputError(f"{kind} {name}: a file, and a directory is needed")
     if kind == "model" and Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise InputError(f"model {name}: cannot be loaded: there is no config.json in that directory")
     if Path(name).is_dir():
@@ -155,28 +165,30 @@ def _parsed(content: str, where: str) -> Any:
         raise InputError(f"{where}: not JSON: {error}") from error
 
 
-def _text(row: Any, where: str) -> str:
+def _parts(row: Any, where: str) -> tuple[str, str]:
     if isinstance(row, dict):
         if "text" in row:
-            parts = [row["text"]]
+            before, parts = [], [row["text"]]
         elif "output" in row:
-            parts = [row.get("instruction") or "", row.get("input") or "", row["output"]]
+            before, parts = [row.get("instruction") or "", row.get("input") or ""], [row["output"]]
         else:
-            parts = [row.get("system") or "", row.get("chat")]
-        if all(isinstance(part, str) for part in parts):
-            return _readable("\n".join(part for part in parts if part), where)
+            before, parts = [], [row.get("system") or "", row.get("chat")]
+        if all(isinstance(part, str) for part in (*before, *parts)):
+            prompt = "".join(f"{part}\n" for part in before if part)
+            rest = "\n".join(part for part in parts if part)
+            _require_readable(prompt + rest, where)
+            return prompt, rest
     raise InputError(
         f"{where}: a row needs 'text', or 'chat' with or without 'system', or 'output' with or without 'instruction' and "
         "'input'"
     )
 
 
-def _readable(text: str, where: str) -> str:
-    """``text``, if there is something in it to train on."""
+def _require_readable(text: str, where: str) -> None:
+    """Raises InputError if there is nothing in ``text`` to train on."""
     if not text.strip():
         raise InputError(f"{where}: the row has no text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{where}: half of a UTF-16 pair stands alone: {error.object[error.start]!a}") from error
-    return text

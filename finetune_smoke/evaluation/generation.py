@@ -24,6 +24,9 @@ ROWS = 64
 
 CALL = "<functioncall>"
 """The text before a call in glaive-function-calling-v2."""
+MARK = re.compile(r"<function_?call>")
+CLOSED = re.compile(r"\s*</function_?call>")
+"""Other data sets write an underscore, and a second mark after the call."""
 
 END = "<|endoftext|>"
 """The text with which a turn ends in that data set."""
@@ -32,7 +35,9 @@ SPEAKER = "ASSISTANT:"
 
 QUOTED = re.compile(r"""\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*'\s*""")
 """The beginning of a call as that data set writes it: JSON except for the single quotes around the arguments."""
-QUOTED_END = re.compile(r"\s*'\s*\}")
+QUOTED_END = re.compile(r"'\s*\}")
+ESCAPED = re.compile(r"\\([\\'])")
+"""An escaped backslash, or a single quote that is escaped because it stands in single quotes."""
 NO_CALL_TOKENS = 24
 """So many tokens are generated where no call is right: a call begins at once."""
 
@@ -82,11 +87,6 @@ class Shares:
     no_call: float | None = None
 
 
-def questions(config: Config, codec: Codec) -> list[Question]:
-    """The questions of ``held_out``."""
-    return held_out(config, codec).questions
-
-
 def held_out(config: Config, codec: Codec) -> Asked:
     """The held-out calls: synthetic ones, or those in the held-out rows of the data set; raises InputError for none."""
     unreadable = 0
@@ -94,8 +94,8 @@ def held_out(config: Config, codec: Codec) -> Asked:
         examples = [calls.example(config.seed, "heldout", index) for index in range(config.heldout_rows)]
         pairs = [(example.prompt, example.response) for example in examples]
     else:
-        texts = hub.load_texts(config.dataset)
-        rows = [_calls_in(text) for text in texts[-min(config.heldout_rows, max(1, len(texts) // 10)) :]]
+        texts = hub.load_parts(config.dataset)
+        rows = [_calls_in(*parts) for parts in texts[-min(config.heldout_rows, max(1, len(texts) // 10)) :]]
         pairs = [pair for found, _ in rows for pair in found]
         unreadable = sum(bad for _, bad in rows)
     found = [Question(codec.encode(prompt), answer, _tokens(codec, answer)) for prompt, answer in pairs]
@@ -112,23 +112,26 @@ def _tokens(codec: Codec, answer: str) -> int:
     return len(codec.encode(answer)) + 1 if answer else NO_CALL_TOKENS
 
 
-def _calls_in(text: str) -> tuple[list[tuple[str, str]], int]:
-    """((text before the call, the call) for each readable call in ``text``, how many cannot be read).
+def _calls_in(prompt: str, text: str) -> tuple[list[tuple[str, str]], int]:
+    """((what comes before the call, the call) for each readable call in ``text``, how many cannot be read).
 
-    Of a row without a call, the text before its first answer, and an empty call.
+    Of a row without a call, what comes before its first answer, and an empty call. ``prompt``, where a row has one apart,
+    comes before the ``text`` and may show how calls are written.
     """
     pairs, bad = [], 0
-    for mark in re.finditer(re.escape(CALL), text):
+    for mark in MARK.finditer(text):
         found = first_call(text[mark.end() :])
         if found is None:
             bad += 1
             continue
         _, length = found
-        pairs.append((text[: mark.end()], text[mark.end() : mark.end() + length].strip()))
+        pairs.append((prompt + text[: mark.end()], text[mark.end() : mark.end() + length].strip()))
     if pairs or bad:
         return pairs, bad
-    prompt, speaker, answer = text.partition(SPEAKER)
-    return ([(prompt + speaker, "")], 0) if answer.strip() else ([], 1)
+    if not prompt:
+        question, speaker, text = text.partition(SPEAKER)
+        prompt = question + speaker
+    return ([(prompt, "")], 0) if text.strip() else ([], 1)
 
 
 def written(text: str) -> str:
@@ -140,7 +143,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 def first_call(text: str) -> tuple[Call, int] | None:
-    """The call at the beginning of ``text`` as (name, arguments), and where it ends; None if there is none.
+    """The call at the beginning of ``text`` as (name, arguments), and where it ends, its end mark included; None if none.
 
     A call is a JSON object with a name and arguments, also over several lines. Arguments are an object, or one as a string
     (as OpenAI writes them) or in single quotes (as glaive-function-calling-v2 does). A doubled key makes it unreadable.
@@ -154,8 +157,13 @@ def first_call(text: str) -> tuple[Call, int] | None:
     if isinstance(arguments, str):
         arguments = _object(arguments)
     if isinstance(arguments, dict) and isinstance(value.get("name"), str):
-        return (value["name"], arguments), end
+        return (value["name"], arguments), _closed(text, end)
     return None
+
+
+def _closed(text: str, end: int) -> int:
+    mark = CLOSED.match(text, end)
+    return mark.end() if mark else end
 
 
 def _quoted_call(text: str, begin: int) -> tuple[Call, int] | None:
@@ -163,29 +171,13 @@ def _quoted_call(text: str, begin: int) -> tuple[Call, int] | None:
     head = QUOTED.match(text, begin)
     if head is None:
         return None
-    # An escaped quote is one character longer than the quote: a blank before the text's end keeps every place.
-    inside = re.sub(r"\\\\|\\'", lambda found: found[0] if found[0] == "\\\\" else "\x00'", text[head.end() :])
-    skipped = inside.replace("\x00", "")
-    try:
-        arguments, end = _DECODER.raw_decode(skipped)
-        name = json.loads(head[1])
-    except (ValueError, RecursionError):
-        return None
-    tail = QUOTED_END.match(skipped, end)
-    if tail is None or not isinstance(arguments, dict):
-        return None
-    return (name, arguments), head.end() + tail.end() + _dropped(inside, tail.end())
-
-
-def _dropped(inside: str, end: int) -> int:
-    """How many characters were dropped from ``inside`` before place ``end`` of what is left."""
-    kept = dropped = 0
-    for character in inside:
-        if kept == end:
-            break
-        dropped += character == "\x00"
-        kept += character != "\x00"
-    return dropped
+    name = _value(head[1])
+    for tail in QUOTED_END.finditer(text, head.end()):
+        inside = ESCAPED.sub(lambda found: found[0] if found[1] == "\\" else "'", text[head.end() : tail.start()])
+        arguments = _object(inside)
+        if arguments is not None and isinstance(name, str):
+            return (name, arguments), _closed(text, tail.end())
+    return None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -204,11 +196,16 @@ def _no_number(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _value(text: str) -> Any:
+    """The JSON in ``text``, None if it is none or too deep."""
     try:
-        value = _DECODER.decode(text)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    value = _value(text)
     return value if isinstance(value, dict) else None
 
 
@@ -245,7 +242,7 @@ def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Sha
     """The shares of right answers over all ranks; ``given`` are this rank's answers to ``asked``. A collective."""
     pairs = list(zip(asked, given, strict=True))
     judged = [judge(one.answer, written(text)) for one, text in pairs if one.answer]
-    silent = [CALL not in text and first_call(text) is None for one, text in pairs if not one.answer]
+    silent = [MARK.search(text) is None and first_call(text) is None for one, text in pairs if not one.answer]
     mine = [len(judged), len(silent), sum(silent), *(sum(right[part] for right in judged) for part in range(4))]
     total, without, right, *counts = (sum(column) for column in zip(*ranks.gather(mine), strict=True))
     valid, name, arguments, exact = (count / total for count in counts)
@@ -257,37 +254,26 @@ def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Sha
 
 @torch.no_grad()
 def answers(model: Any, asked: Sequence[Question], codec: Codec, device: torch.device) -> list[str]:
-    """The text that ``model`` generates after each prompt, without the end token."""
+    """The text that ``model`` generates after each prompt, without the end token. Prompts are padded at the left."""
     given: list[str] = []
     for first in range(0, len(asked), ROWS):
         some = asked[first : first + ROWS]
-        # A little longer than the answer: an answer that does not end in time is wrong and is cut off.
-        limit = max(one.answer_tokens for one in some) + 8
-        prompts = [one.ids for one in some]
-        tokens = generate(model, prompts, limit=limit, end_id=codec.end_id, pad_id=codec.pad_id, device=device)
-        given += [codec.decode(row[:-1] if row[-1:] == [codec.end_id] else row) for row in tokens]
+        width = max(len(one.ids) for one in some)
+        padded = [(width - len(one.ids), one.ids) for one in some]
+        output = model.generate(
+            input_ids=torch.tensor([[codec.pad_id] * short + ids for short, ids in padded], device=device),
+            attention_mask=torch.tensor([[0] * short + [1] * len(ids) for short, ids in padded], device=device),
+            do_sample=False,
+            use_cache=True,
+            # A little longer than the answer: an answer that does not end in time is wrong and is cut off.
+            max_new_tokens=max(one.answer_tokens for one in some) + 8,
+            eos_token_id=codec.end_id,
+            pad_token_id=codec.pad_id,
+        )
+        given += [codec.decode(_before(codec.end_id, tokens)) for tokens in output[:, width:].tolist()]
     return given
 
 
-def generate(  # noqa: PLR0913 -- the arguments of transformers' generate
-    model: Any, prompts: Sequence[list[int]], *, limit: int, end_id: int, pad_id: int, device: torch.device
-) -> list[list[int]]:
-    """The tokens after each prompt, up to and including the end token. Prompts are padded at the left."""
-    width = max(map(len, prompts))
-    filled = [[pad_id] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    output = model.generate(
-        input_ids=torch.tensor(filled, device=device),
-        attention_mask=torch.tensor(mask, device=device),
-        do_sample=False,
-        use_cache=True,
-        max_new_tokens=limit,
-        eos_token_id=end_id,
-        pad_token_id=pad_id,
-    )
-    return [_until(end_id, tokens) for tokens in output[:, width:].tolist()]
-
-
-def _until(end_id: int, tokens: list[int]) -> list[int]:
-    """``tokens`` up to and including the first ``end_id``."""
-    return tokens[: tokens.index(end_id) + 1] if end_id in tokens else tokens
+def _before(end_id: int, tokens: list[int]) -> list[int]:
+    """``tokens`` up to the first ``end_id``."""
+    return tokens[: tokens.index(end_id)] if end_id in tokens else tokens

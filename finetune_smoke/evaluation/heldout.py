@@ -69,7 +69,7 @@ def generate(run: TrainingRun) -> float | None:
         return None
     codec = hub.codec_of(run.config)
     rows = min(run.config.greedy_rows, run.config.heldout_rows)
-    asked = generation.questions(dataclasses.replace(run.config, heldout_rows=rows), codec)
+    asked = generation.held_out(dataclasses.replace(run.config, heldout_rows=rows), codec).questions
     run.model.eval()
     adapter = _generated(run, asked, codec)
     if unjudged is None:

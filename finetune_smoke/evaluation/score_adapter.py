@@ -34,18 +34,9 @@ if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
 
 UNUSED = (
-    "checkpoint_dir",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "resume",
-    "output",
-    "tensorboard",
-    "fault",
-    "base_dtype",
-    "fsdp_gather",
-    "attention",
-    "checkpoint_async",
-)
+    "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "output", "tensorboard", "fault",
+    "base_dtype", "fsdp_gather", "attention", "checkpoint_async",
+)  # fmt: skip
 """Settings of a training that an evaluation ignores; the last four existed until November 2026."""
 
 
@@ -91,10 +82,11 @@ def find_adapter(given: dict[str, Any]) -> AdapterSource:
         if not path.is_dir():
             raise InputError(f"no such adapter directory: {path}")
         origin = export.origin_of(path) or {}
-        if not origin and path.is_dir() and not {"preset", "model"} & set(given):
+        if not origin and not {"preset", "model"} & set(given):
             raise InputError(
                 f"{path} does not say which base its adapter is for: --model or --preset and its settings are needed"
             )
+        export.require_plain(path)
         base = origin["fits"].get("base") if origin else None
         return AdapterSource(path=path, settings=origin.get("config", {}), base=base, marker=None, notes=[])
     return _newest_checkpoint(Path(folder))
@@ -114,7 +106,7 @@ def config_of(source: AdapterSource, given: dict[str, Any]) -> Config:
 
 
 def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Callable[[str, float | None], None]) -> Scores:
-    """Generate with the base, then with the adapter; raises InputError on every rank for what does not fit."""
+    """Generate with the base, then with the adapter. Before that raises InputError on every rank for what does not fit."""
     require_same_settings(config, ranks)
     progress("preparing the base model", None)
     codec = ranks.run_on_all_ranks(lambda: hub.codec_of(config))
@@ -130,17 +122,19 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
             given = generation.answers(model, mine, codec, ranks.device)
         return generation.shares(ranks, mine, given)
 
-    progress(f"generating {len(asked)} calls with the base", None)
-    before = shares(base)
     model, trained = _adapted(config, source, base, ranks)
+    model.eval()
     step = -1 if source.step is None else source.step
     _require_same_adapter(ranks, [digests.digest(trained), digest_bytes(repr(asked).encode()), step])
+    progress(f"generating {len(asked)} calls with the base", None)
+    with model.disable_adapter():
+        before = shares(model)
     progress(f"generating {len(asked)} calls with the adapter", None)
     return Scores(
         source=str(source.path),
         step=source.step,
         base=before,
-        adapter=shares(model.eval()),
+        adapter=shares(model),
         adapter_digest=digests.as_hex(digests.digest(trained)),
         world_size=ranks.world_size,
         notes=[*source.notes, *([found.remark] if found.remark else [])],
@@ -211,6 +205,7 @@ def _adapted(config: Config, source: AdapterSource, base: Any, ranks: Ranks) -> 
     marker = source.marker
     if marker is None:
         model = ranks.run_on_all_ranks(lambda: export.load(base, source.path))
+        ranks.run_on_all_ranks(lambda: export.require_whole(model, source.path))
         return model, [value for name, value in model.named_parameters() if ".lora_" in name]
     wrapped = build.SummedLoss(build.add_adapters(base, config))
     adapters = {name: value for name, value in wrapped.named_parameters() if value.requires_grad}

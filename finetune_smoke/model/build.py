@@ -195,7 +195,9 @@ def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
     hub.check_place("model", name)
     from safetensors import SafetensorError  # noqa: PLC0415 -- as below
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 -- seconds; only where a model is loaded
+    from transformers.utils import logging  # noqa: PLC0415 -- as above
 
+    logging.disable_progress_bar()  # one a rank, and above a message of one line
     try:
         with torch.device(device):
             model, loading = AutoModelForCausalLM.from_pretrained(

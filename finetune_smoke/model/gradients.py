@@ -56,7 +56,6 @@ class Gradients:
 class Buckets:
     """Parts of the flat gradients, the last first, as a backward fills them; ``sizes`` are their numbers of parameters."""
 
-    ranks: Ranks
     parts: list[torch.Tensor]
     sizes: list[int]
     _missing: list[int] = field(default_factory=list)
@@ -83,7 +82,7 @@ class Buckets:
         self._missing, self._works = [], []
 
     def _send(self) -> None:
-        work = dist.all_reduce(self.parts[len(self._works)], group=self.ranks.group, async_op=True)
+        work = dist.all_reduce(self.parts[len(self._works)], async_op=True)
         assert work is not None
         self._works.append(work)
 
@@ -101,7 +100,7 @@ def in_buckets(gradients: Gradients, ranks: Ranks) -> Iterator[Buckets | None]:
             groups.append([])
         groups[-1].append(number)
     parts = torch.split(gradients.flat, [sum(gradients.parameters[one].numel() for one in group) for group in reversed(groups)])
-    buckets = Buckets(ranks=ranks, parts=list(reversed(parts)), sizes=[len(group) for group in groups])
+    buckets = Buckets(parts=list(reversed(parts)), sizes=[len(group) for group in groups])
     handles = []
     for bucket, group in enumerate(groups):
         for number in group:

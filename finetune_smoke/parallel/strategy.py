@@ -71,7 +71,7 @@ def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ran
         fully_shard,
     )
 
-    group = ranks.group or dist.distributed_c10d._get_default_group()  # noqa: SLF001 -- dist.group.WORLD, with its type
+    group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 -- dist.group.WORLD, with its type
     mesh = DeviceMesh.from_group(group, ranks.device.type)
     trained = set(adapters.values())
     root = model.inner.base_model

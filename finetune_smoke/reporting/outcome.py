@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from finetune_smoke import digests
 from finetune_smoke.model import flops
@@ -55,9 +55,9 @@ class Outcome:
     heldout_loss: float
     steps: int
     world_size: int
-    tokens_per_s_per_gpu: float | None
-    mfu: float | None
-    step_ms: float | None
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = None
+    step_ms: float | None = None
     adapter_digest: str
     checks: dict[str, CheckResult]
     train_s: float
@@ -151,13 +151,7 @@ def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
         heldout_loss=log.heldout_loss,
         steps=len(log.losses),
         world_size=run.ranks.world_size,
-        tokens_per_s_per_gpu=rates.tokens_per_s,
-        positions_per_s_per_gpu=rates.positions_per_s,
-        window_rates=rates.windows,
-        timed_steps=rates.steps,
-        timed_s=rates.seconds,
-        mfu=_mfu(run, log, rates.positions_per_s),
-        step_ms=rates.step_ms,
+        mfu=_mfu(run, log, rates.get("positions_per_s_per_gpu")),
         adapter_digest=digests.as_hex(digest),
         checks=run.checks.results(),
         train_s=train_s,
@@ -175,6 +169,7 @@ def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
         compile_s=None if log.compile_s is None else compile_s,
         rows_s=rows_s,
         left_out=run.checks.left_out(),
+        **rates,
     )
 
 
@@ -197,36 +192,24 @@ def _wire_gb(run: TrainingRun) -> float:
     return flops.wire_bytes(reduced, world_size=run.ranks.world_size, sharded_bytes=sharded, gathers=gathers) / 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Rates of a GPU over the timed windows; None and empty if no step was run."""
-
-    tokens_per_s: float | None = None
-    positions_per_s: float | None = None
-    step_ms: float | None = None
-    windows: list[float] = field(default_factory=list)
-    steps: int = 0
-    seconds: float = 0.0
-
-
-def _rates(run: TrainingRun, log: Log) -> Rates:
-    """The mean of the ranks' rates; the seconds are those of the slowest rank. A collective."""
+def _rates(run: TrainingRun, log: Log) -> dict[str, Any]:
+    """Fields of Outcome for the timed windows: rates are the mean of the ranks, seconds the slowest rank's. A collective."""
     timed = log.clock.timed()
     if not timed:
-        return Rates()
+        return {}
     seconds, steps = sum(window.seconds for window in timed), sum(window.last - window.first for window in timed)
     sums = [sum(window.tokens for window in timed) / seconds, sum(window.positions for window in timed) / seconds, seconds]
     everyone = run.ranks.gather_floats([*sums, *(window.tokens / window.seconds for window in timed)])
     tokens, positions, _, *windows = (statistics.fmean(column) for column in zip(*everyone, strict=True))
     slowest_s = max(row[2] for row in everyone)
-    return Rates(
-        tokens_per_s=tokens,
-        positions_per_s=positions,
-        step_ms=1e3 * slowest_s / steps,
-        windows=windows,
-        steps=steps,
-        seconds=slowest_s,
-    )
+    return {
+        "tokens_per_s_per_gpu": tokens,
+        "positions_per_s_per_gpu": positions,
+        "step_ms": 1e3 * slowest_s / steps,
+        "window_rates": windows,
+        "timed_steps": steps,
+        "timed_s": slowest_s,
+    }
 
 
 def _mfu(run: TrainingRun, log: Log, rate: float | None) -> float | None:

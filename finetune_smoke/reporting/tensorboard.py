@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finetune_smoke.reporting.outcome import Log
@@ -34,7 +34,7 @@ def curve_writer(run: TrainingRun) -> Iterator[CurveWriter]:
         yield lambda _step, _log: None
         return
     try:
-        yield _Curves(writer)
+        yield functools.partial(_write, writer)
     finally:
         writer.close()
 
@@ -50,22 +50,13 @@ def _writer(folder: str) -> Any:
         raise InputError(f"directory for TensorBoard cannot be written: {error}") from error
 
 
-@dataclass(slots=True)
-class _Curves:
-    """Writes the new steps of a log; ``written`` counts the steps of this process that were written before."""
-
-    writer: Any
-    written: int = 0
-
-    def __call__(self, step: int, log: Log) -> None:
-        """Write the steps since the last call. The log has the norms of this process, and the losses of earlier ones too."""
-        for number in range(self.written, len(log.norms)):
-            at = step - len(log.norms) + number
-            self.writer.add_scalar("loss", log.losses[at], at)
-            self.writer.add_scalar("gradient_norm", log.norms[number], at)
-            self.writer.add_scalar("learning_rate", log.learning_rates[number], at)
-        self.written = len(log.norms)
-        window = log.clock.windows[-1]
-        self.writer.add_scalar("tokens_per_s_per_gpu", window.tokens / window.seconds, step - 1)
-        self.writer.add_scalar("step_ms", 1e3 * window.step_s, step - 1)
-        self.writer.flush()
+def _write(writer: Any, step: int, log: Log) -> None:
+    """Write the steps of the last window. The log has the norms of this process, and the losses of earlier ones too."""
+    window = log.clock.windows[-1]
+    for at in range(window.first, window.last):
+        writer.add_scalar("loss", log.losses[at], at)
+        writer.add_scalar("gradient_norm", log.norms[at - step], at)
+        writer.add_scalar("learning_rate", log.learning_rates[at - step], at)
+    writer.add_scalar("tokens_per_s_per_gpu", window.tokens / window.seconds, step - 1)
+    writer.add_scalar("step_ms", 1e3 * window.step_s, step - 1)
+    writer.flush()

@@ -188,13 +188,21 @@ def meant(name: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
-def unquoted(value: object, kinds: Sequence[type]) -> str:
-    """What to do about text in a file where one of ``kinds``, a number, is needed and the text is one; else empty."""
+WANTED = {
+    bool: "true or false", int: "a whole number", float: "a number", list: "a list of names", type(None): "null",
+    str: "text (in quotes if it looks like a number)",
+}  # fmt: skip
+
+
+def other_type(name: str, value: object, kinds: Sequence[type]) -> str:
+    """The message that ``value`` in a file, under ``name``, is none of ``kinds``."""
+    shown = "nothing" if value is None else repr(value)[:60]
+    wanted = " or ".join(WANTED[kind] for kind in kinds if not (kind is int and float in kinds))
     try:
         is_number = isinstance(value, str) and not {int, float}.isdisjoint(kinds) and math.isfinite(float(value))
     except ValueError:
         is_number = False
-    return ": write it without quotes" if is_number else ""
+    return f"{name} is {shown}: {wanted} is needed" + (": write it without quotes" if is_number else "")
 
 
 def flaw(name: str, value: object) -> str | None:
@@ -206,10 +214,17 @@ def flaw(name: str, value: object) -> str | None:
     if name in CHOICES and value not in CHOICES[name]:
         return f"{name} is {value!r}: one of {', '.join(CHOICES[name])}"
     if isinstance(value, str):
-        return None if value.strip() else f"{name} is empty: a name or path is needed"
+        return _text_flaw(name, value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return _number_flaw(name, value)
     return None
+
+
+def _text_flaw(name: str, value: str) -> str | None:
+    """What is wrong with a name, a path or a list of names in field ``name``."""
+    if name == "target_modules" and not all(part.strip() for part in value.split(",")):
+        return f"{name} is {value!r}: all-linear, or names of linears with commas between, is needed"
+    return None if value.strip() else f"{name} is empty: a name or path is needed"
 
 
 def _number_flaw(name: str, value: float) -> str | None:

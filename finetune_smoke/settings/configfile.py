@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from finetune_smoke.settings import recipe_file
-from finetune_smoke.settings.config import Config, InputError, flaw, meant, unquoted
+from finetune_smoke.settings.config import Config, InputError, flaw, meant, other_type
 from pytest_gpucluster.config import yaml_lines
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ HEADER = """\
 # The settings of the run that made this folder. To repeat it: python -m finetune_smoke --config THIS_FILE, with
 # --output or --checkpoint-dir naming another folder, since nothing is overwritten.
 """
-WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes if it looks like a number)"}
 
 
 def read(path: Path, *, tell: Callable[[str], None] = lambda _line: None) -> dict[str, object]:
@@ -69,17 +68,10 @@ def _flaw(name: str, kind: object, value: object) -> str | None:
     if kind is None:
         known = sorted(field.name for field in dataclasses.fields(Config))
         return f"no such setting: {name}; {meant(name, known)}"
-    inner = next((part for part in typing.get_args(kind) if part is not type(None)), None)
-    if value is None and inner is not None:
-        return None
-    wanted = inner or kind
-    fitting = type(value) is wanted or (wanted is float and type(value) is int)
-    if not fitting:
-        shown = "nothing" if value is None else repr(value)[:60]
-        or_null = " or null" if inner is not None else ""
-        kind = typing.cast("type", wanted)
-        return f"{name} is {shown}: {WANTED[kind]}{or_null} is needed{unquoted(value, (kind,))}"
-    return flaw(name, value)
+    kinds = typing.get_args(kind) or (kind,)
+    if float in kinds:
+        kinds = (int, *kinds)
+    return flaw(name, value) if type(value) in kinds else other_type(name, value, kinds)
 
 
 def _value(kind: object, value: object) -> object:

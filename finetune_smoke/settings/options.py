@@ -106,10 +106,16 @@ class _Parser(argparse.ArgumentParser):
         """Say how it is called, what is wrong and which option may be meant, and where all of them are; exit code 2."""
         known = [*(option for option in self._option_string_actions if option.startswith("--")), *filter(None, COMMANDS)]
         typed = message.rpartition("unrecognized arguments: ")[2].split()
-        near = [close for word in typed for close in difflib.get_close_matches(word.partition("=")[0], known, 1)]
+        near = [close for word in typed for close in _near(word.partition("=")[0], known)]
         guess = f". Did you mean {near[0]}?" if near and len(typed) < len(message.split()) else ""
         usage = f"usage: {self.prog} [OPTIONS]\n{self.prog}: error: {message}{guess}\n"
         self.exit(BAD_USAGE, f"{usage}all options: {self.prog} --help\n")
+
+
+def _near(word: str, known: Sequence[str]) -> list[str]:
+    """The known word that ``word`` is near to, if there is one: the dashes before both make no likeness."""
+    names = {one.lstrip("-"): one for one in known}
+    return [names[close] for close in difflib.get_close_matches(word.lstrip("-").lower(), names, 1)]
 
 
 def _parser(command: str, *, quiet: bool) -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from finetune_smoke.settings.config import flaw, meant, unquoted
+from finetune_smoke.settings.config import flaw, meant, other_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +32,6 @@ class Key:
     refusal: str = ""
     means: str = ""
     convert: Callable[[Any], object] = lambda value: value
-
-
-WANTED = {float: "a number", int: "a whole number", str: "text", bool: "true or false", list: "a list of names"}
 
 
 def _modules(names: Any) -> str:
@@ -128,12 +125,10 @@ def _flaw(section: str, name: str, value: object) -> str | None:
     if key is None:
         known = [one for of, one in KEYS if of == section]
         return f"no such key: {section}.{name}; {meant(name, known)}"
-    shown = f"{section}.{name} is {'nothing' if value is None else repr(value)[:60]}"
-    kinds = [WANTED[kind] for kind in key.kinds if kind in WANTED and not (kind is int and float in key.kinds)]
     if key.refusal and (type(value) not in key.kinds or (key.fixed and value not in key.fixed)):
-        return f"{shown}: {key.refusal}"
+        return f"{section}.{name} is {'nothing' if value is None else repr(value)[:60]}: {key.refusal}"
     if type(value) not in key.kinds or (isinstance(value, list) and not _names(value)):
-        return f"{shown}: {' or '.join(kinds)} is needed{unquoted(value, key.kinds)}"
+        return other_type(f"{section}.{name}", value, key.kinds)
     return None if key.setting is None else flaw(key.setting, key.convert(value))
 
 

@@ -31,7 +31,7 @@ def run(**settings: Any) -> Outcome:
     return finetune(preset("tiny", **{**SHORT, **settings}))
 
 
-@pytest.mark.parametrize("settings", [{}, {"rows": 8, "accumulation": 4}, {"own_lora": False, "loader_workers": 2}])
+@pytest.mark.parametrize("settings", [{}, {"rows": 8, "accumulation": 4, "own_lora": False, "loader_workers": 2}])
 def test_healthy_runs_lie_inside(settings: dict[str, Any]) -> None:
     """Whatever makes no other training: passes, peft's forward, threads."""
     found = run(**settings)

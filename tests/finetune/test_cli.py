@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,6 @@ from finetune_smoke.__main__ import main, parse
 from finetune_smoke.settings import options
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training import loop, steps
-from finetune_smoke.training.loop import finetune
 from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
@@ -61,25 +61,8 @@ def test_run_prints_result_last_and_leaves_0(capsys: pytest.CaptureFixture[str])
     assert found["mfu"] is None
     assert found["greedy_exact_match"] == 0
     assert len(found["losses"]) == 6
-    assert "step 6 of 6: loss" in out
+    assert re.search(r"\nstep 6 of 6: loss \d\.\d+, \d+ tokens/s/GPU, 0 s left\n", out)
     assert "ok   lock_step" in out
-
-
-def test_progress_tells_loss_speed_and_time_left() -> None:
-    """The bar and the plain lines show loss, speed and time left."""
-    lines: list[str] = []
-    finetune(preset("tiny", **{**QUICK, "audit_every": 0, "greedy_rows": 0}), progress=lambda step, _part: lines.append(step))
-    (last,) = (text for text in lines if text.startswith("step 6 of 6: loss "))
-    assert "tokens/s/GPU, 0 s left" in last
-
-
-def test_two_runs_are_equal_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
-    """On one machine, from one seed; another seed differs."""
-    digests = []
-    for seed in ("1", "1", "2"):
-        main([*OPTIONS, "--steps=2", "--greedy-rows=0", f"--seed={seed}"])
-        digests.append(result(capsys.readouterr().out)["adapter_digest"])
-    assert digests[0] == digests[1] != digests[2]
 
 
 def test_loss_above_the_limit_leaves_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,14 +72,6 @@ def test_loss_above_the_limit_leaves_1(capsys: pytest.CaptureFixture[str]) -> No
     assert not result(out)["passed"]
     assert "NOT GOOD: loss" in out
     assert "is not below 0.5" in out
-
-
-def test_failed_check_leaves_1(capsys: pytest.CaptureFixture[str]) -> None:
-    """A failed check is enough: there is no limit on the loss."""
-    assert main([*OPTIONS, "--fault", "truncate-ckpt"]) == 1
-    out = capsys.readouterr().out
-    assert "FAIL restore" in out
-    assert result(out)["checks"]["restore"]["ranks"] == [0]
 
 
 def test_loss_that_is_no_number_is_null(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +98,8 @@ def test_loss_that_is_no_number_is_null(capsys: pytest.CaptureFixture[str]) -> N
         (["--compile", "int3"], "compile is 'int3': one of off, layers"),
         (["--keep-checkpoints", "-1"], "keep_checkpoints is -1: at least 0 is needed"),
         (["--model", ""], "model is empty: a name or path is needed"),
+        (["--model", __file__], f"model {__file__}: a file, and a directory is needed"),
+        (["--target-modules", "q_proj,"], "target_modules is 'q_proj,': all-linear, or names of linears with commas between"),
         (["--output", "/dev/null/adapter", *OPTIONS], "directory for the adapter cannot be written: "),
         (["--output", "/proc/adapter", *OPTIONS], "directory for the adapter cannot be written: "),
         (["--checkpoint-dir", "/dev/null/run", *OPTIONS], "checkpoint directory cannot be written: "),
@@ -166,6 +143,9 @@ def test_wrong_usage_leaves_2(capsys: pytest.CaptureFixture[str]) -> None:
         ("--learning_rate=1", "unrecognized arguments: --learning_rate=1. Did you mean --learning-rate?"),
         ("evalute", "unrecognized arguments: evalute. Did you mean evaluate?"),
         ("--zzzzzz", "unrecognized arguments: --zzzzzz"),
+        ("--lr 1", "unrecognized arguments: --lr 1"),
+        ("--dtype fp16", "unrecognized arguments: --dtype fp16"),
+        ("--STEPS 3", "unrecognized arguments: --STEPS 3. Did you mean --steps?"),
         ("--steps", "argument --steps: expected one argument"),
         ("--steps many", "argument --steps: invalid int value: 'many'"),
     ],

@@ -38,14 +38,6 @@ def test_real_model_trains_on_a_data_set(real_model: Path, real_dataset: Path, c
     assert found["checks"]["restore"]["passed"]
 
 
-def test_real_model_trains_on_synthetic_calls(real_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --dataset, through the model's own tokenizer, on answers only."""
-    assert main(["--model", str(real_model), *SETTINGS, "--row-tokens=256", "--rows=2", "--greedy-rows=1"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT "))
-    assert found["exact_match"] == 0
-    assert found["blind_floor_nats"] > 0
-
-
 def cached(root: Path, kind: str, content: Path) -> None:
     """``content`` as the hub's cache keeps ``test/tiny``."""
     repository = root / f"{kind}s--test--tiny"
@@ -84,14 +76,20 @@ def without(model: Path, folder: Path, *tokens: str) -> Path:
 def test_tokenizer_without_a_pad_token_fills_with_its_end_token(
     real_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says so, and the losses are those of the tokenizer that has one: what fills a row is never read."""
+    """It says so, and the losses are those of the tokenizer that has one: what fills a row is never read.
+
+    Without --dataset a model trains on synthetic calls, through its own tokenizer, on the answers only.
+    """
     unpadded = without(real_model, tmp_path / "model", "pad_token")
     losses = []
     for model in (real_model, unpadded):
         assert main(["--model", str(model), *SETTINGS, "--row-tokens=256", "--rows=2", "--greedy-rows=2", "--steps=2"]) == 0
         out = capsys.readouterr().out
         assert (f"tokenizer of {model} {UNPADDED}" in out) == (model == unpadded)
-        losses.append(json.loads(out.splitlines()[-1].removeprefix("RESULT "))["losses"])
+        found = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+        assert found["exact_match"] == 0
+        assert found["blind_floor_nats"] > 0
+        losses.append(found["losses"])
     assert losses[0] == losses[1]
     codec = hub.load_codec(str(unpadded))
     assert codec.pad_id == codec.end_id == hub.load_codec(str(real_model)).end_id
@@ -113,7 +111,7 @@ def test_pad_token_behind_the_embedding_is_not_used(
 ) -> None:
     """As transformers' class for Qwen2 adds one to a vocabulary of one's own."""
     model = extended(real_model, tmp_path / "model", lambda tokenizer: tokenizer.add_special_tokens({"pad_token": "<late>"}))
-    assert main(["--model", str(model), "--dataset", str(real_dataset), *SETTINGS]) == 0
+    assert main(["--model", str(model), "--dataset", str(real_dataset), *SETTINGS, "--steps=1"]) == 0
     assert f"tokenizer of {model} {UNPADDED}" in capsys.readouterr().out
     codec = hub.load_codec(str(model))
     assert codec.pad_id == codec.end_id
@@ -177,6 +175,8 @@ def test_missing_data_set_is_refused(real_model: Path, capsys: pytest.CaptureFix
     assert "no such data set directory: ./none/such" in capsys.readouterr().err
     assert main(["--model", str(real_model), "--dataset", "nobody/nothing"]) == 2
     assert "data set nobody/nothing: not a directory here" in capsys.readouterr().err
+    assert main(["--model", str(real_model), "--dataset", str(real_model / "config.json")]) == 2
+    assert f"data set {real_model}/config.json: a file, and a directory is needed" in capsys.readouterr().err
 
 
 def test_rows_of_both_layouts(tmp_path: Path) -> None:

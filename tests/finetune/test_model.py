@@ -162,7 +162,7 @@ def test_buckets_are_sent_beside_the_backward(bucket_bytes: int, monkeypatch: py
             x = x @ weight
         torch.autograd.backward(x.sum(), inputs=weights[1:])
 
-    with gradients.in_buckets(ours, cast("Any", SimpleNamespace(world_size=2, group=None))) as buckets:
+    with gradients.in_buckets(ours, cast("Any", SimpleNamespace(world_size=2))) as buckets:
         assert buckets is not None
         backward()
         assert sent.parts == []

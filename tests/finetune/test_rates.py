@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from finetune_smoke.reporting import report
 from finetune_smoke.reporting.clock import Clock, Window
 from finetune_smoke.settings.config import preset
 from finetune_smoke.training import loop, steps
-from finetune_smoke.training.loop import Outcome, finetune
+from finetune_smoke.training.loop import finetune
 from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
@@ -30,7 +29,14 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 POSITIONS = 256
 STEP_S = 1.0
-SLOW_S = 3.0
+SAVING_S = 1.0
+INSIDE = [
+    (steps, "step_rows", 0.25), (batches, "batch", 0.125), (batches.Batch, "to", 0.5),
+    (steps, "learning_rate", 0.0625),  # read before the optimiser's step, and once more for the log
+]  # fmt: skip
+"""What a user waits for, and how many seconds each takes here: no two sums of them are equal."""
+WAITED_S = 0.25 + 0.125 + 0.5 + 2 * 0.0625
+OUTSIDE = [(steps, "audit"), (loop, "_compare_adapters"), (steps, "_compile"), (steps, "_capture")]
 
 
 @pytest.fixture
@@ -51,44 +57,21 @@ def _taking(now: SimpleNamespace, seconds: float, work: Callable[..., Any]) -> C
     return slow
 
 
-def run(**settings: Any) -> Outcome:
-    """A quick run of packed rows on a single rank."""
-    return finetune(preset("tiny", **{**SETTINGS, **settings}))
-
-
-INSIDE = {"rows": (steps, "step_rows"), "batches": (batches, "batch"), "copies": (batches.Batch, "to")}
-
-
-@pytest.mark.parametrize("part", INSIDE)
-def test_what_a_step_waits_for_is_inside(part: str, now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them 3 s slower a step: the rate is that of 4 s a step, not of 1."""
-    where, name = INSIDE[part]
-    monkeypatch.setattr(where, name, _taking(now, SLOW_S, getattr(where, name)))
-    found = run(audit_every=0)
-    assert found.positions_per_s_per_gpu == pytest.approx(POSITIONS / (STEP_S + SLOW_S))
-    assert found.step_ms == pytest.approx(1e3 * (STEP_S + SLOW_S))
-
-
-def test_optimiser_and_clipping_are_inside(now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The learning rate is read before the optimiser's step, and once more for the log: as slow as that, the step is."""
-    monkeypatch.setattr(steps, "learning_rate", _taking(now, SLOW_S, steps.learning_rate))
-    assert run().positions_per_s_per_gpu == pytest.approx(POSITIONS / (STEP_S + 2 * SLOW_S))
-
-
-def test_saving_is_inside(now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A checkpoint after each window: a user waits for it."""
-    monkeypatch.setattr(writing.Saver, "save", _taking(now, SLOW_S, writing.Saver.save))
-    found = run(checkpoint_dir=str(tmp_path), checkpoint_every=2)
-    assert found.timed_s == 5 * STEP_S + 2 * SLOW_S  # after steps 2 and 4; what follows the last window delays none
-    assert found.positions_per_s_per_gpu == pytest.approx(5 * POSITIONS / found.timed_s)
-
-
-@pytest.mark.parametrize("part", [(steps, "audit"), (loop, "_compare_adapters"), (steps, "_compile"), (steps, "_capture")])
-def test_checks_and_compiling_are_outside(part: Any, now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long they take."""
-    where, name = part
-    monkeypatch.setattr(where, name, _taking(now, 100.0, getattr(where, name)))
-    assert run().positions_per_s_per_gpu == pytest.approx(POSITIONS / STEP_S)
+def test_what_a_user_waits_for_is_inside_and_checks_are_not(
+    now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each part as slow as INSIDE says, checks and compiling slower than all; RESULT has windows, steps and seconds."""
+    for where, name, seconds in [*INSIDE, (writing.Saver, "save", SAVING_S), *((*each, 100.0) for each in OUTSIDE)]:
+        monkeypatch.setattr(where, name, _taking(now, seconds, getattr(where, name)))
+    settings = {**SETTINGS, "checkpoint_dir": str(tmp_path), "checkpoint_every": 2}
+    found = finetune(preset("tiny", **settings))
+    timed_s = 5 * (STEP_S + WAITED_S) + 2 * SAVING_S  # after steps 2 and 4; what follows the last window delays none
+    assert (len(found.window_rates), found.timed_steps, found.timed_s) == (3, 5, pytest.approx(timed_s))
+    assert found.positions_per_s_per_gpu == pytest.approx(5 * POSITIONS / timed_s)
+    assert found.step_ms == pytest.approx(1e3 * timed_s / 5)
+    fields = report.result(preset("tiny", **settings), found)
+    assert {"window_rates", "timed_steps", "timed_s", "positions_per_s_per_gpu", "tokens_per_s_per_gpu"} <= set(fields)
+    assert "3 windows" in report.summary(preset("tiny", **settings), found)
 
 
 def test_rate_falls_with_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,28 +85,10 @@ def test_rate_falls_with_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "step_rows", late)
     monkeypatch.setattr(steps, "_compile", lambda at, *_: time.sleep(0 if at.log.losses else 1))  # rows are made meanwhile
     settings = {"loader_workers": 1, "prefetch": 2, "audit_every": 0, "digest_every": 0, "steps": 10}
-    found = run(**settings)
+    found = finetune(preset("tiny", **{**SETTINGS, **settings}))
     assert found.positions_per_s_per_gpu is not None
     assert found.positions_per_s_per_gpu <= POSITIONS / 0.2 * 2  # without the wait it is seven times as much
     assert found.rows_s > 0.2
-
-
-def test_windows_and_their_spread_are_told(now: SimpleNamespace) -> None:
-    """RESULT has each timed window, steps and seconds; the screen the spread."""
-    found = run()
-    assert (len(found.window_rates), found.timed_steps, found.timed_s) == (3, 5, 5 * STEP_S)
-    fields = report.result(preset("tiny", **SETTINGS), found)
-    assert {"window_rates", "timed_steps", "timed_s", "positions_per_s_per_gpu", "tokens_per_s_per_gpu"} <= set(fields)
-    assert "3 windows" in report.summary(preset("tiny", **SETTINGS), found)
-
-
-def test_padding_is_no_token(now: SimpleNamespace) -> None:
-    """Rows filled up to the longest: both rates are told, and they differ by the padding."""
-    settings = {"packed": False, "row_tokens": 56}
-    found = run(**settings)
-    assert found.tokens_per_s_per_gpu is not None
-    assert found.positions_per_s_per_gpu is not None
-    assert found.tokens_per_s_per_gpu < found.positions_per_s_per_gpu
 
 
 def test_tokens_of_a_row_end_with_the_last_predicted_one() -> None:
@@ -173,11 +138,14 @@ def test_the_slowest_rank_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps._close(at, range(1), [steps.StepRows(rows=[], first=0, batches=[])], (0, 0), []) == 4.0
 
 
-def test_clock_of_the_caller_has_the_windows() -> None:
-    """From which telemetry knows the moments that were timed."""
+def test_clock_of_the_caller_has_the_windows_and_padding_is_no_token() -> None:
+    """From which telemetry knows the moments that were timed. Both rates are shown, and they differ by the padding."""
     clock = Clock()
-    outcome = finetune(preset("tiny", **{**SETTINGS, "steps": 4}), clock=clock)
+    outcome = finetune(preset("tiny", **{**SETTINGS, "steps": 4, "packed": False, "row_tokens": 56}), clock=clock)
     assert [window.last for window in clock.windows] == [1, 2, 4]
     assert clock.windows[-1].ended_s >= clock.windows[-1].began_s > 0
     assert outcome.timed_s == pytest.approx(sum(window.seconds for window in clock.timed()))
-    assert dataclasses.asdict(outcome)["timed_steps"] == 3
+    assert outcome.timed_steps == 3
+    assert outcome.tokens_per_s_per_gpu is not None
+    assert outcome.positions_per_s_per_gpu is not None
+    assert outcome.tokens_per_s_per_gpu < outcome.positions_per_s_per_gpu

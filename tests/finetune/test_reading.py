@@ -51,12 +51,14 @@ def copied(whole: tuple[Path, Outcome], tmp_path: Path) -> Path:
 
 
 def test_checkpoint_is_marked_and_complete(whole: tuple[Path, Outcome]) -> None:
-    """No draft is left, and the marker says what is inside."""
+    """No draft is left, and the marker says what is inside: the place in the data, and no failure."""
     folder, outcome = whole
     assert sorted(path.name for path in folder.iterdir()) == ["final", "step-2", "step-4", "step-6"]
     marker = json.loads((folder / "step-6" / "_SUCCESS").read_text())
     assert (marker["step"], marker["world_size"]) == (6, 1)
     assert marker["digest"] == outcome.adapter_digest
+    assert (marker["failures"], marker["next_row"], marker["step_rows"]) == ({}, 48, 8)
+    assert (outcome.saved_step, outcome.notes) == (6, [])
     assert set(marker["files"]) == {path.name for path in (folder / "step-6").iterdir()} - {"_SUCCESS"}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import shutil
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,15 +13,18 @@ import pytest
 import torch
 
 from finetune_smoke.__main__ import main
+from finetune_smoke.checkpoints import export
 from finetune_smoke.checks import exact
 from finetune_smoke.data import batches, calls, hub
 from finetune_smoke.evaluation import generation, heldout
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
+from finetune_smoke.training.setup import prepare
 from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in {**QUICK, "audit_every": 0}.items()]
@@ -95,6 +100,14 @@ DEEP = '{"a": ' * 5000 + "1" + "}" * 5000
         ('{"name": "f", "arguments": {"n": 1, "s": "\\u0069t\\u0027s"}}', True),
         ('{"name": "f", "arguments": {"n": 1, "s": "\\ud800"}}', False),
         (NESTED.replace("1", "1e0"), True),
+        (f"{NESTED}</functioncall>", True),
+        (f"{NESTED}\n</function_call> <|endoftext|>", True),
+        (f"{NESTED}</functioncall> more", False),
+        (f"{NESTED}</functioncall></functioncall>", False),
+        ("""{"name": "f", "arguments": '{"n": 1, "s": "it\\'s"}'}</functioncall>""", True),
+        ("""{"name": "f", "arguments": '{"n": 1, "s": "it\\\\'s"}'}""", False),
+        ("""{"name": "f", "arguments": '{"n": 1, "s": "it's"} more'}""", False),
+        ("""{"name": "f\\x", "arguments": '{"n": 1, "s": "it's"}'}""", False),
         (f"{NESTED},", False),
         (f"```json\n{NESTED}\n```", False),
         (f"""{{"name": "f", "arguments": '{DEEP}'}}""", False),
@@ -127,6 +140,27 @@ def test_rows_without_a_call_count_and_what_is_left_out_is_told(tmp_path: Path) 
     assert generation.shares(alone, found.questions, [answer, answer]).no_call == 0.0
 
 
+def test_rows_of_instructions_have_calls_or_none(tmp_path: Path) -> None:
+    """What stands before ``output`` is the prompt, also where it shows how a call is written; the client's row is left out."""
+    shown = 'Answer <functioncall> {"name": "x", "arguments": {}}'
+    rows = [
+        {"instruction": shown, "input": "Oslo?", "output": '<functioncall> {"name": "w", "arguments": {"c": "Oslo"}}'},
+        {"instruction": shown, "output": '<function_call>{"name": "w", "arguments": {}}</function_call>'},
+        {"instruction": shown, "input": "hi", "output": "hello"},
+        {"instruction": "get_weather(city)", "output": "<function_call>get_weather(city='Tokyo')</function_call>"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in [{"text": "x"}] * 36 + rows))
+    codec = batches.own_codec(calls.Tokenizer())
+    codec = dataclasses.replace(codec, encode=lambda text: [text])
+    found = generation.held_out(preset("model", model="m", dataset=str(tmp_path)), codec)
+    assert [(*one.ids, one.answer) for one in found.questions] == [
+        (f"{shown}\nOslo?\n<functioncall>", '{"name": "w", "arguments": {"c": "Oslo"}}'),
+        (f"{shown}\n<function_call>", '{"name": "w", "arguments": {}}</function_call>'),
+        (f"{shown}\nhi\n", ""),
+    ]
+    assert found.unreadable == 1
+
+
 def test_evaluate_looks_before_it_makes_the_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder that is not there is told at once, in a line."""
     assert main(["evaluate", "--adapter", str(tmp_path / "nope"), *OPTIONS]) == 2
@@ -146,7 +180,7 @@ def test_questions_come_from_the_held_out_rows(tmp_path: Path) -> None:
     """The last tenth, cut before the call."""
     glaive(tmp_path, 30)
     codec = batches.own_codec(calls.Tokenizer())
-    asked = generation.questions(preset("model", model="m", dataset=str(tmp_path)), codec)
+    asked = generation.held_out(preset("model", model="m", dataset=str(tmp_path)), codec).questions
     assert [generation.call_of(one.answer) for one in asked] == [("w", {"city": f"c{number}"}) for number in (27, 28, 29)]
     assert codec.decode(asked[0].ids).endswith("<functioncall>")
 
@@ -155,7 +189,7 @@ def test_data_set_without_calls_is_refused(real_model: Path, real_dataset: Path)
     """Such a data set has no call to generate."""
     config = preset("model", model=str(real_model), dataset=str(real_dataset))
     with pytest.raises(InputError, match="none of its held-out rows has a <functioncall>"):
-        generation.questions(config, hub.codec_of(config))
+        generation.held_out(config, hub.codec_of(config))
 
 
 class Knows:
@@ -175,7 +209,7 @@ def test_answers_are_read_up_to_the_end_token() -> None:
     """Tokens after the end are ignored, over more than one batch of prompts."""
     config = preset("tiny", heldout_rows=70)
     codec = hub.codec_of(config)
-    asked = generation.questions(config, codec)
+    asked = generation.held_out(config, codec).questions
     said = [[*codec.encode(one.answer), codec.end_id, 7, 7] for one in asked]
     given = generation.answers(Knows(said), asked, codec, torch.device("cpu"))
     assert given == [one.answer for one in asked]
@@ -226,8 +260,11 @@ def test_a_base_that_knows_the_calls_shows_no_learning(wrong: int, *, passed: bo
     """What it would generate follows from one forward: here both rows are right, or neither."""
     monkeypatch.setattr(heldout, "_forward_over", lambda *_: (1.0, 2.0, wrong))
     monkeypatch.setattr(heldout, "_generated", lambda *_: shares(1.0))
-    found = finetune(preset("tiny", **{**QUICK, "audit_every": 0, "restore_check": False, "loss_limit": 0.5}))
-    assert found.checks["generation"]["passed"] == passed
+    ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
+    config = preset("tiny", **{**QUICK, "heldout_rows": 128, "loss_limit": 0.5})
+    run = prepare(config, ranks=ranks, progress=lambda _step, _part: None)
+    heldout.generate(run)
+    assert run.checks.results()["generation"]["passed"] == passed
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +334,48 @@ def test_bad_input_leaves_2_with_one_line(
     captured = capsys.readouterr()
     assert message in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def cut_tensors(folder: Path, cut: slice, names: slice = slice(None)) -> None:
+    """Write some of the adapter's tensors again, cut."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 -- slow import
+
+    weights = load_file(folder / export.WEIGHTS)
+    save_file({name: weights[name][cut].contiguous() for name in sorted(weights)[names]}, folder / export.WEIGHTS)
+
+
+def set_rank(folder: Path, rank: object) -> None:
+    """Write another rank into the adapter's settings."""
+    settings = json.loads((folder / export.ADAPTER).read_text())
+    (folder / export.ADAPTER).write_text(json.dumps({**settings, "r": rank}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / export.WEIGHTS).unlink(), "no adapter in .*: adapter_model.safetensors missing"),
+        (lambda folder: (folder / export.ADAPTER).unlink(), "no adapter in .*: adapter_config.json missing"),
+        (lambda folder: (folder / export.ADAPTER).write_text("{"), "does not describe a plain LoRA adapter"),
+        (lambda folder: (folder / export.WEIGHTS).write_bytes(b""), "cannot be loaded onto this base: .*header too small"),
+        (lambda folder: os.truncate(folder / export.WEIGHTS, 500), "cannot be loaded onto this base: .*invalid header length"),
+        (lambda folder: os.truncate(folder / export.WEIGHTS, 20_000), "cannot be loaded onto this base: .*not fully covered"),
+        (lambda folder: cut_tensors(folder, slice(1)), "cannot be loaded onto this base: .*size mismatch for "),
+        (lambda folder: cut_tensors(folder, slice(None), slice(2, None)), "misses 2 tensors of the adapter, the first is b"),
+        (lambda folder: set_rank(folder, "x"), "cannot be loaded onto this base: "),
+        (lambda folder: set_rank(folder, 3), "cannot be loaded onto this base: .*size mismatch for "),
+    ],
+)
+def test_spoiled_adapter_is_one_line_before_anything_is_generated(
+    spoil: Callable[[Path], None], message: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback, no share of an adapter of which a part is missing."""
+    shutil.copytree(trained / "final", tmp_path / "final")
+    spoil(tmp_path / "final")
+    assert main(["evaluate", f"--adapter={tmp_path / 'final'}"]) == 2
+    out, err = capsys.readouterr()
+    assert re.search(message, err)
+    assert len(err.splitlines()) == 1
+    assert "generating" not in out
 
 
 @pytest.mark.slow

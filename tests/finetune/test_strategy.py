@@ -82,13 +82,13 @@ def test_every_layer_is_offloaded_if_asked_for(wanted: bool, monkeypatch: pytest
     """The arguments of FSDP2 for each layer; host memory is pinned if there is a GPU."""
     policies: list[Any] = []
     monkeypatch.setattr(device_mesh.DeviceMesh, "from_group", lambda *_: None)
+    monkeypatch.setattr(strategy.dist.distributed_c10d, "_get_default_group", lambda: None)
     monkeypatch.setattr(fsdp, "fully_shard", lambda _module, offload_policy=None, **_: policies.append(offload_policy))
     config = preset("tiny", **{**QUICK, "layers": 2}, strategy="fsdp", cpu_offload=wanted)
     base = build.random_base(config, tokenizer=calls.Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
-    group: Any = object()
     for device, pinned in (("cpu", False), ("cuda", True)):
         policies.clear()
-        ranks = Ranks(rank=0, world_size=2, device=torch.device(device), group=group)
+        ranks = Ranks(rank=0, world_size=2, device=torch.device(device))
         strategy.shard(build.SummedLoss(base), {}, ranks, cpu_offload=config.cpu_offload)
         policy = fsdp.CPUOffloadPolicy(pin_memory=pinned) if wanted else fsdp.OffloadPolicy()
         assert policies == [policy, policy, None]  # two layers, and the root, which holds nothing that is sharded

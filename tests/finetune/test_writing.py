@@ -127,15 +127,6 @@ def test_damaged_checkpoint_is_not_counted(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == ["step-2", "step-4", "step-5", "step-6"]
 
 
-def test_healthy_checkpoint_carries_nothing(tmp_path: Path) -> None:
-    """The marker has the place in the data."""
-    outcome = run(tmp_path, steps=2)
-    marker = json.loads((tmp_path / "step-2" / "_SUCCESS").read_text())
-    assert marker["failures"] == {}
-    assert (marker["next_row"], marker["step_rows"]) == (16, 8)
-    assert (outcome.saved_step, outcome.notes) == (2, [])
-
-
 def test_another_data_set_is_refused(tmp_path: Path, real_model: Path, real_dataset: Path) -> None:
     """Other content under the same name, another share held out; nothing there is touched."""
     texts = tmp_path / "texts"
