@@ -12,6 +12,7 @@ from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import Attendance, attendance_of, error_for, missing_error, not_idle_error, rank_of
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.identity import Identity, identity
 from pytest_gpucluster.inventory.occupancy import read_occupancy
 from pytest_gpucluster.protocol.messages import Failure
@@ -153,9 +154,7 @@ def _in_one_line(one: Identity) -> Identity:
 
 def _by_position(found: Mapping[int, Identity], inventory: Inventory) -> dict[tuple[int, int | None], int]:
     """The rank at each (node, GPU), both counted from 0: nodes by :func:`number_nodes`, the GPUs of a node by PCI address."""
-    nodes: dict[AnsweringNode, list[int]] = {}
-    for rank, one in found.items():
-        nodes.setdefault(AnsweringNode(hostname=one.hostname, group_rank=one.group_rank), []).append(rank)
+    nodes = grouped((AnsweringNode(hostname=one.hostname, group_rank=one.group_rank), rank) for rank, one in found.items())
     positions: dict[tuple[int, int | None], int] = {}
     for key, node in number_nodes(nodes, inventory).items():
         ranks = _in_bus_order({rank: found[rank] for rank in nodes[key]})
@@ -211,9 +210,7 @@ def _judge_idle(places: Sequence[Place], occupancies: Mapping[int, Reply]) -> Re
     errors: dict[Any, MeasurementError] = {place: missing_error(place, attendance) for place in places if place.rank is None}
     read = {rank: reply.value for rank, reply in occupancies.items() if reply.ok}
     present = [place for place in places if place.rank is not None]
-    on_node: dict[int, list[Place]] = {}
-    for place in present:
-        on_node.setdefault(place.node, []).append(place)
+    on_node = grouped((place.node, place) for place in present)
     by_uuid = {(place.node, read[place.rank].uuid): read[place.rank] for place in present if place.rank in read}
     for place in present:
         found = by_uuid.get((place.node, place.uuid)) if place.uuid else read.get(rank_of(place))

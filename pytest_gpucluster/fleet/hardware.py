@@ -88,9 +88,10 @@ class Hardware:
     def rate(self, rank: int, quantity: str) -> float:
         """What the rank's GPU reaches, in the unit of :data:`TYPICAL`."""
         node, gpu = self.simulation.place_of(rank)
-        typical, model = TYPICAL[quantity], MODELS.index(self.simulation.gpu)
+        typical = TYPICAL[quantity]
+        usual = typical.values[MODELS.index(self.simulation.gpu)]
         seed = f"{self.simulation.seed}/{quantity}/node{node}"
-        value = typical.values[model] * (1 + _deviation(seed, typical.host)) * (1 + _deviation(f"{seed}-gpu{gpu}", typical.chip))
+        value = usual * (1 + _deviation(seed, typical.host)) * (1 + _deviation(f"{seed}-gpu{gpu}", typical.chip))
         for kind, losses in LOSSES.items():
             if quantity in losses and self.simulation.has(rank, kind):
                 value *= losses[quantity]

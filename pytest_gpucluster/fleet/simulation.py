@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
@@ -19,10 +19,46 @@ FaultKind: TypeAlias = Literal[
     "late", "links", "loaded", "lost", "noisy", "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared",
     "slow", "sockets", "throttled", "trunk", "uplink", "versions", "xid",
 ]  # fmt: skip
-FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
-"""What each of them is, stands in docs/commands.md."""
+FAULTS: Mapping[FaultKind, str] = {
+    "absent": "never joins",
+    "busy": "another program holds its memory",
+    "cable": "one port of the node's NICs has no link",
+    "clique": "the node is not in the NVLink domain of its rack (GB200 NVL72)",
+    "clock": "the node's clock is late",
+    "corrupt": "computes wrong bits",
+    "dead": "its worker dies under lasting load",
+    "dimm": "memory modules of the node are missing",
+    "disk": "the node's scratch is half as fast as others",
+    "ecc": "has uncorrected memory errors and a row that waits for a remap",
+    "fast": "is measured ten times as fast as it is, by a wrong clock",
+    "guest": "another program holds its memory, and has left when the others are measured",
+    "hbm": "has 10 % less memory bandwidth",
+    "hung": "hangs in the memory test",
+    "late": "joins and answers late, and is healthy",
+    "links": "its NVLinks carry half of their rate",
+    "loaded": "others keep the node's CPUs busy when its links to the host are measured for the first time",
+    "lost": "the node is gone from the test under lasting load on",
+    "noisy": "its link to the host is disturbed until it is measured again",
+    "nvlink": "one of its NVLinks is down",
+    "nvls": "the all-reduce of the node runs without NVLink SHARP",
+    "odd": "the node has another kernel",
+    "pair": "speaks to the next GPU of its node through the host",
+    "pattern": "loses bits of its memory",
+    "pcie": "its link to the host came up at half its rate",
+    "rail": "one adapter of the node carries half of its rate",
+    "reset": "asks to be reset",
+    "shared": "its rank uses the GPU of a neighbour, so that two ranks claim that one",
+    "slow": "computes 30 % slower at the same clock",
+    "sockets": "the node speaks to others over sockets",
+    "throttled": "is slowed by heat under lasting load",
+    "trunk": "the uplinks of the node's leaf switch carry half of their rate",
+    "uplink": "the node's adapters carry half of their rate",
+    "versions": "the node has another torch and another driver",
+    "xid": "the driver reports during the run that it has fallen off the bus",
+}
 NODES_ONLY = (
-    "cable", "clique", "clock", "dimm", "disk", "loaded", "lost", "nvls", "odd", "rail", "sockets", "trunk", "uplink", "versions",
+    "cable", "clique", "clock", "dimm", "disk", "loaded", "lost", "nvls", "odd", "rail", "sockets", "trunk", "uplink",
+    "versions",
 )  # fmt: skip
 GPUS_ONLY = ("pair", "shared")
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
@@ -55,7 +91,7 @@ def parse_fault(text: str) -> PlantedFault:
         raise ConfigurationError(f"{text!r} names no part and fault; {FORM}")
     if kind not in FAULTS:
         known = ", ".join(FAULTS)
-        raise ConfigurationError(f"{text!r}: there is no fault {kind!r}; faults: {known}.{did_you_mean(kind, FAULTS)}")
+        raise ConfigurationError(f"{text!r}: there is no fault {kind!r}; faults: {known}.{did_you_mean(kind, [*FAULTS])}")
     if kind in NODES_ONLY and found[2] is not None:
         raise ConfigurationError(f"{text!r}: {kind} is a fault of a whole node; say node{found[1]}:{kind}")
     if kind in GPUS_ONLY and found[2] is None:

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory import nvml, nvml_calls
 from pytest_gpucluster.inventory.gpu_index import handle_of
 from pytest_gpucluster.inventory.nvml import EVENT_REASONS, event_reason_names
@@ -306,10 +307,7 @@ def from_rows(rows: Sequence[Sequence[float]]) -> GroupTelemetry | None:
     if not watched:
         return None
     clocks, power, temperature = ({int(row[0]): row[at] for row in watched if not math.isnan(row[at])} for at in (3, 4, 5))
-    reasons: dict[str, list[int]] = {}
-    for rank, _, bits, *_ in watched:
-        for name in event_reason_names(int(bits)):
-            reasons.setdefault(name, []).append(int(rank))
+    reasons = grouped((name, int(rank)) for rank, _, bits, *_ in watched for name in event_reason_names(int(bits)))
     slowest = min(clocks, key=lambda rank: clocks[rank], default=None)
     hottest = max(temperature, key=lambda rank: temperature[rank], default=None)
     return GroupTelemetry(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.nccl_log import choice_of
 from pytest_gpucluster.inventory.telemetry import Snapshots, evidence, from_rows, to_row
 from pytest_gpucluster.measurements import collective_cases, progress, timing
@@ -237,11 +238,7 @@ def nodes_reached(*, node: int | None = None, iterations: int = 10) -> Reachabil
         RuntimeError: neither ``node`` nor ``GPUCLUSTER_NODE`` is given.
     """
     answers = gather_texts(f"{node_number(node)} {own_hostname()}")
-    hostnames: dict[str, list[str]] = {}
-    for number, hostname in (answer.split(" ", 1) for answer in answers):
-        seen = hostnames.setdefault(number, [])
-        if hostname not in seen:
-            seen.append(hostname)
+    hostnames = grouped((number, hostname) for number, hostname in (one.split(" ", 1) for one in dict.fromkeys(answers)))
     for _ in range(2):
         gather_texts("warm")
     trips_s = [timing.host_seconds(lambda: gather_texts("ping")) for _ in range(iterations)]
