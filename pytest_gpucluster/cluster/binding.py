@@ -19,7 +19,7 @@ from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
@@ -91,8 +91,10 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     """
     started_s = time.monotonic()
     controller.meet(within_s=within_s)
-    occupancies = _read_occupancies(controller) if inventory.device == "cuda" else {}
-    replies = _read_identities(controller, inventory.device)
+    # Who uses the GPUs is read before a worker of this run uses one: whatever is there belongs to somebody else.
+    is_on_gpus = inventory.device == "cuda"
+    occupancies = _ask_all(controller, read_occupancy, deadline_s=OCCUPANCY_DEADLINE_S, once=True) if is_on_gpus else {}
+    replies = _ask_all(controller, identity, deadline_s=IDENTITY_DEADLINE_S, kwargs={"device": inventory.device})
     found = {rank: _in_one_line(reply.value) for rank, reply in replies.items() if reply.ok}
     _refuse_other_versions(controller, found)
     found.update(_refuse_other_files(controller, replies))
@@ -120,29 +122,10 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     )
 
 
-def _read_occupancies(controller: Controller | InlineController) -> dict[int, Reply]:
-    """What uses the GPUs, read before a worker of this run uses one: whatever is there belongs to somebody else."""
-    call = Call(
-        function=controller.name(read_occupancy),
-        ranks=range(controller.world_size),
-        deadline_s=OCCUPANCY_DEADLINE_S,
-        any_device=True,
-        once=True,
-        is_startup=True,
-    )
-    return controller.call(call)
-
-
-def _read_identities(controller: Controller | InlineController, device: str) -> dict[int, Reply]:
-    call = Call(
-        function=controller.name(identity),
-        ranks=range(controller.world_size),
-        deadline_s=IDENTITY_DEADLINE_S,
-        kwargs={"device": device},
-        any_device=True,
-        is_startup=True,
-    )
-    return controller.call(call)
+def _ask_all(controller: Controller | InlineController, function: Callable[..., Any], **terms: Any) -> dict[int, Reply]:
+    """The replies of all ranks, as a part of the start-up."""
+    name, ranks = controller.name(function), range(controller.world_size)
+    return controller.call(Call(function=name, ranks=ranks, any_device=True, is_startup=True, **terms))
 
 
 def _in_one_line(one: Identity) -> Identity:

@@ -61,20 +61,11 @@ def missing_error(place: Place, attendance: Attendance) -> MeasurementError:
     count = f"{attendance.answering} of {attendance.expected} expected places answer"
     if place.gpu is not None and place.node in attendance.answering_nodes:
         cause = f"no such GPU joined on {hostname}"
-        return MeasurementError(
-            f"not run: {place.id} is missing: {cause} ({count})",
-            culprits=(place,),
-            kind="missing",
-            blame=Blame(part="gpu", cause=cause),
-        )
-    node = place.of_node
-    cause = f"{hostname} is absent"
-    return MeasurementError(
-        f"not run: {cause}: no such node joined ({count})",
-        culprits=(node,),
-        kind="missing",
-        blame=Blame(part="node", cause=cause),
-    )
+        text, culprit, blame = f"{place.id} is missing: {cause}", place, Blame(part="gpu", cause=cause)
+    else:
+        cause = f"{hostname} is absent"
+        text, culprit, blame = f"{cause}: no such node joined", place.of_node, Blame(part="node", cause=cause)
+    return MeasurementError(f"not run: {text} ({count})", culprits=(culprit,), kind="missing", blame=blame)
 
 
 def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:

@@ -23,7 +23,7 @@ from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.host import read_host
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
-from pytest_gpucluster.inventory.program import ProgramError, run
+from pytest_gpucluster.inventory.program import run_by_name
 from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NONE, NotAvailable, apply, or_none, read, row
 from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, read_text, target_of
 
@@ -75,13 +75,11 @@ class _Sources:
 
 def _by_program(program: str, arguments: tuple[str, ...], pattern: re.Pattern[str], where: _Sources) -> str | NotAvailable:
     """The version that a program says; :data:`NONE` where it is not installed."""
-    found = shutil.which(program, path=where.path)
-    if found is None:
+    if shutil.which(program, path=where.path) is None:
         return NONE
-    try:
-        said = run(found, arguments, within_s=ANSWER_S)
-    except ProgramError as error:
-        return NotAvailable(str(error))
+    said = run_by_name(program, arguments, within_s=ANSWER_S, path=where.path)
+    if isinstance(said, NotAvailable):
+        return said
     version = pattern.search(said.printed) if said.exit_code == 0 else None
     return version[1] if version else NotAvailable(f"{program} says no version: {said.gist}")
 

@@ -9,12 +9,11 @@ import errno
 import json
 import os
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pytest_gpucluster.inventory.program import ProgramError, run
+from pytest_gpucluster.inventory.program import run_by_name
 from pytest_gpucluster.inventory.reading import (
     EVIDENCE,
     NOBODY,
@@ -367,14 +366,8 @@ def roce_mtu(interface_bytes: int) -> int | NotAvailable:
 
 def _said_by(program: str, *arguments: str, path: str | None) -> str | NotAvailable:
     """What a program prints, or why it says nothing."""
-    found = shutil.which(program, path=path)
-    if found is None:
-        return NotAvailable(f"{program} is not installed")
-    try:
-        ended = run(found, arguments, within_s=ANSWER_S)
-    except ProgramError as error:
-        return NotAvailable(str(error))
-    return ended.printed if ended.exit_code == 0 else NotAvailable(f"{program}: {ended.gist}")
+    ended = run_by_name(program, arguments, within_s=ANSWER_S, path=path)
+    return apply(lambda it: it.printed if it.exit_code == 0 else NotAvailable(f"{program}: {it.gist}"), ended)
 
 
 def read_rdma_mtus(*, path: str | None = None) -> dict[str, int] | NotAvailable:

@@ -86,6 +86,18 @@ def evidence(telemetry: HasEvidence | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A result with the telemetry of the time in which it was measured, for the report; None without NVML."""
+
+    telemetry: HasEvidence | None = None
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Clocks, power, temperature and event reasons meanwhile."""
+        return evidence(self.telemetry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
     at_s: float
     reasons: int | NotAvailable
