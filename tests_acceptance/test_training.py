@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.measurements.training import curve, require_limit_below_floor, train
-from tests_acceptance.conftest import require_possible
+from tests_acceptance.conftest import measured, require_possible
 
 pytestmark = pytest.mark.training
 
@@ -86,16 +86,10 @@ def test_finetune_loss_limit(finetuned, criterion):
     )
 
 
-@pytest.fixture(scope="session")
-def sharded_in_node(cluster, recipe):
-    """A training under FSDP2 over the GPUs of each node."""
-    return cluster.run(train, per="node", **recipe("training_throughput_fsdp_node"))
-
-
-@pytest.fixture(scope="session")
-def sharded_in_cluster(cluster, recipe):
-    """A training under FSDP2 over all GPUs."""
-    return cluster.run(train, per="cluster", **recipe("training_throughput_fsdp_cluster"))
+sharded_in_node = measured(train, "training_throughput_fsdp_node", per="node")
+"""A training under FSDP2 over the GPUs of each node."""
+sharded_in_cluster = measured(train, "training_throughput_fsdp_cluster", per="cluster")
+"""A training under FSDP2 over all GPUs."""
 
 
 @pytest.fixture(scope="session")
