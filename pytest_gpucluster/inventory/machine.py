@@ -25,7 +25,7 @@ from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
 from pytest_gpucluster.inventory.program import run_by_name
 from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NONE, NotAvailable, apply, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, read_text, target_of
+from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, read_at, read_text, target_of
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
 WHEELS = ("nvidia-nccl", "nvidia-cuda-runtime")
@@ -150,10 +150,9 @@ BMC_DRIVERS = ("cdc_ether", "cdc_ncm", "rndis_host")
 
 def _open_devices(pattern: str, devices: Path) -> str | NotAvailable:
     """Which device files of a kind this process may open for writing; ``none`` where there are none, else ``closed``."""
-    try:
-        found = sorted(file for file in devices.iterdir() if re.fullmatch(pattern, file.name))
-    except OSError as error:
-        return NotAvailable(f"{error.strerror} ({devices})")
+    found = read_at(devices, lambda: sorted(file for file in devices.iterdir() if re.fullmatch(pattern, file.name)))
+    if isinstance(found, NotAvailable):
+        return found
     opened = [str(file) for file in found if os.access(file / "misc" if file.is_dir() else file, os.R_OK | os.W_OK)]
     return ", ".join(opened) or (CLOSED if found else NONE)
 
