@@ -189,13 +189,7 @@ def read_management(*, devices: Path = Path("/dev"), sys: Path = SYS) -> Managem
     return read(Management, (devices, sys))
 
 
-DMI = (
-    "chassis_serial",
-    "board_serial",
-    "product_name",
-    "board_name",
-    "bios_version",
-)
+DMI = ("chassis_serial", "board_serial", "product_name", "board_name", "bios_version")
 """What the firmware says of the host. Linux gives the serials to root alone."""
 
 
