@@ -153,8 +153,11 @@ def _cache_of(folder: Folder, mount: Mount | NotAvailable) -> str:
         return IN_MEMORY
     try:
         file = folder.open_at("probe", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
-        with os.fdopen(file, "wb", buffering=0) as probe, _mapped(PAGE_BYTES) as page:
-            probe.write(page)
+        try:
+            with _mapped(PAGE_BYTES) as page:
+                os.write(file, page)
+        finally:
+            os.close(file)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
