@@ -24,7 +24,7 @@ from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable, all_or_wh
 from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 SILENT_S = 3.0
 """NVML answers in milliseconds. A sampler that has heard nothing for so long has a driver that hangs."""
@@ -323,16 +323,12 @@ def from_rows(rows: Sequence[Sequence[float]]) -> GroupTelemetry | None:
     slowest = min(clocks, key=lambda rank: clocks[rank], default=None)
     hottest = max(temperature, key=lambda rank: temperature[rank], default=None)
     return GroupTelemetry(
-        sm_clock_lowest_mhz=_at(clocks, slowest),
+        sm_clock_lowest_mhz=min(clocks.values(), default=None),
         sm_clock_highest_mhz=max(clocks.values(), default=None),
         lowest_clock_rank=slowest,
         power_lowest_w=min(power.values(), default=None),
         power_highest_w=max(power.values(), default=None),
-        temperature_highest_c=_at(temperature, hottest),
+        temperature_highest_c=max(temperature.values(), default=None),
         hottest_rank=hottest,
         event_reasons={name: ranges(ranks) for name, ranks in reasons.items()},
     )
-
-
-def _at(values: Mapping[int, float], rank: int | None) -> float | None:
-    return None if rank is None else values[rank]
