@@ -18,6 +18,26 @@ from pytest_gpucluster.measurements.sustained import sustained
 from pytest_gpucluster.measurements.training import finetune, train
 
 
+def measured(function, key, *, per="gpu", **named):  # noqa: ANN003 -- as in all of this suite
+    """A fixture: what the function measures by the recipe of the entry ``key``, once for all criteria that read it."""
+
+    @pytest.fixture(scope="session")
+    def results(cluster, recipe):  # noqa: ANN202 - a fixture, known by the name that it is given below
+        return cluster.run(function, per=per, **named, **recipe(key))
+
+    return results
+
+
+def compared(function, key, *, per="gpu", **named):  # noqa: ANN003 -- as above
+    """As :func:`measured`, at all places that a comparison takes."""
+
+    @pytest.fixture(scope="session")
+    def results(cluster, recipe, compared_places):  # noqa: ANN202 - as above
+        return cluster.run(function, per=per, places=compared_places, **named, **recipe(key))
+
+    return results
+
+
 @pytest.fixture(scope="session")
 def nics_at_start(readings):
     """Every adapter of every host, before the long work. All hosts take part: their ports are compared."""
@@ -36,58 +56,24 @@ def gpu_states(readings):
     return readings.first(gpu_state, per="gpu")
 
 
-@pytest.fixture(scope="session")
-def finetuned(cluster, recipe):
-    """One LoRA fine-tune over the whole cluster."""
-    return cluster.run(finetune, per="cluster", **recipe("finetune_loss"))
-
-
-@pytest.fixture(scope="session")
-def trained_alone(cluster, recipe, compared_places):
-    """A training on every GPU by itself, all at once."""
-    return cluster.run(train, per="gpu", places=compared_places, single_rank=True, **recipe("training_throughput_gpu"))
-
-
-@pytest.fixture(scope="session")
-def trained_in_node(cluster, recipe):
-    """A training over the GPUs of each node, each with the whole model."""
-    return cluster.run(train, per="node", **recipe("training_throughput_ddp_node"))
-
-
-@pytest.fixture(scope="session")
-def trained_in_cluster(cluster, recipe):
-    """A training over all GPUs, each with the whole model."""
-    return cluster.run(train, per="cluster", **recipe("training_throughput_ddp_cluster"))
-
-
-@pytest.fixture(scope="session")
-def gemm_bf16(cluster, recipe, compared_places):
-    """Dense BF16 products on every GPU at once."""
-    return cluster.run(gemm, per="gpu", places=compared_places, dtype="bfloat16", **recipe("bf16_tflops"))
-
-
-@pytest.fixture(scope="session")
-def gemm_fp32(cluster, recipe, compared_places):
-    """FP32 products on every GPU at once: far below the power limit, so healthy GPUs do not differ."""
-    return cluster.run(gemm, per="gpu", places=compared_places, dtype="float32", **recipe("fp32_tflops"))
-
-
-@pytest.fixture(scope="session")
-def gemm_sustained(cluster, recipe, compared_places):
-    """BF16 products back to back on every GPU at once."""
-    return cluster.run(sustained, per="gpu", places=compared_places, **recipe("bf16_sustained"))
-
-
-@pytest.fixture(scope="session")
-def hbm(cluster, recipe, compared_places):
-    """Copy, triad, read and write on every GPU at once."""
-    return cluster.run(hbm_bandwidth, per="gpu", places=compared_places, **recipe("hbm_bandwidth"))
-
-
-@pytest.fixture(scope="session")
-def host_link_alone(cluster, recipe, compared_places):
-    """Copies between every GPU and its host, one GPU of a node at a time."""
-    return cluster.run(host_link, per="gpu", places=compared_places, **recipe("host_to_device"))
+finetuned = measured(finetune, "finetune_loss", per="cluster")
+"""One LoRA fine-tune over the whole cluster."""
+trained_alone = compared(train, "training_throughput_gpu", single_rank=True)
+"""A training on every GPU by itself, all at once."""
+trained_in_node = measured(train, "training_throughput_ddp_node", per="node")
+"""A training over the GPUs of each node, each with the whole model."""
+trained_in_cluster = measured(train, "training_throughput_ddp_cluster", per="cluster")
+"""A training over all GPUs, each with the whole model."""
+gemm_bf16 = compared(gemm, "bf16_tflops", dtype="bfloat16")
+"""Dense BF16 products on every GPU at once."""
+gemm_fp32 = compared(gemm, "fp32_tflops", dtype="float32")
+"""FP32 products on every GPU at once: far below the power limit, so healthy GPUs do not differ."""
+gemm_sustained = compared(sustained, "bf16_sustained")
+"""BF16 products back to back on every GPU at once."""
+hbm = compared(hbm_bandwidth, "hbm_bandwidth")
+"""Copy, triad, read and write on every GPU at once."""
+host_link_alone = compared(host_link, "host_to_device")
+"""Copies between every GPU and its host, one GPU of a node at a time."""
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 from pytest_gpucluster import MeasurementError, agreement
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.gemm import gemm
+from tests_acceptance.conftest import measured
 
 pytestmark = pytest.mark.compute
 
@@ -25,21 +26,11 @@ def test_bf16_tflops(gemm_bf16, place, criterion):
     require_rate(gemm_bf16, place, criterion)
 
 
-def products(dtype, key):
-    """A fixture: dense products in ``dtype`` on every GPU at once, by the recipe of the entry ``key``."""
-
-    @pytest.fixture(scope="session")
-    def rates(cluster, recipe):  # noqa: ANN202 - a fixture, known by the name that it is given below
-        return cluster.run(gemm, per="gpu", dtype=dtype, **recipe(key))
-
-    return rates
-
-
-gemm_fp16 = products("float16", "fp16_tflops")
-gemm_fp8 = products("float8_e4m3fn", "fp8_tflops")
-gemm_tf32 = products("tf32", "tf32_tflops")
-gemm_fp64 = products("float64", "fp64_tflops")
-gemm_int8 = products("int8", "int8_tops")
+gemm_fp16 = measured(gemm, "fp16_tflops", dtype="float16")
+gemm_fp8 = measured(gemm, "fp8_tflops", dtype="float8_e4m3fn")
+gemm_tf32 = measured(gemm, "tf32_tflops", dtype="tf32")
+gemm_fp64 = measured(gemm, "fp64_tflops", dtype="float64")
+gemm_int8 = measured(gemm, "int8_tops", dtype="int8")
 
 
 def test_fp16_tflops(gemm_fp16, place, criterion):

@@ -7,14 +7,13 @@ import pytest
 from pytest_gpucluster import Finding, NotAvailable, health
 from pytest_gpucluster.measurements.driver_errors import gpu_xids
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
+from tests_acceptance.conftest import measured
 
 pytestmark = [pytest.mark.health, pytest.mark.reads]
 
 
-@pytest.fixture(scope="session")
-def loaded_clocks(cluster, recipe):
-    """Clocks event reasons of every GPU while a matrix product keeps it busy."""
-    return cluster.run(clocks_under_load, per="gpu", **recipe("clocks_under_load"))
+loaded_clocks = measured(clocks_under_load, "clocks_under_load")
+"""Clocks event reasons of every GPU while a matrix product keeps it busy."""
 
 
 def reading(states, place, name):

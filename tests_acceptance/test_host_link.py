@@ -8,14 +8,13 @@ import pytest
 
 from pytest_gpucluster import MeasurementError, health
 from pytest_gpucluster.measurements.host_link import host_link
+from tests_acceptance.conftest import measured
 
 pytestmark = pytest.mark.links
 
 
-@pytest.fixture(scope="session")
-def host_link_all(cluster, recipe):
-    """Copies between every GPU and its host, all GPUs of a node at the same time."""
-    return cluster.run(host_link, per="node", **recipe("host_to_device_all"))
+host_link_all = measured(host_link, "host_to_device_all", per="node")
+"""Copies between every GPU and its host, all GPUs of a node at the same time."""
 
 
 WAYS = {"h2d": "host to device", "d2h": "device to host"}

@@ -7,6 +7,7 @@ import pytest
 from pytest_gpucluster import Finding, MeasurementError, siblings
 from pytest_gpucluster.measurements.file_rates import file_rates, file_requests
 from pytest_gpucluster.measurements.host_rates import host_memory, launch_latency
+from tests_acceptance.conftest import compared, measured
 
 pytestmark = pytest.mark.platform
 
@@ -18,16 +19,10 @@ def memory(cluster, recipe, budget, compared_places):
     return cluster.run(host_memory, per="host", places=compared_places, **named)
 
 
-@pytest.fixture(scope="session")
-def scratch(cluster, recipe, compared_places):
-    """Large files in the folder for temporary files of each host, on all hosts at once: each has a disk of its own."""
-    return cluster.run(file_rates, per="host", places=compared_places, **recipe("scratch_write"))
-
-
-@pytest.fixture(scope="session")
-def launches(cluster, recipe):
-    """Kernels launched on every GPU, one GPU of a node at a time."""
-    return cluster.run(launch_latency, per="gpu", **recipe("launch_latency"))
+scratch = compared(file_rates, "scratch_write", per="host")
+"""Large files in the folder for temporary files of each host, on all hosts at once: each has a disk of its own."""
+launches = measured(launch_latency, "launch_latency")
+"""Kernels launched on every GPU, one GPU of a node at a time."""
 
 
 def test_host_memory(memory, recipe, node, criterion):
@@ -51,10 +46,8 @@ def test_scratch_read(scratch, node, criterion):
     criterion.require(scratch[node].read_gb_s, evidence=scratch[node].evidence)
 
 
-@pytest.fixture(scope="session")
-def requests_to_scratch(cluster, recipe):
-    """Small requests to the folder for temporary files of each host, on all hosts at once."""
-    return cluster.run(file_requests, per="host", **recipe("scratch_iops"))
+requests_to_scratch = measured(file_requests, "scratch_iops", per="host")
+"""Small requests to the folder for temporary files of each host, on all hosts at once."""
 
 
 def test_scratch_iops(requests_to_scratch, node, criterion):

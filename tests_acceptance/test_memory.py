@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
+from tests_acceptance.conftest import measured
 
 pytestmark = pytest.mark.memory
 
@@ -20,10 +21,8 @@ def test_hbm_bandwidth(hbm, place, criterion):
     )
 
 
-@pytest.fixture(scope="session")
-def pattern(cluster, recipe):
-    """Patterns written over the free memory of every GPU at once, and read back."""
-    return cluster.run(hbm_pattern, per="gpu", **recipe("hbm_pattern"))
+pattern = measured(hbm_pattern, "hbm_pattern")
+"""Patterns written over the free memory of every GPU at once, and read back."""
 
 
 def test_hbm_pattern(pattern, place, criterion):

@@ -11,7 +11,7 @@ import pytest
 from pytest_gpucluster import Blame, Finding, MeasurementError, scaling
 from pytest_gpucluster.measurements.collectives import all_reduce
 from pytest_gpucluster.measurements.training import sharded_memory
-from tests_acceptance.conftest import require_possible, sized
+from tests_acceptance.conftest import measured, require_possible, sized
 
 
 @pytest.fixture
@@ -101,10 +101,8 @@ def memory_in_node(cluster, recipe):
     return found
 
 
-@pytest.fixture(scope="session")
-def memory_in_cluster(cluster, recipe):
-    """The same when all GPUs share the model."""
-    return cluster.run(sharded_memory, per="cluster", **recipe("memory_scaling_cluster"))
+memory_in_cluster = measured(sharded_memory, "memory_scaling_cluster", per="cluster")
+"""The same when all GPUs share the model."""
 
 
 def require_shares(alone, shared, criterion):

@@ -35,11 +35,19 @@ def test_shared_paths(shared, node, criterion):
         raise error
 
 
-@pytest.fixture(scope="session")
-def shared_small(cluster, recipe):
-    """Many small files below each shared path, by all hosts at once."""
-    paths, arguments = cluster.promised.shared_paths, recipe("shared_small_files")
-    return {path: cluster.run(small_files, per="host", places=cluster.places, path=path, **arguments) for path in paths}
+def on_each_path(function, key):
+    """A fixture: what the function measures below each shared path, by path, on all hosts at once."""
+
+    @pytest.fixture(scope="session")
+    def results(cluster, recipe):  # noqa: ANN202 - a fixture, known by the name that it is given below
+        paths, arguments = cluster.promised.shared_paths, recipe(key)
+        return {path: cluster.run(function, per="host", places=cluster.places, path=path, **arguments) for path in paths}
+
+    return results
+
+
+shared_small = on_each_path(small_files, "shared_small_files")
+"""Many small files below each shared path, by all hosts at once."""
 
 
 def test_shared_small_files(shared_small, node, criterion):
@@ -49,11 +57,8 @@ def test_shared_small_files(shared_small, node, criterion):
     criterion.require(worst.files_s, evidence={path: f"{one.files} in {one.seconds:.2f} s" for path, one in by_path.items()})
 
 
-@pytest.fixture(scope="session")
-def shared_requests(cluster, recipe):
-    """Small requests below each shared path, by all hosts at once."""
-    paths, arguments = cluster.promised.shared_paths, recipe("shared_iops")
-    return {path: cluster.run(file_requests, per="host", places=cluster.places, path=path, **arguments) for path in paths}
+shared_requests = on_each_path(file_requests, "shared_iops")
+"""Small requests below each shared path, by all hosts at once."""
 
 
 def test_shared_iops(shared_requests, node, criterion):
@@ -79,11 +84,8 @@ def shared_alone(alone, node, cluster, recipe):
     return alone[node.id]
 
 
-@pytest.fixture(scope="session")
-def shared_together(cluster, recipe):
-    """Large files below each shared path, by all hosts at once."""
-    paths, arguments = cluster.promised.shared_paths, recipe("shared_write_all")
-    return {path: cluster.run(file_rates, per="host", places=cluster.places, path=path, **arguments) for path in paths}
+shared_together = on_each_path(file_rates, "shared_write_all")
+"""Large files below each shared path, by all hosts at once."""
 
 
 def judge(criterion, by_path, node, way):

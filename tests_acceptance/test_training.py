@@ -6,23 +6,14 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.measurements.training import curve, require_limit_below_floor, train
-from tests_acceptance.conftest import require_possible
+from tests_acceptance.conftest import measured, require_possible
 
 pytestmark = pytest.mark.training
 
 CHECKS = (
-    "base_digest",
-    "data_digest",
-    "lock_step",
-    "all_reduce",
-    "adapter_digest",
-    "finite",
-    "adapters_moved",
-    "restore",
-    "generation",
-    "graph_lock_step",
-    "step_time_spread",
-)
+    "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",
+    "generation", "graph_lock_step", "step_time_spread",
+)  # fmt: skip
 """Of finetune_smoke: all that a run without an output folder makes."""
 AMONG_RANKS = ("base_digest", "data_digest", "lock_step", "graph_lock_step")
 ONE_RANK = "one rank, compared with itself; no other rank to compare with"
@@ -86,16 +77,10 @@ def test_finetune_loss_limit(finetuned, criterion):
     )
 
 
-@pytest.fixture(scope="session")
-def sharded_in_node(cluster, recipe):
-    """A training under FSDP2 over the GPUs of each node."""
-    return cluster.run(train, per="node", **recipe("training_throughput_fsdp_node"))
-
-
-@pytest.fixture(scope="session")
-def sharded_in_cluster(cluster, recipe):
-    """A training under FSDP2 over all GPUs."""
-    return cluster.run(train, per="cluster", **recipe("training_throughput_fsdp_cluster"))
+sharded_in_node = measured(train, "training_throughput_fsdp_node", per="node")
+"""A training under FSDP2 over the GPUs of each node."""
+sharded_in_cluster = measured(train, "training_throughput_fsdp_cluster", per="cluster")
+"""A training under FSDP2 over all GPUs."""
 
 
 @pytest.fixture(scope="session")

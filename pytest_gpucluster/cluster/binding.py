@@ -12,13 +12,14 @@ from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import Attendance, attendance_of, error_for, missing_error, not_idle_error, rank_of
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.identity import Identity, identity
 from pytest_gpucluster.inventory.occupancy import read_occupancy
 from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
@@ -90,8 +91,10 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     """
     started_s = time.monotonic()
     controller.meet(within_s=within_s)
-    occupancies = _read_occupancies(controller) if inventory.device == "cuda" else {}
-    replies = _read_identities(controller, inventory.device)
+    # Who uses the GPUs is read before a worker of this run uses one: whatever is there belongs to somebody else.
+    is_on_gpus = inventory.device == "cuda"
+    occupancies = _ask_all(controller, read_occupancy, deadline_s=OCCUPANCY_DEADLINE_S, once=True) if is_on_gpus else {}
+    replies = _ask_all(controller, identity, deadline_s=IDENTITY_DEADLINE_S, kwargs={"device": inventory.device})
     found = {rank: _in_one_line(reply.value) for rank, reply in replies.items() if reply.ok}
     _refuse_other_versions(controller, found)
     found.update(_refuse_other_files(controller, replies))
@@ -119,29 +122,10 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     )
 
 
-def _read_occupancies(controller: Controller | InlineController) -> dict[int, Reply]:
-    """What uses the GPUs, read before a worker of this run uses one: whatever is there belongs to somebody else."""
-    call = Call(
-        function=controller.name(read_occupancy),
-        ranks=range(controller.world_size),
-        deadline_s=OCCUPANCY_DEADLINE_S,
-        any_device=True,
-        once=True,
-        is_startup=True,
-    )
-    return controller.call(call)
-
-
-def _read_identities(controller: Controller | InlineController, device: str) -> dict[int, Reply]:
-    call = Call(
-        function=controller.name(identity),
-        ranks=range(controller.world_size),
-        deadline_s=IDENTITY_DEADLINE_S,
-        kwargs={"device": device},
-        any_device=True,
-        is_startup=True,
-    )
-    return controller.call(call)
+def _ask_all(controller: Controller | InlineController, function: Callable[..., Any], **terms: Any) -> dict[int, Reply]:
+    """The replies of all ranks, as a part of the start-up."""
+    name, ranks = controller.name(function), range(controller.world_size)
+    return controller.call(Call(function=name, ranks=ranks, any_device=True, is_startup=True, **terms))
 
 
 def _in_one_line(one: Identity) -> Identity:
@@ -153,9 +137,7 @@ def _in_one_line(one: Identity) -> Identity:
 
 def _by_position(found: Mapping[int, Identity], inventory: Inventory) -> dict[tuple[int, int | None], int]:
     """The rank at each (node, GPU), both counted from 0: nodes by :func:`number_nodes`, the GPUs of a node by PCI address."""
-    nodes: dict[AnsweringNode, list[int]] = {}
-    for rank, one in found.items():
-        nodes.setdefault(AnsweringNode(hostname=one.hostname, group_rank=one.group_rank), []).append(rank)
+    nodes = grouped((AnsweringNode(hostname=one.hostname, group_rank=one.group_rank), rank) for rank, one in found.items())
     positions: dict[tuple[int, int | None], int] = {}
     for key, node in number_nodes(nodes, inventory).items():
         ranks = _in_bus_order({rank: found[rank] for rank in nodes[key]})
@@ -211,9 +193,7 @@ def _judge_idle(places: Sequence[Place], occupancies: Mapping[int, Reply]) -> Re
     errors: dict[Any, MeasurementError] = {place: missing_error(place, attendance) for place in places if place.rank is None}
     read = {rank: reply.value for rank, reply in occupancies.items() if reply.ok}
     present = [place for place in places if place.rank is not None]
-    on_node: dict[int, list[Place]] = {}
-    for place in present:
-        on_node.setdefault(place.node, []).append(place)
+    on_node = grouped((place.node, place) for place in present)
     by_uuid = {(place.node, read[place.rank].uuid): read[place.rank] for place in present if place.rank in read}
     for place in present:
         found = by_uuid.get((place.node, place.uuid)) if place.uuid else read.get(rank_of(place))

@@ -22,6 +22,7 @@ from pytest_gpucluster.cluster.unmeasurable import (
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.occupancy import read_occupancy_again
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu, uses_no_device
@@ -418,9 +419,7 @@ def _waves(
 
 def _waves_of_gpus(measurable: Sequence[Place], size: int) -> list[_Wave]:
     """At most ``size`` GPUs of each node at a time, on all nodes at once."""
-    by_node: dict[int, list[Place]] = {}
-    for place in measurable:
-        by_node.setdefault(place.node, []).append(place)
+    by_node = grouped((place.node, place) for place in measurable)
     longest = max(map(len, by_node.values()))
     return [
         _Wave(places=[place for members in by_node.values() for place in members[first : first + size]])

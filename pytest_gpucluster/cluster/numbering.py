@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.host_list import is_address, is_same_host
 from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.text import shortlist
@@ -77,9 +78,7 @@ def _by_name(ordered: Sequence[AnsweringNode], hosts: Sequence[str]) -> dict[Ans
 
     So have hosts that are called alike but for their domains, where they show none.
     """
-    entries: dict[str, list[int]] = {}
-    for at, host in enumerate(hosts):
-        entries.setdefault(host.lower(), []).append(at)
+    entries = grouped((host.lower(), at) for at, host in enumerate(hosts))
     numbers: dict[AnsweringNode, int] = {}
     for node in ordered:
         name = node.hostname.lower()

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pytest_gpucluster.errors import MeasurementError, Part
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.siblings import OUTLIER_SIGMAS, shortfalls
 from pytest_gpucluster.places import Place
@@ -67,11 +68,7 @@ class Results(Mapping[Any, Any]):
     @functools.cached_property
     def _of_nodes(self) -> Mapping[int, list[Place]]:
         """The GPUs that were to be measured, in order, by the number of their node."""
-        found: dict[int, list[Place]] = {}
-        for place in self._in_order:
-            if isinstance(place, Place):
-                found.setdefault(place.node, []).append(place)
-        return found
+        return grouped((place.node, place) for place in self._in_order if isinstance(place, Place))
 
     def __getitem__(self, place: Any) -> Any:
         """The value measured there.

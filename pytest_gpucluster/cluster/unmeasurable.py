@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.controller.diagnosis import diagnose
 from pytest_gpucluster.errors import Blame, MeasurementError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, GpuProcess
 from pytest_gpucluster.places import UNKNOWN_HOST, Place
 from pytest_gpucluster.text import one_line
@@ -60,20 +61,11 @@ def missing_error(place: Place, attendance: Attendance) -> MeasurementError:
     count = f"{attendance.answering} of {attendance.expected} expected places answer"
     if place.gpu is not None and place.node in attendance.answering_nodes:
         cause = f"no such GPU joined on {hostname}"
-        return MeasurementError(
-            f"not run: {place.id} is missing: {cause} ({count})",
-            culprits=(place,),
-            kind="missing",
-            blame=Blame(part="gpu", cause=cause),
-        )
-    node = place.of_node
-    cause = f"{hostname} is absent"
-    return MeasurementError(
-        f"not run: {cause}: no such node joined ({count})",
-        culprits=(node,),
-        kind="missing",
-        blame=Blame(part="node", cause=cause),
-    )
+        text, culprit, blame = f"{place.id} is missing: {cause}", place, Blame(part="gpu", cause=cause)
+    else:
+        cause = f"{hostname} is absent"
+        text, culprit, blame = f"{cause}: no such node joined", place.of_node, Blame(part="node", cause=cause)
+    return MeasurementError(f"not run: {text} ({count})", culprits=(culprit,), kind="missing", blame=blame)
 
 
 def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
@@ -152,10 +144,8 @@ def complete_groups(
 
     A result from an incomplete group would answer a different question, so all its members get the error.
     """
-    groups: dict[int | str, list[Place]] = {}
     domains = domains_of(chosen) if per == "domain" else {}
-    for place in chosen:
-        groups.setdefault(place.node if per == "node" else domains.get(place.node, 0), []).append(place)
+    groups = grouped((place.node if per == "node" else domains.get(place.node, 0), place) for place in chosen)
     complete: list[list[Place]] = []
     errors: Errors = {}
     for group in groups.values():
@@ -169,10 +159,8 @@ def complete_groups(
 
 def domains_of(places: Iterable[Place]) -> dict[int, int | str]:
     """The NVLink domain of each node: the fabric that all its GPUs belong to, or the node where they tell of none."""
-    fabrics: dict[int, set[str | None]] = {}
-    for place in places:
-        fabrics.setdefault(place.node, set()).add(place.fabric)
-    return {node: next(iter(found)) or node if len(found) == 1 else node for node, found in fabrics.items()}
+    fabrics = grouped((place.node, place.fabric) for place in places)
+    return {node: found[0] or node if len({*found}) == 1 else node for node, found in fabrics.items()}
 
 
 def merged(errors: Sequence[MeasurementError]) -> MeasurementError:

@@ -59,12 +59,12 @@ def identity(call: SimulatedCall) -> Any:
     return to_plain(found)
 
 
-def occupancy(call: SimulatedCall) -> Any:
+def read_occupancy(call: SimulatedCall) -> Any:
     """What uses the GPU before the run: nothing, unless that is planted."""
     return _occupancy(call, busy=call.has("busy") or call.has("guest"))
 
 
-def occupancy_again(call: SimulatedCall) -> Any:
+def read_occupancy_again(call: SimulatedCall) -> Any:
     """The same at the end of the run: a guest has left."""
     return _occupancy(call, busy=call.has("busy"))
 

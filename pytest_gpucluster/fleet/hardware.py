@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.fleet.simulation import FaultKind, Simulation
 
+MODELS = ("h200-sxm", "h100-sxm", "b200-sxm", "gb200-nvl72")
 CUT_SIGMAS = 2.0
 PRODUCTS = ("bfloat16", "float16", "float8_e4m3fn", "tf32", "float32", "float64", "int8")
 LINKS = ("h2d", "d2h", "h2d_all", "d2h_all")
@@ -25,75 +26,35 @@ LINKS = ("h2d", "d2h", "h2d_all", "d2h_all")
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """A typical value, and the relative sigma among the GPUs of a host and among the means of hosts."""
+    """The relative sigma among the GPUs of a host and among the means of hosts, and the typical value of each model."""
 
-    value: float
     chip: float
     host: float
+    values: tuple[float, ...]
 
 
-H200: Mapping[str, Typical] = {
-    "bfloat16": Typical(785.0, 0.011, 0.005),
-    "float16": Typical(768.0, 0.011, 0.005),
-    "float8_e4m3fn": Typical(1550.0, 0.011, 0.005),
-    "tf32": Typical(405.0, 0.011, 0.005),
-    "float32": Typical(51.0, 0.0015, 0.001),
-    "float64": Typical(56.0, 0.003, 0.001),
-    "int8": Typical(957.0, 0.004, 0.002),
-    "sustained": Typical(664.0, 0.009, 0.004),
-    "at_clock": Typical(0.913, 0.004, 0.001),
-    "hbm": Typical(4.35, 0.0015, 0.001),
-    "h2d": Typical(55.2, 0.002, 0.004),
-    "d2h": Typical(55.1, 0.002, 0.004),
-    "h2d_all": Typical(48.0, 0.01, 0.01),
-    "d2h_all": Typical(39.0, 0.01, 0.01),
-    "train": Typical(18900.0, 0.006, 0.002),
-    "triad": Typical(250.0, 0.0, 0.005),
-    "write": Typical(5.6, 0.0, 0.02),
-    "read": Typical(6.5, 0.0, 0.02),
+TYPICAL: Mapping[str, Typical] = {
+    "bfloat16": Typical(0.011, 0.005, (785.0, 800.0, 1720.0, 1822.0)),
+    "float16": Typical(0.011, 0.005, (768.0, 768.0, 1628.0, 1628.0)),
+    "float8_e4m3fn": Typical(0.011, 0.005, (1550.0, 1523.0, 2850.0, 2850.0)),
+    "tf32": Typical(0.011, 0.005, (405.0, 414.0, 850.0, 850.0)),
+    "float32": Typical(0.0015, 0.001, (51.0, 51.6, 65.0, 65.0)),
+    "float64": Typical(0.003, 0.001, (56.0, 57.0, 34.0, 34.0)),
+    "int8": Typical(0.004, 0.002, (957.0, 980.0, 2800.0, 2800.0)),
+    "sustained": Typical(0.009, 0.004, (664.0, 694.0, 1450.0, 1550.0)),
+    "at_clock": Typical(0.004, 0.001, (0.913, 0.913, 0.913, 0.913)),
+    "hbm": Typical(0.0015, 0.001, (4.35, 3.05, 6.3, 6.55)),
+    "h2d": Typical(0.002, 0.004, (55.2, 55.2, 55.2, 200.0)),
+    "d2h": Typical(0.002, 0.004, (55.1, 55.1, 55.1, 193.0)),
+    "h2d_all": Typical(0.01, 0.01, (48.0, 48.0, 48.0, 170.0)),
+    "d2h_all": Typical(0.01, 0.01, (39.0, 39.0, 39.0, 182.0)),
+    "train": Typical(0.006, 0.002, (18900.0, 18488.0, 40000.0, 40000.0)),
+    "triad": Typical(0.0, 0.005, (250.0, 250.0, 250.0, 250.0)),
+    "write": Typical(0.0, 0.02, (5.6, 5.6, 5.6, 5.6)),
+    "read": Typical(0.0, 0.02, (6.5, 6.5, 6.5, 6.5)),
 }
-TYPICAL: dict[str, Mapping[str, Typical]] = {
-    "h200-sxm": H200,
-    "h100-sxm": {
-        **H200,
-        "bfloat16": Typical(800.0, 0.011, 0.005),
-        "float8_e4m3fn": Typical(1523.0, 0.011, 0.005),
-        "tf32": Typical(414.0, 0.011, 0.005),
-        "float32": Typical(51.6, 0.0015, 0.001),
-        "float64": Typical(57.0, 0.003, 0.001),
-        "int8": Typical(980.0, 0.004, 0.002),
-        "sustained": Typical(694.0, 0.009, 0.004),
-        "hbm": Typical(3.05, 0.0015, 0.001),
-        "train": Typical(18488.0, 0.006, 0.002),
-    },
-}
-BLACKWELL: Mapping[str, Typical] = {
-    **H200,
-    "bfloat16": Typical(1720.0, 0.011, 0.005),
-    "float16": Typical(1628.0, 0.011, 0.005),
-    "float8_e4m3fn": Typical(2850.0, 0.011, 0.005),
-    "tf32": Typical(850.0, 0.011, 0.005),
-    "float32": Typical(65.0, 0.0015, 0.001),
-    "float64": Typical(34.0, 0.003, 0.001),
-    "int8": Typical(2800.0, 0.004, 0.002),
-    "sustained": Typical(1450.0, 0.009, 0.004),
-    "hbm": Typical(6.3, 0.0015, 0.001),
-    "train": Typical(40000.0, 0.006, 0.002),
-}
-"""BF16, FP16 and HBM as somebody published them of B200; the others are guesses."""
-TYPICAL |= {
-    "b200-sxm": BLACKWELL,
-    "gb200-nvl72": {
-        **BLACKWELL,
-        "bfloat16": Typical(1822.0, 0.011, 0.005),
-        "sustained": Typical(1550.0, 0.009, 0.004),
-        "hbm": Typical(6.55, 0.0015, 0.001),
-        "h2d": Typical(200.0, 0.002, 0.004),
-        "d2h": Typical(193.0, 0.002, 0.004),
-        "h2d_all": Typical(170.0, 0.01, 0.01),
-        "d2h_all": Typical(182.0, 0.01, 0.01),
-    },
-}
+"""By quantity, the values in the order of :data:`MODELS`. Of B200 and GB200 somebody published BF16, FP16 and HBM; the others
+are guesses."""
 LOSSES: Mapping[FaultKind, Mapping[str, float]] = {
     "slow": dict.fromkeys((*PRODUCTS, "sustained", "at_clock", "train"), 0.7),
     "hbm": {"hbm": 0.9},
@@ -114,8 +75,8 @@ def require_model(gpu: str) -> None:
     Raises:
         ConfigurationError: it cannot.
     """
-    if gpu not in TYPICAL:
-        raise ConfigurationError(f"there is no simulated {gpu}; simulated GPUs: {', '.join(TYPICAL)}")
+    if gpu not in MODELS:
+        raise ConfigurationError(f"there is no simulated {gpu}; simulated GPUs: {', '.join(MODELS)}")
 
 
 @dataclass(frozen=True)
@@ -127,9 +88,10 @@ class Hardware:
     def rate(self, rank: int, quantity: str) -> float:
         """What the rank's GPU reaches, in the unit of :data:`TYPICAL`."""
         node, gpu = self.simulation.place_of(rank)
-        typical = TYPICAL[self.simulation.gpu][quantity]
+        typical = TYPICAL[quantity]
+        usual = typical.values[MODELS.index(self.simulation.gpu)]
         seed = f"{self.simulation.seed}/{quantity}/node{node}"
-        value = typical.value * (1 + _deviation(seed, typical.host)) * (1 + _deviation(f"{seed}-gpu{gpu}", typical.chip))
+        value = usual * (1 + _deviation(seed, typical.host)) * (1 + _deviation(f"{seed}-gpu{gpu}", typical.chip))
         for kind, losses in LOSSES.items():
             if quantity in losses and self.simulation.has(rank, kind):
                 value *= losses[quantity]

@@ -117,10 +117,6 @@ def small_files(call: SimulatedCall) -> Any:
     return made("measurements.shared_paths:SmallFiles", files_s=SMALL_FILES_S, files=files, seconds=files / SMALL_FILES_S)
 
 
-def clear_path(_call: SimulatedCall) -> None:
-    """There is nothing to remove."""
-
-
 def file_rates(call: SimulatedCall) -> Any:
     """A local disk where no path is named, else a shared file system."""
     path = call.kwargs["path"]

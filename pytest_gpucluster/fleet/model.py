@@ -4,77 +4,60 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet import (
-    gpu_answers,
-    group_answers,
-    host_answers,
-)
-from pytest_gpucluster.fleet import (
-    link_answers as pair_answers,
-)
-from pytest_gpucluster.fleet import (
-    link_answers as rail_answers,
-)
+from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers, link_answers
 from pytest_gpucluster.fleet.simulated_call import PACKAGE, SimulatedCall
 from pytest_gpucluster.protocol.messages import Failure, Success
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pytest_gpucluster.fleet.hardware import Hardware
     from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
     from pytest_gpucluster.protocol.messages import FunctionName, Reply
 
 
-def _nothing(_call: SimulatedCall) -> None:
-    """A function that is called for what it does to a real worker."""
-
-
+BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
+    "inventory.identity": [gpu_answers.identity],
+    "inventory.occupancy": [gpu_answers.read_occupancy, gpu_answers.read_occupancy_again],
+    "measurements.collective_sizes": [group_answers.by_size],
+    "measurements.collectives": [group_answers.all_reduce, group_answers.collective, group_answers.nodes_reached],
+    "measurements.dcgm": [host_answers.dcgm_program],
+    "measurements.digest": [gpu_answers.digests],
+    "measurements.driver_errors": [host_answers.node_sxids, gpu_answers.gpu_xids],
+    "measurements.file_rates": [host_answers.file_rates, host_answers.file_requests],
+    "measurements.gemm": [gpu_answers.gemm],
+    "measurements.hbm": [gpu_answers.hbm_bandwidth],
+    "measurements.hbm_pattern": [gpu_answers.hbm_pattern],
+    "measurements.health": [gpu_answers.clocks_under_load, gpu_answers.gpu_counters, gpu_answers.gpu_state],
+    "measurements.host": [
+        host_answers.host_clock,
+        host_answers.host_errors,
+        host_answers.host_state,
+        host_answers.nic_paths,
+        host_answers.nic_state,
+    ],
+    "measurements.host_link": [gpu_answers.host_link],
+    "measurements.host_parts": [host_answers.host_parts],
+    "measurements.host_rates": [host_answers.host_memory, host_answers.launch_latency],
+    "measurements.pair_matrix": [link_answers.pair_matrix],
+    "measurements.rails": [link_answers.net_interfaces, link_answers.rail],
+    "measurements.shared_paths": [
+        host_answers.count_under_lock,
+        host_answers.leave_mark,
+        host_answers.read_marks,
+        host_answers.replace_file,
+        host_answers.small_files,
+    ],
+    "measurements.sustained": [gpu_answers.sustained],
+    "measurements.training": [group_answers.finetune, group_answers.sharded_memory, group_answers.train],
+    "measurements.transport": [group_answers.transport],
+}
+"""Who answers for the functions of a module; an answer has the name of its function."""
+NO_VALUE = ("measurements.shared_paths:clear_path", "worker.worker:leave_group", "worker.worker:look_at_gpu")
+"""Functions that are called for what they do to a real worker."""
 ANSWERS: Mapping[str, Callable[[SimulatedCall], Any]] = {
-    "inventory.identity:identity": gpu_answers.identity,
-    "inventory.occupancy:read_occupancy": gpu_answers.occupancy,
-    "inventory.occupancy:read_occupancy_again": gpu_answers.occupancy_again,
-    "measurements.collective_sizes:by_size": group_answers.by_size,
-    "measurements.collectives:all_reduce": group_answers.all_reduce,
-    "measurements.collectives:collective": group_answers.collective,
-    "measurements.collectives:nodes_reached": group_answers.nodes_reached,
-    "measurements.dcgm:dcgm_program": host_answers.dcgm_program,
-    "measurements.digest:digests": gpu_answers.digests,
-    "measurements.file_rates:file_rates": host_answers.file_rates,
-    "measurements.file_rates:file_requests": host_answers.file_requests,
-    "measurements.gemm:gemm": gpu_answers.gemm,
-    "measurements.hbm:hbm_bandwidth": gpu_answers.hbm_bandwidth,
-    "measurements.hbm_pattern:hbm_pattern": gpu_answers.hbm_pattern,
-    "measurements.health:clocks_under_load": gpu_answers.clocks_under_load,
-    "measurements.health:gpu_counters": gpu_answers.gpu_counters,
-    "measurements.health:gpu_state": gpu_answers.gpu_state,
-    "measurements.host:host_clock": host_answers.host_clock,
-    "measurements.host:host_errors": host_answers.host_errors,
-    "measurements.host:host_state": host_answers.host_state,
-    "measurements.host_parts:host_parts": host_answers.host_parts,
-    "measurements.host_link:host_link": gpu_answers.host_link,
-    "measurements.host_rates:host_memory": host_answers.host_memory,
-    "measurements.host_rates:launch_latency": host_answers.launch_latency,
-    "measurements.host:nic_paths": host_answers.nic_paths,
-    "measurements.host:nic_state": host_answers.nic_state,
-    "measurements.pair_matrix:pair_matrix": pair_answers.pair_matrix,
-    "measurements.rails:net_interfaces": rail_answers.net_interfaces,
-    "measurements.rails:rail": rail_answers.rail,
-    "measurements.shared_paths:clear_path": host_answers.clear_path,
-    "measurements.shared_paths:count_under_lock": host_answers.count_under_lock,
-    "measurements.shared_paths:leave_mark": host_answers.leave_mark,
-    "measurements.shared_paths:read_marks": host_answers.read_marks,
-    "measurements.shared_paths:replace_file": host_answers.replace_file,
-    "measurements.shared_paths:small_files": host_answers.small_files,
-    "measurements.sustained:sustained": gpu_answers.sustained,
-    "measurements.driver_errors:node_sxids": host_answers.node_sxids,
-    "measurements.training:finetune": group_answers.finetune,
-    "measurements.training:sharded_memory": group_answers.sharded_memory,
-    "measurements.training:train": group_answers.train,
-    "measurements.transport:transport": group_answers.transport,
-    "measurements.driver_errors:gpu_xids": gpu_answers.gpu_xids,
-    "worker.worker:leave_group": _nothing,
-    "worker.worker:look_at_gpu": _nothing,
+    **{f"{module}:{answer.__name__}": answer for module, answers in BY_MODULE.items() for answer in answers},
+    **dict.fromkeys(NO_VALUE, lambda _call: None),
 }
 """By ``module:function`` below this package."""
 DYING = "measurements.sustained:sustained"

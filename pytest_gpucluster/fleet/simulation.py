@@ -57,21 +57,9 @@ FAULTS: Mapping[FaultKind, str] = {
     "xid": "the driver reports during the run that it has fallen off the bus",
 }
 NODES_ONLY = (
-    "cable",
-    "clique",
-    "clock",
-    "dimm",
-    "disk",
-    "loaded",
-    "lost",
-    "nvls",
-    "odd",
-    "rail",
-    "sockets",
-    "trunk",
-    "uplink",
+    "cable", "clique", "clock", "dimm", "disk", "loaded", "lost", "nvls", "odd", "rail", "sockets", "trunk", "uplink",
     "versions",
-)
+)  # fmt: skip
 GPUS_ONLY = ("pair", "shared")
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"

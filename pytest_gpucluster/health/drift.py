@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding
@@ -191,10 +192,7 @@ def _should(row: FactRow) -> str:
 def summary(rows: Sequence[FactRow], *, num_nodes: int) -> str:
     """One line: how much was compared, and which parts differ in what."""
     compared = [row for row in rows if row.is_compared]
-    odd: dict[str, list[str]] = defaultdict(list)
-    for row in compared:
-        for one in row.outliers:
-            odd[one.part].append(row.name)
+    odd = grouped((one.part, row.name) for row in compared for one in row.outliers)
     what = f"{len({row.name for row in compared})} facts compared over {counted(num_nodes, 'node')}"
     if not odd:
         return f"{what}, all alike" if num_nodes > 1 else f"{what}, which has no other host to compare with"

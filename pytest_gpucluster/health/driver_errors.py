@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.health.gpu import HEALTHY, advice_for
 from pytest_gpucluster.inventory.error_codes import (
     ACTION_CHANGED,
@@ -303,9 +304,7 @@ class _Error:
 
 def _errors(lines: Iterable[NodeSxid]) -> list[_Error]:
     """One for each switch and code, the most urgent first."""
-    by_code: defaultdict[tuple[str, int], list[NodeSxid]] = defaultdict(list)
-    for line in lines:
-        by_code[f"NVSwitch {line.switch} ({line.pci})", line.code].append(line)
+    by_code = grouped(((f"NVSwitch {line.switch} ({line.pci})", line.code), line) for line in lines)
     found = [_error(switch, code, of_code) for (switch, code), of_code in by_code.items()]
     return sorted(found, key=lambda one: (SXID_KINDS.index(sxid_of(one.code).kind), one.code, one.switch))
 

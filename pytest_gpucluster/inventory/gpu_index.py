@@ -24,7 +24,7 @@ from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.reading import apply, or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 
 def gpu_count() -> int:
@@ -44,7 +44,7 @@ def is_in_mig_mode(index: int) -> bool:
 
 def read_uuids() -> list[str]:
     """UUIDs by index; empty text for a GPU that does not give one, so that the others keep their numbers."""
-    return [_uuid_or_nothing(index) for index in range(gpu_count())]
+    return [_shown_by(index, pynvml.nvmlDeviceGetUUID) for index in range(gpu_count())]
 
 
 def read_addresses() -> list[str]:
@@ -52,7 +52,7 @@ def read_addresses() -> list[str]:
 
     Empty text where nothing shows it.
     """
-    by_nvml = [_address_or_nothing(index) for index in range(gpu_count())]
+    by_nvml = [_shown_by(index, lambda gpu: pynvml.nvmlDeviceGetPciInfo(gpu).busId) for index in range(gpu_count())]
     return by_nvml if all(by_nvml) else complete_addresses(by_nvml, or_none(read_nvidia_gpus()) or ())
 
 
@@ -76,11 +76,10 @@ def _spelled(address: str) -> str:
     return f"{int(domain, 16):08x}:{rest}"
 
 
-def _address_or_nothing(index: int) -> str:
-    try:
-        return text(required(pynvml.nvmlDeviceGetPciInfo, required(pynvml.nvmlDeviceGetHandleByIndex, index)).busId)
-    except NvmlError:
-        return ""
+def _shown_by(index: int, read: Callable[[Any], Any]) -> str:
+    """What NVML gives of the GPU as text; empty where it refuses it."""
+    handle = value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
+    return text((None if handle is None else value_or_none(read, handle)) or "")
 
 
 def read_label(index: int) -> dict[str, str | None]:
@@ -181,13 +180,6 @@ def own_index(uuid: str | None, taken: Collection[str] = ()) -> int:
     if index is None:
         raise NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
     return index
-
-
-def _uuid_or_nothing(index: int) -> str:
-    try:
-        return text(required(pynvml.nvmlDeviceGetUUID, required(pynvml.nvmlDeviceGetHandleByIndex, index)))
-    except NvmlError:
-        return ""
 
 
 def _index_of(entry: str, uuids: list[str]) -> int | None:

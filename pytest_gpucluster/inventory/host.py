@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import PROC, SYS, SysfsFile, list_if_there, list_names, read_number, read_text
+from pytest_gpucluster.inventory.sysfs import PROC, SYS, SysfsFile, list_if_there, list_names, read_at, read_number, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -185,11 +185,8 @@ def _may_lock(capabilities: str) -> bool | NotAvailable:
 
 
 def _size_gib(host: _Roots) -> float | NotAvailable:
-    try:
-        found = os.statvfs(host.shm)
-    except OSError as error:
-        return NotAvailable(f"{error.strerror} ({host.shm})")
-    return found.f_blocks * found.f_frsize / GIB
+    found = read_at(host.shm, lambda: os.statvfs(host.shm))
+    return apply(lambda known: known.f_blocks * known.f_frsize / GIB, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,8 @@ def identity(*, device: str) -> Identity:
     """Describe this worker; ``device`` is ``cuda`` or ``cpu``."""
     import torch
 
+    from pytest_gpucluster.inventory.nics import read_ports_gb_s
+
     local_rank = int(os.environ["LOCAL_RANK"])
     torch_gpus = torch.cuda.device_count() if device == "cuda" else 0
     gpu: dict[str, Any] = {}
@@ -98,15 +100,9 @@ def identity(*, device: str) -> Identity:
         fabric=read_fabric_of(gpu.get("uuid")),
         switch=read_switch(os.environ),
         boot_id=read_boot_id(),
-        ports_gb_s=_read_ports() if device == "cuda" else None,
+        ports_gb_s=read_ports_gb_s() if device == "cuda" else None,
         **gpu,
     )
-
-
-def _read_ports() -> float | None:
-    from pytest_gpucluster.inventory.nics import read_ports_gb_s
-
-    return read_ports_gb_s()
 
 
 def _by_nvml(read: Callable[[], Value], otherwise: Value) -> Value:

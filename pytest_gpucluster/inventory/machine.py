@@ -23,9 +23,9 @@ from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.host import read_host
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
-from pytest_gpucluster.inventory.program import ProgramError, run
+from pytest_gpucluster.inventory.program import run_by_name
 from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NONE, NotAvailable, apply, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, read_text, target_of
+from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, read_at, read_text, target_of
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
 WHEELS = ("nvidia-nccl", "nvidia-cuda-runtime")
@@ -75,13 +75,11 @@ class _Sources:
 
 def _by_program(program: str, arguments: tuple[str, ...], pattern: re.Pattern[str], where: _Sources) -> str | NotAvailable:
     """The version that a program says; :data:`NONE` where it is not installed."""
-    found = shutil.which(program, path=where.path)
-    if found is None:
+    if shutil.which(program, path=where.path) is None:
         return NONE
-    try:
-        said = run(found, arguments, within_s=ANSWER_S)
-    except ProgramError as error:
-        return NotAvailable(str(error))
+    said = run_by_name(program, arguments, within_s=ANSWER_S, path=where.path)
+    if isinstance(said, NotAvailable):
+        return said
     version = pattern.search(said.printed) if said.exit_code == 0 else None
     return version[1] if version else NotAvailable(f"{program} says no version: {said.gist}")
 
@@ -152,10 +150,9 @@ BMC_DRIVERS = ("cdc_ether", "cdc_ncm", "rndis_host")
 
 def _open_devices(pattern: str, devices: Path) -> str | NotAvailable:
     """Which device files of a kind this process may open for writing; ``none`` where there are none, else ``closed``."""
-    try:
-        found = sorted(file for file in devices.iterdir() if re.fullmatch(pattern, file.name))
-    except OSError as error:
-        return NotAvailable(f"{error.strerror} ({devices})")
+    found = read_at(devices, lambda: sorted(file for file in devices.iterdir() if re.fullmatch(pattern, file.name)))
+    if isinstance(found, NotAvailable):
+        return found
     opened = [str(file) for file in found if os.access(file / "misc" if file.is_dir() else file, os.R_OK | os.W_OK)]
     return ", ".join(opened) or (CLOSED if found else NONE)
 
@@ -192,13 +189,7 @@ def read_management(*, devices: Path = Path("/dev"), sys: Path = SYS) -> Managem
     return read(Management, (devices, sys))
 
 
-DMI = (
-    "chassis_serial",
-    "board_serial",
-    "product_name",
-    "board_name",
-    "bios_version",
-)
+DMI = ("chassis_serial", "board_serial", "product_name", "board_name", "bios_version")
 """What the firmware says of the host. Linux gives the serials to root alone."""
 
 

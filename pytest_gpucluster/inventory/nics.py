@@ -9,12 +9,11 @@ import errno
 import json
 import os
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pytest_gpucluster.inventory.program import ProgramError, run
+from pytest_gpucluster.inventory.program import run_by_name
 from pytest_gpucluster.inventory.reading import (
     EVIDENCE,
     NOBODY,
@@ -38,7 +37,7 @@ from pytest_gpucluster.inventory.sysfs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 NicFabric: TypeAlias = Literal["infiniband", "roce", "efa"]
 AMAZON = "0x1d0f"
@@ -121,11 +120,16 @@ def _netdevs(port: Path) -> list[str] | NotAvailable:
     return [name for name in names if not several or ports[name] == int(port.name) - 1]
 
 
+def _of_interfaces(port: Path, name: str, combined: Callable[[list[int]], int]) -> int | NotAvailable:
+    """A number of the port's network interfaces, of several combined."""
+    folder = port.parent.parent / "device" / "net"
+    found = apply(lambda interfaces: all_or_why(read_number(folder / one / name) for one in interfaces), _netdevs(port))
+    return apply(lambda known: combined(known) if known else NotAvailable("no network interface belongs to this port"), found)
+
+
 def _mtu(port: Path) -> int | NotAvailable:
     """The smallest of the port's network interfaces, in bytes."""
-    folder = port.parent.parent / "device" / "net"
-    found = apply(lambda names: all_or_why(read_number(folder / name / "mtu") for name in names), _netdevs(port))
-    return apply(lambda sizes: min(sizes) if sizes else NotAvailable("no network interface belongs to this port"), found)
+    return _of_interfaces(port, "mtu", min)
 
 
 def _ecn(port: Path) -> list[int] | NotAvailable:
@@ -155,9 +159,7 @@ def _gid_types(port: Path) -> list[str] | NotAvailable:
 
 def _carrier_changes(port: Path) -> int | NotAvailable:
     """How often the port's network interfaces came up or went down."""
-    folder = port.parent.parent / "device" / "net"
-    changes = apply(lambda names: all_or_why(read_number(folder / name / "carrier_changes") for name in names), _netdevs(port))
-    return apply(lambda found: sum(found) if found else NotAvailable("no network interface belongs to this port"), changes)
+    return _of_interfaces(port, "carrier_changes", sum)
 
 
 def _pkeys(folder: Path) -> list[str] | NotAvailable:
@@ -367,14 +369,8 @@ def roce_mtu(interface_bytes: int) -> int | NotAvailable:
 
 def _said_by(program: str, *arguments: str, path: str | None) -> str | NotAvailable:
     """What a program prints, or why it says nothing."""
-    found = shutil.which(program, path=path)
-    if found is None:
-        return NotAvailable(f"{program} is not installed")
-    try:
-        ended = run(found, arguments, within_s=ANSWER_S)
-    except ProgramError as error:
-        return NotAvailable(str(error))
-    return ended.printed if ended.exit_code == 0 else NotAvailable(f"{program}: {ended.gist}")
+    ended = run_by_name(program, arguments, within_s=ANSWER_S, path=path)
+    return apply(lambda it: it.printed if it.exit_code == 0 else NotAvailable(f"{program}: {it.gist}"), ended)
 
 
 def read_rdma_mtus(*, path: str | None = None) -> dict[str, int] | NotAvailable:

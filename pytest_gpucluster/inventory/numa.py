@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.reading import or_none
+from pytest_gpucluster.inventory.sysfs import SYS, read_text
+from pytest_gpucluster.protocol.rank import spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
-SYS = Path("/sys")
 _PCI = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\Z")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
 _GIVEABLE = ("MemFree", "Active(file)", "Inactive(file)")
@@ -154,10 +156,7 @@ def parse_cpulist(text: str) -> frozenset[int]:
 
 def format_cpulist(cpus: Iterable[int]) -> str:
     """Numbers as the kernel writes them, ``0-3,8``."""
-    ordered = sorted(cpus)
-    starts = ordered[:1] + [after for before, after in pairwise(ordered) if after != before + 1]
-    ends = [before for before, after in pairwise(ordered) if after != before + 1] + ordered[-1:]
-    return ",".join(f"{start}-{end}" if end > start else str(start) for start, end in zip(starts, ends, strict=True))
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans(cpus))
 
 
 def _read_node(folder: Path, number: int, numbers: list[int]) -> NumaNode:
@@ -195,8 +194,5 @@ def _read_distances(folder: Path, numbers: list[int]) -> dict[int, int]:
 
 
 def _read(file: Path) -> str | None:
-    """Text of a file; None if this process cannot read the file."""
-    try:
-        return file.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return None
+    """Text of a file; None if this process cannot read the file, or it is empty."""
+    return or_none(read_text(file))

@@ -418,7 +418,7 @@ class GpuCounters:
     @property
     def held_back_s(self) -> dict[str, float]:
         """Seconds by what held the clocks back; what the driver does not give is left out."""
-        names = ("power_brake_s", "hardware_thermal_s", "software_thermal_s", "thermal_s")
+        names = [name for name, one in rows(GpuCounters).items() if "gpu_held_back" in one.judged]
         known, _ = split({name: getattr(self, name) for name in names})
         return known
 

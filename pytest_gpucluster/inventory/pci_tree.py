@@ -13,8 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, read, row
-from pytest_gpucluster.inventory.sysfs import PROC, SYS, SysfsFile, list_if_there, list_names, read_number, read_text, target_of
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, or_none, read, row
+from pytest_gpucluster.inventory.sysfs import (
+    PROC,
+    SYS,
+    SysfsFile,
+    list_if_there,
+    list_names,
+    read_at,
+    read_number,
+    read_text,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,12 +109,8 @@ class PciPath:
 def read_nvidia_gpus(*, root: Path = SYS) -> dict[str, str] | NotAvailable:
     """The NVIDIA GPUs that the kernel lists on the PCI bus: the name of its driver by address, :data:`NO_DRIVER` for none."""
     folder = root / "bus" / "pci" / "devices"
-    try:
-        found = [device for device in sorted(folder.iterdir()) if is_nvidia_gpu(device)]
-    except OSError as error:
-        return NotAvailable(f"{error.strerror} ({folder})")
-    drivers = {device.name: target_of(device / "driver") for device in found}
-    return {name: NO_DRIVER if isinstance(driver, NotAvailable) else driver for name, driver in drivers.items()}
+    found = read_at(folder, lambda: [device for device in sorted(folder.iterdir()) if is_nvidia_gpu(device)])
+    return apply(lambda gpus: {gpu.name: or_none(target_of(gpu / "driver")) or NO_DRIVER for gpu in gpus}, found)
 
 
 def is_nvidia_gpu(device: Path) -> bool:
@@ -124,23 +130,18 @@ def read_path(pci: str, *, root: Path = SYS) -> PciPath | NotAvailable:
     Raises:
         ValueError: ``pci`` is no PCI address.
     """
-    folders = _way_up(root / "bus" / "pci" / "devices" / sysfs_address(pci))
-    if isinstance(folders, NotAvailable):
-        return folders
-    return PciPath(
-        numa_node=read_text(folders[0] / "numa_node") if folders else NotAvailable(f"{pci} is no PCI device"),
-        nodes=[read(PciNode, folder, address=folder.name) for folder in folders],
-    )
+
+    def of_folders(folders: list[Path]) -> PciPath:
+        numa_node = read_text(folders[0] / "numa_node") if folders else NotAvailable(f"{pci} is no PCI device")
+        return PciPath(numa_node=numa_node, nodes=[read(PciNode, folder, address=folder.name) for folder in folders])
+
+    return apply(of_folders, _way_up(root / "bus" / "pci" / "devices" / sysfs_address(pci)))
 
 
 def _way_up(link: Path) -> list[Path] | NotAvailable:
     """The folders of the PCI device that a link leads to and of all above it; of a virtual function, those of its device."""
-    try:
-        has_owner = (link / "physfn").exists()
-        device = (link / "physfn" if has_owner else link).resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        return NotAvailable(f"{getattr(error, 'strerror', error)} ({link})")
-    return [folder for folder in (device, *device.parents) if _ADDRESS.match(folder.name)]
+    device = read_at(link, lambda: (link / "physfn" if (link / "physfn").exists() else link).resolve(strict=True))
+    return apply(lambda lowest: [one for one in (lowest, *lowest.parents) if _ADDRESS.match(one.name)], device)
 
 
 def read_addresses(*, root: Path = SYS) -> list[str] | NotAvailable:
@@ -158,20 +159,17 @@ def read_addresses(*, root: Path = SYS) -> list[str] | NotAvailable:
         links += [link for name in of_class if (link := adapters / name / "device").exists()]
     except OSError as error:
         return NotAvailable(f"{error.strerror} ({error.filename})")
-    ways = all_or_why(map(_way_up, links))
-    return ways if isinstance(ways, NotAvailable) else sorted({folder.name for way in ways for folder in way})
+    return apply(lambda ways: sorted({one.name for way in ways for one in way}), all_or_why(map(_way_up, links)))
 
 
 def read_gpu_paths(*, root: Path = SYS) -> dict[str, PciPath | NotAvailable] | NotAvailable:
     """The way of every NVIDIA GPU that the kernel lists, by address."""
     folder = root / "bus" / "pci" / "devices"
-    names = list_names(folder)
-    if isinstance(names, NotAvailable):
-        return names
-    try:
+
+    def paths(names: list[str]) -> dict[str, PciPath | NotAvailable]:
         return {name: read_path(name, root=root) for name in names if _ADDRESS.match(name) and is_nvidia_gpu(folder / name)}
-    except OSError as error:
-        return NotAvailable(f"{error.strerror} ({folder})")
+
+    return apply(lambda names: read_at(folder, lambda: paths(names)), list_names(folder))
 
 
 def read_peer_memory(*, root: Path = SYS) -> bool | NotAvailable:

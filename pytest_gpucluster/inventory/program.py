@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.text import one_line, shortened
 
 if TYPE_CHECKING:
@@ -80,6 +82,19 @@ def run(
         finally:
             _end(child, grace_s)
         return Ended(exit_code=child.returncode, printed=_read(printed), complained=_read(complained))
+
+
+def run_by_name(
+    name: str, arguments: Sequence[str], *, within_s: float, path: str | None = None, absent: str = "is not installed"
+) -> Ended | NotAvailable:
+    """Run a program of the PATH, or of this ``path``, in no language; why not, where it is absent or :func:`run` cannot."""
+    found = shutil.which(name, path=path)
+    if found is None:
+        return NotAvailable(f"{name} {absent}")
+    try:
+        return run(found, arguments, within_s=within_s, variables={"LC_ALL": "C"})
+    except ProgramError as error:
+        return NotAvailable(str(error))
 
 
 def _die_with_parent() -> None:

@@ -6,6 +6,7 @@ from text that a user may write: the state stands before the reason, and what a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import program
+from pytest_gpucluster.inventory.host_list import expand
 from pytest_gpucluster.inventory.numa import parse_cpulist
-from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.inventory.reading import NotAvailable, apply
 from pytest_gpucluster.inventory.sysfs import PROC
 
@@ -256,24 +257,8 @@ def gpus_of(gres: str) -> int | NotAvailable:
 
 def is_in(name: str, hosts: str) -> bool:
     """Whether a list of hosts as Slurm writes it, ``gpu[01-16,18],login1``, has this name."""
-    return any(_fits(name, part) for part in _OUTSIDE_BRACKETS.split(hosts))
-
-
-def _fits(name: str, pattern: str) -> bool:
-    """``gpu[01-16]`` or ``rack[1-2]n[1-4]``: each bracket holds numbers, whose zeros count."""
-    pieces = re.split(r"\[([^\]]*)\]", pattern)
-    form = "".join(r"(\d+)" if index % 2 else re.escape(piece) for index, piece in enumerate(pieces))
-    found = re.fullmatch(form, name, re.ASCII)
-    return found is not None and all(map(_is_among, found.groups(), pieces[1::2]))
-
-
-def _is_among(number: str, ranges: str) -> bool:
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        ends = [int(end) for end in (first, last or first) if end.isascii() and end.isdecimal()]
-        width = max(len(first), len(str(int(number))))
-        if len(ends) == 2 and ends[0] <= int(number) <= ends[1] and len(number) == width:
-            return True
+    with contextlib.suppress(ValueError):
+        return name in expand(hosts)
     return False
 
 
@@ -290,13 +275,10 @@ def change(*arguments: str, within_s: float | None = None) -> NotAvailable | Non
 
 
 def _run(arguments: Sequence[str], *, name: str = "scontrol", within_s: float | None = None) -> str | NotAvailable:
-    path = shutil.which(name)
-    if path is None:
-        return NotAvailable(f"{name} is not on the PATH")
-    try:
-        ended = program.run(path, arguments, within_s=DEADLINE_S if within_s is None else within_s, variables={"LC_ALL": "C"})
-    except ProgramError as error:
-        return NotAvailable(str(error))
+    deadline_s = DEADLINE_S if within_s is None else within_s
+    ended = program.run_by_name(name, arguments, within_s=deadline_s, absent="is not on the PATH")
+    if isinstance(ended, NotAvailable):
+        return ended
     printed = ended.printed.strip()
     if ended.exit_code != 0:
         complaint = _short(ended.complained.strip() or printed)

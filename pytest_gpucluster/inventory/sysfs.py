@@ -4,50 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, apply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+Value = TypeVar("Value")
 SYS = Path("/sys")
 PROC = Path("/proc")
 
 
+def read_at(path: Path, look: Callable[[], Value]) -> Value | NotAvailable:
+    """What a look at this path shows, or why the kernel refuses it."""
+    try:
+        return look()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        return NotAvailable(f"{getattr(error, 'strerror', error)} ({path})")
+
+
 def read_text(file: Path) -> str | NotAvailable:
     """The stripped text of a file; an empty file has no value."""
-    try:
-        text = file.read_bytes()[:65536].decode("utf-8", "replace").strip()
-    except OSError as error:
-        return NotAvailable(f"{error.strerror} ({file})")
-    return text or NotAvailable(f"empty ({file})")
+    text = read_at(file, lambda: file.read_bytes()[:65536].decode("utf-8", "replace").strip())
+    return apply(lambda known: known or NotAvailable(f"empty ({file})"), text)
 
 
 def read_number(file: Path) -> int | NotAvailable:
     """The whole number, zero or more, that a file holds."""
-    text = read_text(file)
-    if isinstance(text, NotAvailable):
-        return text
-    if not (text.isascii() and text.isdecimal()):
-        return NotAvailable(f"{text[:80]!r} is no number ({file})")
-    return int(text)
+
+    def in_text(text: str) -> int | NotAvailable:
+        return int(text) if text.isascii() and text.isdecimal() else NotAvailable(f"{text[:80]!r} is no number ({file})")
+
+    return apply(in_text, read_text(file))
 
 
 def read_numbers(folder: Path) -> dict[str, int | NotAvailable] | NotAvailable:
     """The number in each entry of a folder, by name."""
-    names = list_names(folder)
-    if isinstance(names, NotAvailable):
-        return names
-    return {name: read_number(folder / name) for name in names}
+    return apply(lambda names: {name: read_number(folder / name) for name in names}, list_names(folder))
 
 
 def list_names(folder: Path) -> list[str] | NotAvailable:
     """The names in a folder, sorted."""
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError as error:
-        return NotAvailable(f"{error.strerror} ({folder})")
+    return read_at(folder, lambda: sorted(path.name for path in folder.iterdir()))
 
 
 def list_if_there(folder: Path) -> list[str] | NotAvailable:
@@ -63,10 +62,7 @@ def list_if_there(folder: Path) -> list[str] | NotAvailable:
 
 def target_of(link: Path) -> str | NotAvailable:
     """The name of what a link leads to."""
-    try:
-        return link.resolve(strict=True).name
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        return NotAvailable(f"{getattr(error, 'strerror', error)} ({link})")
+    return read_at(link, lambda: link.resolve(strict=True).name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory import nvml, nvml_calls
 from pytest_gpucluster.inventory.gpu_index import handle_of
 from pytest_gpucluster.inventory.nvml import EVENT_REASONS, event_reason_names
@@ -23,7 +24,7 @@ from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable, all_or_wh
 from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 SILENT_S = 3.0
 """NVML answers in milliseconds. A sampler that has heard nothing for so long has a driver that hangs."""
@@ -82,6 +83,18 @@ class HasEvidence(Protocol):
 def evidence(telemetry: HasEvidence | None) -> dict[str, Any]:
     """The evidence of one GPU's or a group's telemetry; empty without telemetry (a CPU, no NVML)."""
     return {} if telemetry is None else telemetry.evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A result with the telemetry of the time in which it was measured, for the report; None without NVML."""
+
+    telemetry: HasEvidence | None = None
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Clocks, power, temperature and event reasons meanwhile."""
+        return evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,23 +319,16 @@ def from_rows(rows: Sequence[Sequence[float]]) -> GroupTelemetry | None:
     if not watched:
         return None
     clocks, power, temperature = ({int(row[0]): row[at] for row in watched if not math.isnan(row[at])} for at in (3, 4, 5))
-    reasons: dict[str, list[int]] = {}
-    for rank, _, bits, *_ in watched:
-        for name in event_reason_names(int(bits)):
-            reasons.setdefault(name, []).append(int(rank))
+    reasons = grouped((name, int(rank)) for rank, _, bits, *_ in watched for name in event_reason_names(int(bits)))
     slowest = min(clocks, key=lambda rank: clocks[rank], default=None)
     hottest = max(temperature, key=lambda rank: temperature[rank], default=None)
     return GroupTelemetry(
-        sm_clock_lowest_mhz=_at(clocks, slowest),
+        sm_clock_lowest_mhz=min(clocks.values(), default=None),
         sm_clock_highest_mhz=max(clocks.values(), default=None),
         lowest_clock_rank=slowest,
         power_lowest_w=min(power.values(), default=None),
         power_highest_w=max(power.values(), default=None),
-        temperature_highest_c=_at(temperature, hottest),
+        temperature_highest_c=max(temperature.values(), default=None),
         hottest_rank=hottest,
         event_reasons={name: ranges(ranks) for name, ranks in reasons.items()},
     )
-
-
-def _at(values: Mapping[int, float], rank: int | None) -> float | None:
-    return None if rank is None else values[rank]

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.text import with_commas
 
 if TYPE_CHECKING:
@@ -112,10 +113,7 @@ class Forecast:
 
     def _by_subject(self) -> list[tuple[str, float]]:
         """The estimated time of each subject that has one."""
-        times: dict[str, list[float]] = {}
-        for step in self.steps:
-            if (lasts_s := self.lasts_s(step)) is not None:
-                times.setdefault(step.subject, []).append(lasts_s)
+        times = grouped((step.subject, lasts_s) for step in self.steps if (lasts_s := self.lasts_s(step)) is not None)
         return [(name, sum(times[name])) for name in (*SUBJECTS, SOAK, OTHERS) if name in times]
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_gpucluster.config.settings import reaches
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.forecast import counted, in_words
 
 if TYPE_CHECKING:
@@ -81,19 +82,15 @@ def _differences(profile: Profile, standard: Profile) -> Iterable[str]:
 
 def doubled_gpus(places: Iterable[Place]) -> list[str]:
     """GPUs that answer at several places: two launches on one machine are not two nodes, and another GPU was not measured."""
-    found: dict[str, list[str]] = {}
-    for place in places:
-        if place.uuid is not None:
-            found.setdefault(place.uuid, []).append(f"{place.on_host} ({place.id})" if place.hostname else place.id)
+    names = {place: f"{place.on_host} ({place.id})" if place.hostname else place.id for place in places}
+    found = grouped((place.uuid, name) for place, name in names.items() if place.uuid is not None)
     return [f"{uuid} answers at {' and '.join(ids)}" for uuid, ids in found.items() if len(ids) > 1]
 
 
 def doubled_serials(places: Iterable[Place]) -> list[str]:
     """GPUs that report one serial number and are not known to be one GPU: no name tells them apart."""
-    found: dict[str, list[Place]] = {}
-    for place in places:
-        if place.gpu is not None and place.serial is not None and place.serial.strip(" 0").upper() not in NO_SERIAL:
-            found.setdefault(place.serial, []).append(place)
+    named = [(place.serial, place) for place in places if place.gpu is not None and place.serial is not None]
+    found = grouped((serial, place) for serial, place in named if serial.strip(" 0").upper() not in NO_SERIAL)
     return [
         f"{'two' if len(some) == 2 else len(some)} GPUs report serial {serial}: {' and '.join(one.on_host for one in some)}"
         for serial, some in found.items()
@@ -167,11 +164,12 @@ def _other_texts(nodes: Sequence[tuple[str, Mapping[str, str]]], *, absent: str)
     if not nodes:
         return []
     (first, ours), *others = nodes
-    found: dict[tuple[str, str | None], list[str]] = {}
-    for hostname, theirs in others:
-        for name in {**ours, **theirs}:
-            if ours.get(name) != theirs.get(name):
-                found.setdefault((name, theirs.get(name)), []).append(hostname)
+    found = grouped(
+        ((name, theirs.get(name)), hostname)
+        for hostname, theirs in others
+        for name in {**ours, **theirs}
+        if ours.get(name) != theirs.get(name)
+    )
     return [
         f"{name} {absent} on {_hosts(hosts)}, {ours[name]} on {first}"
         if value is None

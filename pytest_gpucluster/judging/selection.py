@@ -13,6 +13,7 @@ from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.places import Place
 
@@ -78,9 +79,7 @@ class Selector:
 
         More than 16 tests of one criterion that have no common part of a name are selected at all places.
         """
-        wanted: dict[str, list[Chain]] = defaultdict(list)
-        for key in dict.fromkeys(keys):
-            wanted[key[0]].append(self._chains.get(key) or _chain(key, key[0]))
+        wanted = grouped((key[0], self._chains.get(key) or _chain(key, key[0])) for key in dict.fromkeys(keys))
         terms = list(dict.fromkeys(term for criterion, own in wanted.items() for term in self._terms(criterion, own)))
         if len(terms) == 1:
             return terms[0]

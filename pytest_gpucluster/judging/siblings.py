@@ -21,6 +21,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.noise import FEWEST, spread_of
 
@@ -153,10 +154,7 @@ class Siblings(Generic[Member]):
 
     def by_host(self, members: Iterable[Member]) -> list[list[float]]:
         """The rates of these members, host by host."""
-        found: dict[Hashable, list[float]] = {}
-        for member in members:
-            found.setdefault(self.hosts[member], []).append(self.rates[member])
-        return list(found.values())
+        return list(grouped((self.hosts[member], self.rates[member]) for member in members).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,12 +261,9 @@ def compare(siblings: Siblings[Member], healthy: Healthy, *, limit_percent: floa
             model.
     """
     found = shortfalls(siblings.rates, floor_spread=healthy.floor_spread, group_of=siblings.models)
-    groups: dict[str, dict[Member, Shortfall]] = {}
-    for member, short in found.items():
-        groups.setdefault(siblings.models[member], {})[member] = short
     compared: dict[Member, Compared] = {}
-    for group in groups.values():
-        compared.update(_compare_group(siblings, group, healthy, limit_percent))
+    for members in grouped((siblings.models[member], member) for member in found).values():
+        compared.update(_compare_group(siblings, {member: found[member] for member in members}, healthy, limit_percent))
     return compared
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
+
+from pytest_gpucluster.grouping import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -201,9 +203,7 @@ class Roster:
         units: list[Sequence[str]] = [
             names[len(names) * at // number : len(names) * (at + 1) // number] for at in range(number)
         ]
-        by_container: dict[str, list[str]] = defaultdict(list)
-        for name in names:
-            by_container[self.first_container(name) or name].append(name)
+        by_container = grouped((self.first_container(name) or name, name) for name in names)
         if not self.has_pairs and len(by_container) <= MOST_UNITS:
             units = list(by_container.values())
         return [tuple(name for name in unit if name in good) for unit in units]

@@ -7,9 +7,10 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.health.nics import ACTIVE, LINK_UP, nearest_gpus, own_ports
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.localization.parts import Lag
@@ -30,7 +31,7 @@ NETWORK = {"NCCL_MNNVL_ENABLE": "0"}
 """Keeps NCCL from NVLink between nodes, which would carry a rail's bytes in an NVLink domain."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rail:
     """Adapters of one name. ``gbit_s`` has the nodes whose adapter is up, with the rate of its port, None where not known.
 
@@ -64,28 +65,23 @@ class RailRate:
 
 def rails_of_nics(hosts: Mapping[str, Sequence[Nic] | NotAvailable], fabric: str) -> list[Rail]:
     """A rail for each port of this fabric that is up on any node; ``hosts`` by the node's id."""
-    found: dict[str, dict[str, float | None]] = {}
-    for node, nics in hosts.items():
-        for nic, port in own_ports([] if isinstance(nics, NotAvailable) else nics, fabric):
-            if (port.state, port.physical_state) == (ACTIVE, LINK_UP):
-                rate = None if isinstance(port.rate_gbit_s, NotAvailable) else port.rate_gbit_s
-                found.setdefault(f"{nic.device}:{port.number}", {})[node] = rate
-    return [Rail(name=name, variables={"NCCL_IB_HCA": f"={name}", **NETWORK}, gbit_s=rates) for name, rates in found.items()]
+    found = grouped(
+        (f"{nic.device}:{port.number}", (node, or_none(port.rate_gbit_s)))
+        for node, nics in hosts.items()
+        for nic, port in own_ports(or_none(nics) or [], fabric)
+        if (port.state, port.physical_state) == (ACTIVE, LINK_UP)
+    )
+    return [Rail(name, {"NCCL_IB_HCA": f"={name}", **NETWORK}, dict(rates)) for name, rates in found.items()]
 
 
 def rails_of_interfaces(hosts: Mapping[str, Sequence[NetInterface] | NotAvailable]) -> list[Rail]:
     """A rail for each network interface that is up on any node, for sockets."""
-    found: dict[str, dict[str, float | None]] = {}
-    for node, interfaces in hosts.items():
-        for one in [] if isinstance(interfaces, NotAvailable) else interfaces:
-            rate = None if isinstance(one.rate_gbit_s, NotAvailable) else one.rate_gbit_s
-            found.setdefault(one.name, {})[node] = rate
+    found = grouped(
+        (one.name, (node, or_none(one.rate_gbit_s))) for node, listed in hosts.items() for one in or_none(listed) or []
+    )
+    sockets = {"NCCL_IB_DISABLE": "1", **NETWORK}
     return [
-        Rail(
-            name=name,
-            variables={"NCCL_SOCKET_IFNAME": f"={name}", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": name, **NETWORK},
-            gbit_s=rates,
-        )
+        Rail(name, {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name, **sockets}, dict(rates))
         for name, rates in found.items()
     ]
 
@@ -128,11 +124,8 @@ def rail_lags(rates: Iterable[RailRate], quantity: Quantity, *, limit_percent: f
     Where one is worse by more than the limit, and no majority is within it of each other, any may be the bad ones: all are
     then as much worse as the worst.
     """
-    by_rate: dict[float | None, list[RailRate]] = {}
-    for one in rates:
-        by_rate.setdefault(one.gbit_s, []).append(one)
     found: dict[tuple[str, str], Lag] = {}
-    for alike in by_rate.values():
+    for alike in grouped((one.gbit_s, one) for one in rates).values():
         values = [one.gb_s if quantity == "bandwidth" else one.latency_us for one in alike]
         ordered, siblings = sorted(values), len(values) - 1
         if siblings < FEWEST_SIBLINGS:

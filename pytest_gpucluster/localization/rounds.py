@@ -11,6 +11,7 @@ from collections import defaultdict
 from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.localization.knowledge import broken_ends, is_inside, reached_from
 from pytest_gpucluster.localization.parts import MemberGroup, Suspect
 
@@ -167,10 +168,7 @@ class _Draft:
         self.used = set(used)
         self.avoid = avoid
         self.by_trust = sorted(self.roster.parts, key=self._distrust)
-        self.neighbours: dict[str, list[str]] = defaultdict(list)
-        for name in self.by_trust:
-            for container in self.roster.parts[name].within:
-                self.neighbours[container].append(name)
+        self.neighbours = grouped((at, name) for name in self.by_trust for at in self.roster.parts[name].within)
 
     def _distrust(self, name: str) -> float:
         """The probability that a test with this part fails for its sake, roughly."""

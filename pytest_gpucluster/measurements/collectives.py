@@ -11,13 +11,14 @@ import math
 import os
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.nccl_log import choice_of
-from pytest_gpucluster.inventory.telemetry import Snapshots, evidence, from_rows, to_row
+from pytest_gpucluster.inventory.telemetry import Snapshots, Watched, from_rows, to_row
 from pytest_gpucluster.measurements import collective_cases, progress, timing
 from pytest_gpucluster.measurements.timing import Budget, Launches, warm_up
 from pytest_gpucluster.protocol.functions import beside_others
@@ -50,7 +51,7 @@ LAUNCHES_PER_SMALL_SPAN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTiming:
+class CollectiveTiming(Watched):
     """One collective at one size; GB/s are 10^9 bytes a second.
 
     ``time_us``, ``algbw_gb_s`` and ``busbw_gb_s`` come from the median over spans of the slowest rank's mean a launch.
@@ -80,15 +81,9 @@ class CollectiveTiming:
     nccl_version: str | None
     nvls: str | None
     device: str
-    telemetry: GroupTelemetry | None = None
     algorithm: str | None = None
     protocol: str | None = None
     shortened: str | None = None
-
-    @property
-    def evidence(self) -> dict[str, Any]:
-        """The slowest clock and the hottest GPU with their ranks, for the report."""
-        return evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,11 +232,7 @@ def nodes_reached(*, node: int | None = None, iterations: int = 10) -> Reachabil
         RuntimeError: neither ``node`` nor ``GPUCLUSTER_NODE`` is given.
     """
     answers = gather_texts(f"{node_number(node)} {own_hostname()}")
-    hostnames: dict[str, list[str]] = {}
-    for number, hostname in (answer.split(" ", 1) for answer in answers):
-        seen = hostnames.setdefault(number, [])
-        if hostname not in seen:
-            seen.append(hostname)
+    hostnames = grouped((number, hostname) for number, hostname in (one.split(" ", 1) for one in dict.fromkeys(answers)))
     for _ in range(2):
         gather_texts("warm")
     trips_s = [timing.host_seconds(lambda: gather_texts("ping")) for _ in range(iterations)]
@@ -271,7 +262,7 @@ def node_number(node: int | None = None) -> int:
 def gather_texts(text: str, *, limit_bytes: int = 256) -> list[str]:
     """``text`` of every rank, in one line and cut to ``limit_bytes``, in rank order; tensors only, nothing is unpickled."""
     content = one_line(text).encode()[:limit_bytes].ljust(limit_bytes, b"\0")
-    rows = _gather(torch.tensor(list(content), dtype=torch.uint8, device=timing.current_device()))
+    rows = timing.gather(torch.tensor(list(content), dtype=torch.uint8, device=timing.current_device()))
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in rows]
 
 
@@ -280,14 +271,8 @@ def gather_telemetry(own: Telemetry | None, *, single_rank: bool = False) -> Gro
     row = to_row(int(os.environ.get("RANK", "0")), own)
     if single_rank or not dist.is_initialized():
         return from_rows([row])
-    rows = _gather(torch.tensor(row, dtype=torch.float64, device=timing.current_device()))
+    rows = timing.gather(torch.tensor(row, dtype=torch.float64, device=timing.current_device()))
     return from_rows([one.tolist() for one in rows])
-
-
-def _gather(row: torch.Tensor) -> list[torch.Tensor]:
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, row)
-    return rows
 
 
 def _time_launches(
@@ -319,7 +304,7 @@ def _of_each_rank(times_s: list[float], wrong: int = 0, fault: str = "") -> list
         ArithmeticError: a rank counted wrong elements; every rank raises, with all of them named.
     """
     row = torch.tensor([float(wrong), *times_s], dtype=torch.float64, device=timing.current_device())
-    rows = [one.tolist() for one in _gather(row)]
+    rows = [one.tolist() for one in timing.gather(row)]
     bad = {rank: int(one[0]) for rank, one in enumerate(rows) if one[0]}
     if wrong:
         bad[dist.get_rank()] = wrong

@@ -29,7 +29,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
+from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import gemm, progress, timing
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ FIELDS, FIELD_BITS = 3, 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Digests:
+class Digests(Watched):
     """Digests of what one device computed; two healthy devices of one ``model`` have equal ``digests``.
 
     ``digests`` holds the first round's digest by kind, ``differing`` in how many later rounds a kind had another one (0
@@ -79,12 +79,6 @@ class Digests:
     heat_s: float
     model: str
     device: str
-    telemetry: Telemetry | None
-
-    @property
-    def evidence(self) -> dict[str, Any]:
-        """Clock, power, temperature and event reasons of the GPU, for the report."""
-        return evidence(self.telemetry)
 
     @property
     def unsteady(self) -> dict[str, str]:

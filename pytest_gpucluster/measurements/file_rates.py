@@ -151,21 +151,17 @@ def _cache_of(folder: Folder, mount: Mount | NotAvailable) -> str:
     """How the page cache is defeated in a folder; the file system itself is asked."""
     if isinstance(mount, Mount) and mount.is_in_memory:
         return IN_MEMORY
-    with _mapped(PAGE_BYTES) as page:
+    try:
+        file = folder.open_at("probe", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
         try:
-            file = folder.open_at("probe", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return DROPPED
-        try:
-            os.write(file, page)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return DROPPED
+            with _mapped(PAGE_BYTES) as page:
+                os.write(file, page)
         finally:
             os.close(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return DROPPED
     return DIRECT
 
 

@@ -12,11 +12,11 @@ import itertools
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
+from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, Watched
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.timing import Timing
 
@@ -67,7 +67,7 @@ accumulation keeps about 14 bits of a sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmRate:
+class GemmRate(Watched):
     """Dense matrix product rate; 1 TFLOPS is 10^12 FLOP/s, and of int8 10^12 integer operations a second (1 TOPS).
 
     ``tflops`` is the median rate of the size with the best one. ``bursts_tflops`` holds that size's median rate of each
@@ -86,12 +86,6 @@ class GemmRate:
     rest_s: float
     bursts: int
     device: str
-    telemetry: Telemetry | None
-
-    @property
-    def evidence(self) -> dict[str, Any]:
-        """Clock, power, temperature and event reasons of the GPU, for the report."""
-        return evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
+from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import hbm, progress, timing
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class PatternError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatternResult:
+class PatternResult(Watched):
     """What the pattern test found; ``errors`` counts wrong words over all comparisons, so one bad bit counts often.
 
     ``first_errors`` are the first 16 of them. ``share_of_free`` and ``share_of_total`` say how much of the memory was
@@ -107,12 +107,6 @@ class PatternResult:
     moved_bytes: int
     tb_s: float
     device: str
-    telemetry: Telemetry | None = None
-
-    @property
-    def evidence(self) -> dict[str, Any]:
-        """Clock, power, temperature and event reasons, for the report: a hot memory loses bits that a cool one keeps."""
-        return evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls, pci_tree
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
+from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol.functions import without_device
 
@@ -39,7 +39,7 @@ class GpuHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClocksUnderLoad:
+class ClocksUnderLoad(Watched):
     """What NVML reported of the GPU while a bfloat16 product kept it busy.
 
     ``telemetry`` is None without NVML; on a GPU ``nvml_error`` says why. ``tflops`` is the mean rate over all
@@ -49,12 +49,6 @@ class ClocksUnderLoad:
     seconds: float
     tflops: float
     nvml_error: str | None
-    telemetry: Telemetry | None
-
-    @property
-    def evidence(self) -> dict[str, Any]:
-        """Clock, power, temperature and event reasons of the GPU, for the report."""
-        return evidence(self.telemetry)
 
 
 @without_device

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
-from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, read_text
+from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, read_at, read_text
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
@@ -86,10 +86,9 @@ def host_parts() -> HostParts:
 def read_modules(*, root: Path = SYS) -> list[MemoryModule] | NotAvailable:
     """Every slot for a memory module, by the firmware's table."""
     file = root / "firmware" / "dmi" / "tables" / "DMI"
-    try:
-        table = file.read_bytes()
-    except OSError as error:
-        return NotAvailable(f"{error.strerror} ({file})")
+    table = read_at(file, file.read_bytes)
+    if isinstance(table, NotAvailable):
+        return table
     try:
         found = [_module(fields, texts) for kind, fields, texts in _structures(table) if kind == MEMORY_DEVICE]
     except (IndexError, ValueError, struct.error) as error:

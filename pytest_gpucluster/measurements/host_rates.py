@@ -23,6 +23,7 @@ import torch
 
 from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.host_load import HostLoad, HostWatch
+from pytest_gpucluster.inventory.sysfs import SYS
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.protocol.functions import without_device
 
@@ -111,7 +112,7 @@ def host_memory(*, size_bytes: int, repeats: int, budget_s: float | None = None)
     )
 
 
-def cores_by_node(allowed: frozenset[int], *, root: Path = numa.SYS) -> dict[int | None, list[int]]:
+def cores_by_node(allowed: frozenset[int], *, root: Path = SYS) -> dict[int | None, list[int]]:
     """One CPU of each core by NUMA node with memory, of those allowed; all of them at None where no node is known."""
     nodes = {node.number: node.cpus for node in numa.read_nodes(root=root) if node.memory_bytes and node.cpus}
     found: dict[int | None, list[int]] = {number: _one_of_each_core(allowed & cpus, root) for number, cpus in nodes.items()}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.collectives import gather_texts
 from pytest_gpucluster.measurements.timing import Budget
@@ -191,10 +192,9 @@ def _merged(by_rank: list[dict[str, Any]], case: Transfers) -> PairMatrix:
         ArithmeticError: wrong bytes arrived.
     """
     ranks = range(len(by_rank))
-    times: dict[tuple[int, int], list[list[float]]] = {}
-    for one in by_rank:
-        for source, target, *values in one["rows"]:
-            times.setdefault((int(source), int(target)), []).append(values)
+    times: dict[tuple[int, int], list[list[float]]] = grouped(
+        ((int(source), int(target)), values) for one in by_rank for source, target, *values in one["rows"]
+    )
     bad = [f"rank {source} -> rank {target}" for (source, target), ends in sorted(times.items()) if any(end[2] for end in ends)]
     if bad:
         raise ArithmeticError(f"wrong bytes arrived: {', '.join(bad)}")

@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import os
 import random
-import shutil
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.host import read_mount
-from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import (
@@ -197,13 +195,9 @@ def read_quota(path: Path, mount: Mount | NotAvailable) -> str:
     tool, arguments = "quota", ["-w", "-p", "-v"]
     if mount.kind == "lustre":
         tool, arguments = "lfs", ["quota", "-q", "-u", str(os.getuid()), str(path)]
-    found = shutil.which(tool)
-    if found is None:
-        return f"not read: {tool} is not installed"
-    try:
-        ended = program.run(found, arguments, within_s=QUOTA_S, variables={"LC_ALL": "C"})
-    except ProgramError as error:
-        return f"not read: {error}"
+    ended = program.run_by_name(tool, arguments, within_s=QUOTA_S)
+    if isinstance(ended, NotAvailable):
+        return f"not read: {ended.why}"
     lines = [" ".join(line.split()) for line in ended.printed.splitlines()]
     own = [line for line in lines if tool == "lfs" or line.startswith(f"{mount.source} ")]
     return "; ".join(own) or (f"not read: {ended.gist}" if ended.exit_code else "none for this user")

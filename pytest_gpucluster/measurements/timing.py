@@ -220,10 +220,15 @@ def slowest(*own_s: float) -> list[float]:
     """The greatest of each over all ranks of the default group; this process's own where there is no group."""
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return [*own_s]
-    row = torch.tensor(own_s, dtype=torch.float64, device=current_device())
+    rows = gather(torch.tensor(own_s, dtype=torch.float64, device=current_device()))
+    return [max(column) for column in zip(*(one.tolist() for one in rows), strict=True)]
+
+
+def gather(row: torch.Tensor) -> list[torch.Tensor]:
+    """The rows of all ranks; every rank calls this."""
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, row)
-    return [max(column) for column in zip(*(one.tolist() for one in rows), strict=True)]
+    return rows
 
 
 def affordable(full: Launches, *, left_s: float, one_s: float) -> Launches:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from finetune_smoke.settings import config as finetune_config
-from pytest_gpucluster.inventory.telemetry import Sampler, evidence
+from pytest_gpucluster.inventory.telemetry import Sampler, Watched, evidence
 from pytest_gpucluster.measurements import collectives, progress, timing
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from finetune_smoke.settings.config import Config
     from finetune_smoke.training.loop import Outcome
-    from pytest_gpucluster.inventory.telemetry import GroupTelemetry
 
 require_limit_below_floor = finetune_config.require_limit_below_floor
 BF16_BYTES = 2
@@ -32,20 +31,14 @@ CURVE_POINTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finetuned:
+class Finetuned(Watched):
     """The outcome of a fine-tune, the same on every rank, and what all GPUs did while it was timed (None without NVML).
 
     ``device`` is the model of this rank's GPU, as torch names it.
     """
 
     outcome: Outcome
-    telemetry: GroupTelemetry | None
     device: str = ""
-
-    @property
-    def evidence(self) -> dict[str, Any]:
-        """The slowest clock and the hottest GPU with their ranks, for the report."""
-        return evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.grouping import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -102,11 +104,7 @@ class SelftestReport:
     @property
     def planted(self) -> dict[str, list[Trial]]:
         """The trials with a planted fault by ``what``, in the order of the first of each."""
-        groups: dict[str, list[Trial]] = {}
-        for trial in self.trials:
-            if trial.victim is not None:
-                groups.setdefault(trial.what, []).append(trial)
-        return groups
+        return grouped((trial.what, trial) for trial in self.trials if trial.victim is not None)
 
     @property
     def clean(self) -> list[Trial]:
@@ -154,10 +152,7 @@ class SelftestReport:
     @property
     def remarks(self) -> list[str]:
         """What each mark in the statement means, with the faults that carry it."""
-        carriers: dict[tuple[str, str], list[str]] = {}
-        for what in self.planted:
-            for remark in self._remarks(what):
-                carriers.setdefault(remark, []).append(what)
+        carriers = grouped((remark, what) for what in self.planted for remark in self._remarks(what))
         return [f"{mark} ({', '.join(whats)}): {meaning}" for (mark, meaning), whats in carriers.items()]
 
     @property

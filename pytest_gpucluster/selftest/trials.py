@@ -319,22 +319,12 @@ def _compute(setup: Setup, *, seed: int, flips: list[dict[str, Any]]) -> dict[Pl
 
 def try_killed_rank(setup: Setup) -> list[Trial | NotPlanted]:
     """Kill one rank in the middle of sums over all ranks."""
-    if len(setup.places) < FEWEST_RANKS:
-        return [NotPlanted(kind=DEAD, why=TOO_FEW)]
-    victim = next(setup.victims())
-    error, took_s, recovered_s = _call_with_fault(
-        setup, victim, planted.die_among_sums, after_s=KILL_AFTER_S, give_up_s=GIVE_UP_S
-    )
-    return [killed_trial(victim, error, detected_s=took_s - KILL_AFTER_S, recovered_s=recovered_s)]
+    return _try_fault(setup, DEAD, killed_trial, planted.die_among_sums, after_s=KILL_AFTER_S, give_up_s=GIVE_UP_S)
 
 
 def try_hung_rank(setup: Setup) -> list[Trial | NotPlanted]:
     """Keep one rank from entering a sum over all ranks."""
-    if len(setup.places) < FEWEST_RANKS:
-        return [NotPlanted(kind=HUNG, why=TOO_FEW)]
-    victim = next(setup.victims())
-    error, took_s, recovered_s = _call_with_fault(setup, victim, planted.miss_the_sum, deadline_s=HANG_DEADLINE_S)
-    return [hung_trial(victim, error, detected_s=took_s, recovered_s=recovered_s)]
+    return _try_fault(setup, HUNG, hung_trial, planted.miss_the_sum, deadline_s=HANG_DEADLINE_S)
 
 
 def killed_trial(victim: Place, error: MeasurementError | None, *, detected_s: float, recovered_s: float) -> Trial:
@@ -383,18 +373,22 @@ def _victim_fields(victim: Place, error: MeasurementError | None, detected_s: fl
     }
 
 
-def _call_with_fault(
-    setup: Setup, victim: Place, function: Callable[..., Any], **recipe: float
-) -> tuple[MeasurementError | None, float, float]:
-    """Make the call with the fault, and then a sound one: the victim's error, and the seconds of both calls.
+def _try_fault(
+    setup: Setup, kind: str, judge: Callable[..., Trial], function: Callable[..., Any], **recipe: float
+) -> list[Trial | NotPlanted]:
+    """Make the call with the fault, and then a sound one; ``after_s`` into the call the fault begins.
 
     Raises:
         MeasurementError: a collective without a fault does not work.
     """
+    if len(setup.places) < FEWEST_RANKS:
+        return [NotPlanted(kind=kind, why=TOO_FEW)]
+    victim = next(setup.victims())
     _sum_up(setup)  # creates the process group, so that only the fault is timed
     results, took_s = _timed(lambda: setup.run(function, per="cluster", victim=victim.rank, **recipe))
     _, recovered_s = _timed(lambda: _sum_up(setup))
-    return results.errors.get(victim), took_s, recovered_s
+    detected_s = took_s - recipe.get("after_s", 0.0)
+    return [judge(victim, results.errors.get(victim), detected_s=detected_s, recovered_s=recovered_s)]
 
 
 def _sum_up(setup: Setup) -> None:

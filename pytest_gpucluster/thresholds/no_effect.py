@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.thresholds.layers import OLD_NEEDS, layer, merge
 from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME
 from pytest_gpucluster.thresholds.schema import ProfileTerms
@@ -81,10 +82,7 @@ def problems(file: ThresholdsFile) -> list[Problem]:
 
 def _by_path(fates: Iterable[_Fate]) -> list[list[_Fate]]:
     """The fates of each statement together."""
-    found: dict[KeyPath, list[_Fate]] = {}
-    for fate in fates:
-        found.setdefault(fate.said.path, []).append(fate)
-    return [*found.values()]
+    return [*grouped((fate.said.path, fate) for fate in fates).values()]
 
 
 def _sorted(found: Iterable[Problem]) -> list[Problem]:

@@ -327,7 +327,8 @@ def test_wheel_holds_everything(built: Path) -> None:
         (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     expected = {file for package in SHIPPED for file in relative_files(package)}
     assert expected <= names
-    assert {"pytest_gpucluster/thresholds.yaml", RELEASED, "pytest_gpucluster/inventory/error_codes.csv"} <= names
+    codes = {f"pytest_gpucluster/inventory/error_{what}.csv" for what in ("codes", "actions")}
+    assert {"pytest_gpucluster/thresholds.yaml", RELEASED, *codes} <= names
     assert any(name.startswith("pytest_gpucluster/thresholds/specs/") and name.endswith(".yaml") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     pages = {name.removeprefix("pytest_gpucluster/docs/") for name in names if name.startswith("pytest_gpucluster/docs/")}

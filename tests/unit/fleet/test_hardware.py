@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpucluster.fleet.hardware import LOSSES, TYPICAL, Hardware, spread
+from pytest_gpucluster.fleet.hardware import LOSSES, MODELS, TYPICAL, Hardware, spread
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.judging.noise import spread_of
 from pytest_gpucluster.judging.siblings import Healthy, Siblings, compare
@@ -57,7 +57,7 @@ def hardware(shape: str, *faults: str, gpu: str, seed: int) -> Hardware:
     return Hardware(replace(parse_simulation(shape, seed=seed, faults=[*faults]), gpu=gpu))
 
 
-@pytest.mark.parametrize("gpu", sorted(TYPICAL))
+@pytest.mark.parametrize("gpu", sorted(MODELS))
 @pytest.mark.parametrize("criterion", JUDGED)
 def test_healthy_parts_pass_and_planted_ones_do_not(criterion: str, gpu: str) -> None:
     """With room for the spread of repeats. What a fault takes is enough, but for low floors, such as that of training."""
@@ -74,7 +74,7 @@ def test_healthy_parts_pass_and_planted_ones_do_not(criterion: str, gpu: str) ->
         assert spread_of(spread(max(rates) * loss, 10)).high < limit
 
 
-@pytest.mark.parametrize("gpu", sorted(TYPICAL))
+@pytest.mark.parametrize("gpu", sorted(MODELS))
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("quantity", COMPARED)
 def test_no_healthy_part_is_a_straggler(quantity: str, shape: str, gpu: str) -> None:
@@ -122,4 +122,4 @@ def test_repeats_lie_around_their_median() -> None:
 
 def test_this_file_knows_every_quantity() -> None:
     """A new one is judged here too."""
-    assert set(JUDGED.values()) == set(TYPICAL["h200-sxm"])
+    assert set(JUDGED.values()) == set(TYPICAL)

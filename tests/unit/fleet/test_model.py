@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.fleet import model
-from pytest_gpucluster.fleet.hardware import TYPICAL, Hardware
+from pytest_gpucluster.fleet.hardware import MODELS, Hardware
 from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.protocol import plain_data
@@ -127,7 +127,7 @@ def test_the_function_is_there(name: str) -> None:
     assert callable(getattr(importlib.import_module(f"pytest_gpucluster.{module}"), qualname))
 
 
-@pytest.mark.parametrize("gpu", sorted(TYPICAL))
+@pytest.mark.parametrize("gpu", sorted(MODELS))
 @pytest.mark.parametrize(
     "bad",
     [
