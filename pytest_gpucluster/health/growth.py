@@ -27,9 +27,16 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.finding import Subject
 
 __all__ = [
-    "judge_counters", "judge_earlier_recoveries", "judge_gpu_counters", "judge_memory_errors", "judge_nvlink_counters",
-    "judge_replays", "read_limits", "state_changes", "throttled_s",
-]  # fmt: skip
+    "judge_counters",
+    "judge_earlier_recoveries",
+    "judge_gpu_counters",
+    "judge_memory_errors",
+    "judge_nvlink_counters",
+    "judge_replays",
+    "read_limits",
+    "state_changes",
+    "throttled_s",
+]
 
 Counters: TypeAlias = "Mapping[str, int | float | NotAvailable]"
 PERIODS_S: Mapping[str, float | None] = {"total": None, "per_s": 1.0, "per_min": 60.0, "per_hour": 3600.0}

@@ -25,9 +25,18 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
 
 __all__ = [
-    "ClockReading", "ClockTerms", "HostMinimum", "judge_clock", "judge_host_errors", "judge_limits", "judge_settings",
-    "judge_shared_link", "judge_variables", "read_skews", "skews",
-]  # fmt: skip
+    "ClockReading",
+    "ClockTerms",
+    "HostMinimum",
+    "judge_clock",
+    "judge_host_errors",
+    "judge_limits",
+    "judge_settings",
+    "judge_shared_link",
+    "judge_variables",
+    "read_skews",
+    "skews",
+]
 
 RDMA = ("infiniband", "roce", "efa")
 """Fabrics whose adapters need memory that stays where it is."""

@@ -22,9 +22,15 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 
 __all__ = [
-    "NodeTraffic", "PortPromise", "judge_pcie_links", "judge_ports", "judge_redirection", "judge_transport", "nearest_gpus",
+    "NodeTraffic",
+    "PortPromise",
+    "judge_pcie_links",
+    "judge_ports",
+    "judge_redirection",
+    "judge_transport",
+    "nearest_gpus",
     "own_ports",
-]  # fmt: skip
+]
 
 ACTIVE, LINK_UP = "ACTIVE", "LinkUp"
 OFF_FABRIC_ADVICE = "look there at the adapters, at nvidia_peermem or dma_buf, and at NCCL's variables: gpucluster info"

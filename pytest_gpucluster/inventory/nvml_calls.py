@@ -25,8 +25,12 @@ XID_ACTIONS = ACTIONS["Xid"]
 """What to do about a GPU that the driver lost, in the words of its Xids."""
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64",
-)  # fmt: skip
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+)
 """Where drivers and containers put it, besides ``LD_LIBRARY_PATH``."""
 Value = TypeVar("Value")
 _NO_VALUE = frozenset(

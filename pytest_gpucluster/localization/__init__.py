@@ -20,6 +20,18 @@ from pytest_gpucluster.localization.rails import (
 )
 
 __all__ = [
-    "RailRate", "better_of", "gpus_near", "judge_lags", "judge_pair_paths", "judge_shares", "pair_lags", "pairs_of",
-    "position_of", "rail_lags", "rails_of_interfaces", "rails_of_nics", "rates_of", "slow_rails",
-]  # fmt: skip
+    "RailRate",
+    "better_of",
+    "gpus_near",
+    "judge_lags",
+    "judge_pair_paths",
+    "judge_shares",
+    "pair_lags",
+    "pairs_of",
+    "position_of",
+    "rail_lags",
+    "rails_of_interfaces",
+    "rails_of_nics",
+    "rates_of",
+    "slow_rails",
+]

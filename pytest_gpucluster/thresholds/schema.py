@@ -27,9 +27,31 @@ if TYPE_CHECKING:
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
 
 Unit = Literal[
-    "TFLOPS", "TOPS", "TB/s", "GB/s", "us", "ms", "s", "%", "ratio", "GiB", "W", "C", "MHz", "GPUs", "nodes", "errors",
-    "rows", "reasons", "nats/token", "tokens/s/GPU", "files/s", "IOPS", "links", "count",
-]  # fmt: skip
+    "TFLOPS",
+    "TOPS",
+    "TB/s",
+    "GB/s",
+    "us",
+    "ms",
+    "s",
+    "%",
+    "ratio",
+    "GiB",
+    "W",
+    "C",
+    "MHz",
+    "GPUs",
+    "nodes",
+    "errors",
+    "rows",
+    "reasons",
+    "nats/token",
+    "tokens/s/GPU",
+    "files/s",
+    "IOPS",
+    "links",
+    "count",
+]
 Level = Literal["quick", "standard", "soak"]
 Fabric = Literal["infiniband", "roce", "efa", "tcpx", "tcpxo", "nvlink", "sockets", "none"]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
