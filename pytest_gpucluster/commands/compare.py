@@ -54,7 +54,11 @@ def main(chosen: argparse.Namespace) -> int:
         OSError: the disk refused the page.
     """
     if chosen.order is not None:
+        if chosen.html is not None or chosen.markdown:
+            chosen.error("--html and --markdown are for two runs; an order is compared as text")
         return _compare_order(chosen.order, chosen.runs)
+    if len(chosen.runs) != 2:
+        chosen.error(f"two results directories are required, A and B; given: {len(chosen.runs)}")
     found = compare(*map(read_results, chosen.runs))
     if chosen.html is not None:
         _write_page(chosen.html, found, runs=chosen.runs)

@@ -26,7 +26,7 @@ from rich.progress import Progress
 
 from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
-from pytest_gpucluster.commands import arguments
+from pytest_gpucluster.commands import arguments, criteria
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import parse_expect
 from pytest_gpucluster.config.strict_json import strict_json
@@ -77,11 +77,13 @@ class Order:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measure and print the values; 0 when every place has a value.
+    """Measure and print the values of a function or a criterion; 0 when every place has a value.
 
     Raises:
         ConfigurationError: wrong usage.
     """
+    if criteria.may_be_criterion(chosen.function):
+        return criteria.run(chosen)
     _require_plain_start()
     require_torch()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
