@@ -13,7 +13,7 @@ from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import MISSING, WORDS
 from pytest_gpucluster.page.outputs import JOURNAL, RESULTS
-from pytest_gpucluster.page.render import page_without_script
+from pytest_gpucluster.page.templating import html
 from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.records.matching import label_of
 from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, read_parts
@@ -109,7 +109,7 @@ def markdown_lines(found: RunComparison) -> list[str]:
 
 def page_of(found: RunComparison) -> str:
     """The same as one HTML file without a script."""
-    return page_without_script(
+    return html(
         "compare.html.j2",
         conclusion=conclusion(found),
         tone="bad" if found.is_worse else "good",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, WAIVED, counted_as
 from pytest_gpucluster.page.criteria_view import Number, exact, host_of
+from pytest_gpucluster.page.templating import markdown
 from pytest_gpucluster.text import first_line, one_line, shortlist
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion
         ticket="",
         is_waived=bool(bad) and all(counted_as(record) == WAIVED for record in bad),
     )
-    return _with_ticket(part, run)
+    verdict = str(run.facts.get("verdict_line", run.word))
+    return replace(part, ticket=markdown("ticket.md.j2", part=part, verdict=verdict))
 
 
 def _nobody(index: int, failed: Sequence[Record], by_criterion: Mapping[str, Sequence[Record]]) -> PartView:
@@ -171,38 +173,3 @@ def _range(good: Sequence[float]) -> str:
     middle, widest = statistics.median(good), max(map(abs, good))
     median = "0" if abs(middle) < NEGLIGIBLE * widest else format_number(middle)  # a deviation of many that cancels out
     return f"{low} to {high}, median {median} ({count})"
-
-
-def _with_ticket(part: PartView, run: RunDocument) -> PartView:
-    """The part with a text for the issue tracker of whoever mends it."""
-    lines = [f"## {part.kind}: {part.name}", ""]
-    lines += [f"* {name}: {cell(text)}" for name, text in part.where]
-    lines += ["", f"Verdict: {cell(str(run.facts.get('verdict_line', run.word)))}", ""]
-    if part.misses:
-        lines += ["| criterion | measured | limit | siblings |", "|---|---|---|---|"]
-        lines += [
-            f"| {cell(one.criterion)} | {one.value.text} {cell(one.unit)} | {one.limit.text} | {cell(one.siblings)} |"
-            for one in part.misses
-        ]
-        lines += [""]
-    lines += [f"* Also: {cell(', '.join(part.more_criteria))}"] if part.more_criteria else []
-    lines += [f"* {cell(text)}" for text in part.evidence]
-    lines += ["", f"Next: {cell(part.action)}"] if part.action else []
-    fields = {name: getattr(part, name) for name in part.__slots__}
-    return PartView(**{**fields, "ticket": "\n".join(lines) + "\n"})
-
-
-def cell(text: str) -> str:
-    """The text in one line that stays text in Markdown: neither HTML nor a column, link or mention."""
-    shown = one_line(text)
-    for sign, instead in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        (">", "&gt;"),
-        ("|", "\\|"),
-        ("`", "\\`"),
-        ("[", "\\["),
-        ("@", "@&#8203;"),
-    ):
-        shown = shown.replace(sign, instead)
-    return shown
