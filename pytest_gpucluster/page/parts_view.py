@@ -81,9 +81,8 @@ def name_of(place: Place) -> str:
 def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion: Mapping[str, Sequence[Record]]) -> PartView:
     place = run.places.get(culprit["place"]["id"]) if culprit.get("place") is not None else None
     names = [str(name) for name in culprit.get("places") or ()]
-    node = next(
-        (one.id for one in run.places.values() if place is not None and one.gpu is None and one.node == place.node), None
-    )
+    nodes = {one.node: one.id for one in run.places.values() if one.gpu is None}
+    node = None if place is None else nodes.get(place.node)
     misses, more = _misses(culprit["criteria"], {*names, node, None}, by_criterion)
     title = name_of(place) if place is not None else f"{len(names)} places" if names else "the cluster"
     where = _where(place) if place is not None else (("Places", shortlist(names, most=16)),)
