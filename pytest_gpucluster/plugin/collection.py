@@ -111,12 +111,9 @@ class Collection:
 
     def _is_left_out(self, item: pytest.Item, pair: pairing.Pairing) -> bool:
         """Whether a test is above the level, or may do more than read in an audit."""
-        if self._session.setup.settings.audit and not only_reads(item):
-            return True
-        return pair.judges and self._is_above(pair.criterion)
-
-    def _is_above(self, key: str) -> bool:
-        return not reaches(self._session.setup.settings.level, self._session.setup.criteria[key].level)
+        setup = self._session.setup
+        is_above = pair.judges and not reaches(setup.settings.level, setup.criteria[pair.criterion].level)
+        return is_above or (setup.settings.audit and not only_reads(item))
 
     def _accept(self, item: pytest.Item) -> None:
         """Refuse a selected test that cannot run as it is written; give one that judges its criterion."""
