@@ -199,6 +199,7 @@ def write_report(file: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    file.parent.mkdir(parents=True, exist_ok=True)
     if is_replaceable(file):
         write_atomically(file, text)
     else:

@@ -94,7 +94,7 @@ class Recorder:
         self._directory = ResultsDirectory(folder, goes_on=unfinished is not None)
         self._junit = junit if junit is not None and is_replaceable(junit) else None
         if unfinished is not None:
-            self.parts.go_on_after(unfinished.parts)
+            self.parts.earlier = unfinished.parts
         try:
             keep = None if unfinished is None else require_unchanged(unfinished)
             self._journal = Journal(folder / "journal.jsonl", copy=replicate, keep=keep)
@@ -112,9 +112,8 @@ class Recorder:
         older = self._directory.older_run if self._directory is not None else None
         if self.parts.earlier and self._directory is not None:
             older = self._directory.path  # the run goes on, and so does its journal
-        self.cut_soak = (
-            find_interrupted_soak(older, facts=facts, versions=versions, now_s=time.time()) if older is not None else None
-        )
+        if older is not None:
+            self.cut_soak = find_interrupted_soak(older, facts=facts, versions=versions, now_s=time.time())
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event to the journal, if there is one."""
@@ -160,10 +159,6 @@ class Recorder:
         """What a reader of the verdict must know of the soak, and of the parts of the run."""
         soak = () if self.resumed is None else (soak_remark(self.resumed),)
         return (*soak, *parts_remarks(self.parts.facts(self._plan)))
-
-    def record_soak_turn(self, facts: Mapping[str, Any]) -> None:
-        """Write what one measurement of a soak showed, so that another run can go on with it."""
-        self.write("soak_turn", **facts)
 
     def record_soak_round(self, **facts: Any) -> None:
         """Write that a round of a soak has ended; the reports follow in the next call."""

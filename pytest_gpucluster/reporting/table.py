@@ -124,7 +124,9 @@ def criteria_table(
         lines = _at_a_glance(seen, chosen, [] if layout.is_rehearsal else measured_texts(kept), layout)
     else:
         lines = _draw([row for _, row in folded_rows(kept, names)], layout) if kept else []
-    summary = [*_absent(absent, places, layout), *_summary([by_criterion[key] for key in left_out], layout)]
+    reasons = summary_lines([by_criterion[key] for key in left_out])
+    left = [text for outcome, words in reasons for text in _texts(words, layout, style=STYLES[outcome])]
+    summary = [*_absent(absent, places, layout), *left]
     return [*lines, *printed(summary, width=layout.width, color=layout.color)]
 
 
@@ -137,17 +139,17 @@ def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequ
     if chosen.more:
         count = counted(len(chosen.more), "more bad criterion", "more bad criteria")
         words = f"and {count}: {shortlist(chosen.more, most=MOST_MORE)}"
-        below += [Text(line, style=STYLES[FAILED]) for line in wrapped(f"{words}; -v shows all", width=layout.width, indent="")]
+        below += _texts(f"{words}; -v shows all", layout, style=STYLES[FAILED])
     if chosen.is_any_near:
-        below += [Text(line) for line in wrapped(ABOUT_NEAR, width=layout.width, indent="")]
+        below += _texts(ABOUT_NEAR, layout)
     if measured:
-        words = "; ".join(measured)
-        below += [Text(line) for line in wrapped(f"measured, not judged: {words}", width=layout.width, indent="")]
-    return [
-        *printed(texts, width=layout.width, color=layout.color),
-        *rows,
-        *printed(below, width=layout.width, color=layout.color),
-    ]
+        below += _texts(f"measured, not judged: {'; '.join(measured)}", layout)
+    above, under = (printed(some, width=layout.width, color=layout.color) for some in (texts, below))
+    return [*above, *rows, *under]
+
+
+def _texts(words: str, layout: Layout, *, style: str = "") -> list[Text]:
+    return [Text(line, style=style) for line in wrapped(words, width=layout.width, indent="")]
 
 
 def _subject_text(line: SubjectLine, columns: tuple[int, int], layout: Layout) -> Text:
@@ -163,7 +165,7 @@ def _absent(absent: Mapping[str, Sequence[Record]], places: Mapping[str, Place],
     nodes = {places[str(record.place)].node for record in lost}
     hosts = names_of_absent([place for place in places.values() if place.gpu is None and place.node in nodes])
     words = f"absent: {hosts}: {counted(len(lost), 'outcome')} of {counted(len(absent), 'criterion', 'criteria')} missing"
-    return [Text(line, style=STYLES[MISSING]) for line in wrapped(words, width=layout.width, indent="")]
+    return _texts(words, layout, style=STYLES[MISSING])
 
 
 def _grouped(
@@ -245,15 +247,6 @@ def _cells(row: TableRow, columns: Sequence[str]) -> list[Text]:
     is_good = row.counted_as == PASSED or (row.counted_as == MISSING and row.worst != NOTHING)
     coloured = ("outcome",) if is_good else ("outcome", "worst", "where")
     return [Text(_shown(getattr(row, name)), style=style if name in coloured else "") for name in columns]
-
-
-def _summary(left_out: Sequence[Sequence[Record]], layout: Layout) -> list[Text]:
-    """The lines about criteria without a result."""
-    return [
-        Text(line, style=STYLES[outcome])
-        for outcome, words in summary_lines(left_out)
-        for line in wrapped(words, width=layout.width, indent="")
-    ]
 
 
 def _shown(text: str) -> str:

@@ -44,7 +44,6 @@ class ReportFiles:
         results, junit = texts_of(report, with_junit=self.junit is not None)
         write_atomically(self.results, results)
         if self.junit is not None:
-            self.junit.parent.mkdir(parents=True, exist_ok=True)
             write_report(self.junit, junit)
 
 
