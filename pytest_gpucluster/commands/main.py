@@ -141,9 +141,8 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.usage = "gpucluster demo [--fleet NxM] [--bad PART:FAULT ...] [--seed N] [--profile NAME] [-- PYTEST ARGUMENTS]"
     demo.description = f"Faults: {'; '.join(f'{kind} ({words})' for kind, words in FAULTS.items())}."
     demo.add_argument("--fleet", default="1x8", metavar="NODESxGPUS", help="the shape of the fleet (default: 1x8)")
-    demo.add_argument(
-        "--bad", action="append", default=[], metavar="PART:FAULT", help="a planted fault: node3-gpu5:slow, node7:absent"
-    )
+    words = "a planted fault: node3-gpu5:slow, node7:absent"
+    demo.add_argument("--bad", action="append", default=[], metavar="PART:FAULT", help=words)
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal values (default: 0)")
     demo.add_argument("--profile", default="h200-sxm", metavar="NAME", help="the GPU (default: h200-sxm)")
     demo.set_defaults(act="demo")
@@ -156,12 +155,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     words = "its arguments; values as in YAML: sizes=[4096,8192]"
     run.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=words)
     run.add_argument("--place", nargs="+", action="extend", default=[], metavar="ID", help="node0-gpu3 ...; default: all")
-    run.add_argument(
-        "--per",
-        default="gpu",
-        metavar="WHAT",
-        help="who shares a process group: gpu (default), host, node, domain, cluster, pair",
-    )
+    words = "who shares a process group: gpu (default), host, node, domain, cluster, pair"
+    run.add_argument("--per", default="gpu", metavar="WHAT", help=words)
     run.add_argument("--deadline-s", type=float, metavar="S", help="how long one call may take (default: 300)")
     run.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu: rehearse, whatever is here")
     run.add_argument("--expect", metavar="nodes=1,gpus_per_node=M", help="how many GPUs (ranks on the CPU) there should be")
@@ -181,14 +176,10 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument("--node-rank", type=int, metavar="R", help="which node this is, 0 to N - 1; needed with --run")
     launch.add_argument("--master-addr", metavar="HOST", help="node 0, as the others reach it")
     launch.add_argument("--master-port", type=int, metavar="P", help="default: 29500, in Slurm one of this start of the job")
-    launch.add_argument(
-        "--hosts",
-        metavar="A,B,...",
-        help="hostnames in the order of node ranks, gpu-[01-16] too, or the path of a file or of an earlier run's results",
-    )
-    launch.add_argument(
-        "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"
-    )
+    words = "hostnames in the order of node ranks, gpu-[01-16] too, or the path of a file or of an earlier run's results"
+    launch.add_argument("--hosts", metavar="A,B,...", help=words)
+    words = "until all nodes are there; default: 120"
+    launch.add_argument("--join-deadline-s", type=float, default=120.0, metavar="S", help=words)
     launch.add_argument("--run", action="store_true", help="start it here; without it, the lines for all nodes are printed")
     words = "print the commands for torchrun (default), slurm or kubernetes, and explain each part; starts nothing"
     kinds = ("torchrun", "slurm", "kubernetes")
@@ -215,9 +206,8 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     sweep.usage = "gpucluster sweep DIR --file FILE [--nodes LIST] [--job OPTIONS] [--fabric OPTIONS] [-- ARGUMENTS OF FILE]"
     sweep.description = "For deploy/slurm/sweep.sbatch. Exit code 0: submitted; 1: no node can take a job; 2: wrong usage."
     sweep.add_argument("folder", type=Path, metavar="DIR", help="the folder of the sweep, on a path that all nodes share")
-    sweep.add_argument(
-        "--file", type=Path, required=True, metavar="FILE", help="the job file; STAGE says what a job of it does"
-    )
+    words = "the job file; STAGE says what a job of it does"
+    sweep.add_argument("--file", type=Path, required=True, metavar="FILE", help=words)
     words = "nodes by their names in Slurm: gpu-[001-256]; default: all of the partition that this job is in"
     sweep.add_argument("--nodes", default="", metavar="LIST", help=words)
     sweep.add_argument("--job", default="", metavar="OPTIONS", help="sbatch's options for the jobs that measure")

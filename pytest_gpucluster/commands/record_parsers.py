@@ -41,9 +41,8 @@ def _add_show(show: CommandParser) -> None:
     show.description = "A name of a criterion is one, unless results lie in a folder of that name."
     words = "a criterion (busbw: all busbw[...]); or a results directory, or its results.json"
     show.add_argument("folder", type=Path, metavar="CRITERION|RESULTS", help=words)
-    show.add_argument(
-        "--limits", type=Path, metavar="FILE", help="of a criterion: a thresholds file; default: the packaged one"
-    )
+    words = "of a criterion: a thresholds file; default: the packaged one"
+    show.add_argument("--limits", type=Path, metavar="FILE", help=words)
     words = "a criterion (busbw: all busbw[...]), or a place by id, hostname, UUID or serial; default: the whole run"
     show.add_argument("subject", nargs="?", metavar="CRITERION|PLACE", help=words)
     show.add_argument("--csv", action="store_true", help="CSV: a line an outcome, then a line for every other number")
