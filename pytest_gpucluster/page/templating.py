@@ -32,7 +32,7 @@ def markdown(template: str, **view: object) -> str:
 
 def cell(text: str) -> str:
     """The text in one line that stays text in Markdown: neither HTML nor a column, link or mention."""
-    return one_line(text).translate(str.maketrans(IN_MARKDOWN))
+    return one_line(text).translate(str.maketrans({**IN_MARKDOWN}))
 
 
 def _short(text: str) -> str:

@@ -151,24 +151,21 @@ def refuse_selftest(given: argparse.Namespace) -> None:
 def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
     """pytest-xdist (``-n``) works on one node alone, with its own processes."""
     refuse_selftest(config.option)
+    option = config.option
     if is_under_xdist(config):
-        if launch is not None:
-            raise pytest.UsageError(
-                "pytest-xdist (-n) cannot be used under torchrun: each rank has its GPU already; leave -n out"
-            )
-        if config.option.gpucluster_inline:
-            raise pytest.UsageError("--gpucluster-inline runs in one process; leave -n out")
-        if config.option.gpucluster_resume:
-            raise pytest.UsageError(
-                "gpucluster resume asks the parts before any test is distributed, and that run had -n: begin another"
-            )
-        if config.option.gpucluster_only:
-            raise pytest.UsageError("--gpucluster-only asks the parts before any test is distributed; leave -n out")
-        if (config.option.gpucluster_level or "").startswith("soak"):
-            raise pytest.UsageError("a soak measures all GPUs in turns of its own; leave -n out")
-        if config.option.gpucluster_selftest:
-            raise pytest.UsageError("--gpucluster-selftest needs all GPUs at once; leave -n out")
-    elif getattr(config.option, "tx", None) and config.option.dist != "no":
+        wrong = {
+            "pytest-xdist (-n) cannot be used under torchrun: each rank has its GPU already; leave -n out": launch is not None,
+            "--gpucluster-inline runs in one process; leave -n out": option.gpucluster_inline,
+            "gpucluster resume asks the parts before any test is distributed, and that run had -n: begin another": (
+                option.gpucluster_resume
+            ),
+            "--gpucluster-only asks the parts before any test is distributed; leave -n out": option.gpucluster_only,
+            "a soak measures all GPUs in turns of its own; leave -n out": (option.gpucluster_level or "").startswith("soak"),
+            "--gpucluster-selftest needs all GPUs at once; leave -n out": option.gpucluster_selftest,
+        }
+        if any(wrong.values()):
+            raise pytest.UsageError(next(text for text, is_given in wrong.items() if is_given))
+    elif getattr(option, "tx", None) and option.dist != "no":
         raise pytest.UsageError("pytest-xdist's --tx cannot be used here: one process for each GPU of this machine is -n auto")
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
+from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting.at_a_glance import ABOUT_NEAR, HANDOVER, chosen_rows, measured_texts, subject_lines
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import printed, wrapped
@@ -102,29 +103,27 @@ def criteria_table(
         subjects: the subject of each criterion, as far as known.
         layout: how it is drawn.
     """
-    by_criterion: dict[str, list[Record]] = {}
-    for record in records:
-        by_criterion.setdefault(record.criterion, []).append(record)
+    groups = by_criterion(records)
     names = PlaceNames(places)
-    absent = without_absent_nodes(by_criterion, places)
-    left_out = {} if layout.is_whole else without_result(by_criterion)
-    kept = {key: found for key, found in by_criterion.items() if key not in left_out}
+    absent = without_absent_nodes(groups, places)
+    left_out = {} if layout.is_whole else without_result(groups)
+    kept = {key: found for key, found in groups.items() if key not in left_out}
     unjudged = Counter({key: len(found) for key, found in absent.items()})
     for key, outcome in left_out.items():
         if outcome != SKIPPED:
-            unjudged[key] += sum(record.outcome == MISSING for record in by_criterion[key])
+            unjudged[key] += sum(record.outcome == MISSING for record in groups[key])
     if layout.is_whole:
-        rows = [(criterion, row_of(criterion, found, names)) for criterion, found in by_criterion.items()]
+        rows = [(criterion, row_of(criterion, found, names)) for criterion, found in groups.items()]
         lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []
     elif any(criterion in subjects for criterion in kept):
-        of_each = {criterion: subjects.get(criterion, OTHERS) for criterion in by_criterion}
+        of_each = {criterion: subjects.get(criterion, OTHERS) for criterion in groups}
         seen = subject_lines(kept, of_each, unjudged=unjudged, is_rehearsal=layout.is_rehearsal)
-        every = {key: found for key, found in by_criterion.items() if key in kept or key in HANDOVER}
+        every = {key: found for key, found in groups.items() if key in kept or key in HANDOVER}
         chosen = chosen_rows(every, names, noise=None if layout.is_rehearsal else layout.noise)
         lines = _at_a_glance(seen, chosen, [] if layout.is_rehearsal else measured_texts(kept), layout)
     else:
         lines = _draw([row for _, row in folded_rows(kept, names)], layout) if kept else []
-    reasons = summary_lines([by_criterion[key] for key in left_out])
+    reasons = summary_lines([groups[key] for key in left_out])
     left = [text for outcome, words in reasons for text in _texts(words, layout, style=STYLES[outcome])]
     summary = [*_absent(absent, places, layout), *left]
     return [*lines, *printed(summary, width=layout.width, color=layout.color)]
