@@ -16,7 +16,7 @@ LONGEST = 12_000
 """Characters of one text on the page. The whole of a longer one is in results.json."""
 MOST_CHARACTERS = 500
 """Of one text in a summary."""
-IN_MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "[": "\\[", "@": "@&#8203;"}
+IN_MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "[": "\\[", "@": "@&#8203;"})
 
 
 def html(template: str, *, script: str | None = None, **view: object) -> str:
@@ -32,7 +32,7 @@ def markdown(template: str, **view: object) -> str:
 
 def cell(text: str) -> str:
     """The text in one line that stays text in Markdown: neither HTML nor a column, link or mention."""
-    return one_line(text).translate(str.maketrans({**IN_MARKDOWN}))
+    return one_line(text).translate(IN_MARKDOWN)
 
 
 def _short(text: str) -> str:

@@ -17,7 +17,7 @@ from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links
 from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark
 from pytest_gpucluster.reporting.parts import Part, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
-from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
+from pytest_gpucluster.reporting.writer import texts_of, write_reports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -278,8 +278,7 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
     require_no_links(folder)
     state = read_journal(folder / "journal.jsonl")
     verdict = state.close()
-    files = ReportFiles(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml")
-    files.write(state.report(verdict))
+    write_reports(state.report(verdict), folder / "results.json", junit if junit is not None else folder / "junit.xml")
     return verdict
 
 

@@ -16,7 +16,7 @@ from pytest_gpucluster.reporting.journal import FOUND_AT_END, Journal, record_fa
 from pytest_gpucluster.reporting.parts import RunParts, parts_remarks
 from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.unfinished_run import require_unchanged
-from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
+from pytest_gpucluster.reporting.writer import ReportWriter, not_ended, with_pending_as_missing, write_reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -191,7 +191,7 @@ class Recorder:
         shown = {name: report.facts[name] for name in FOUND_AT_END if name in report.facts}
         self.write("verdict", verdict=verdict.word, **facts, **shown)
         try:
-            self._files(junit=None).write(report)
+            write_reports(report, self._results, None)
         except OSError as error:
             return f"results.json could not be written: {error.strerror}"
         return self._journal.failed
@@ -208,7 +208,7 @@ class Recorder:
         status, records = self._status(), with_pending_as_missing(self._plan)
         facts = {**status.facts, "environment": {**status.facts["environment"], "unfinished": True}}
         verdict = decide(records, not_ended(status.terms))
-        self._files(junit=self._junit).write(self._report(records, verdict, replace(status, facts=facts)))
+        write_reports(self._report(records, verdict, replace(status, facts=facts)), self._results, self._junit)
 
     def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> RunReport:
         cases = tuple(ReportedTest(nodeid=self._plan.nodeid(record), record=record) for record in records)
@@ -224,9 +224,10 @@ class Recorder:
             junit=status.junit,
         )
 
-    def _files(self, *, junit: Path | None) -> ReportFiles:
+    @property
+    def _results(self) -> Path:
         assert self._directory is not None
-        return ReportFiles(results=self._directory.path / "results.json", junit=junit)
+        return self._directory.path / "results.json"
 
 
 def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:
