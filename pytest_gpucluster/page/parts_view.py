@@ -54,13 +54,13 @@ class PartView:
     anchor: str
     name: str
     kind: str
-    confidence: str
-    where: tuple[tuple[str, str], ...]
+    confidence: str = ""
+    where: tuple[tuple[str, str], ...] = ()
     misses: tuple[Miss, ...]
     more_criteria: tuple[str, ...]
     evidence: tuple[str, ...]
-    action: str
-    ticket: str
+    action: str = ""
+    ticket: str = ""
     is_waived: bool
 
 
@@ -98,7 +98,6 @@ def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion
         more_criteria=more,
         evidence=tuple(one_line(str(text)) for text in culprit.get("evidence") or ()),
         action=str(culprit.get("action") or ""),
-        ticket="",
         is_waived=bool(bad) and all(counted_as(record) == WAIVED for record in bad),
     )
     verdict = str(run.facts.get("verdict_line", run.word))
@@ -111,13 +110,9 @@ def _nobody(index: int, failed: Sequence[Record], by_criterion: Mapping[str, Seq
         anchor=f"p{index}",
         name="No part is named",
         kind="failed",
-        confidence="",
-        where=(),
         misses=misses,
         more_criteria=more,
         evidence=tuple(dict.fromkeys(first_line(one.reason) for one in failed if one.reason)),
-        action="",
-        ticket="",
         is_waived=all(counted_as(one) == WAIVED for one in failed),
     )
 
