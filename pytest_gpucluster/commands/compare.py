@@ -13,7 +13,7 @@ from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import MISSING, WORDS
 from pytest_gpucluster.page.outputs import JOURNAL, RESULTS
-from pytest_gpucluster.page.render import page_without_script
+from pytest_gpucluster.page.templating import html
 from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.records.matching import label_of
 from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, read_parts
@@ -54,7 +54,11 @@ def main(chosen: argparse.Namespace) -> int:
         OSError: the disk refused the page.
     """
     if chosen.order is not None:
+        if chosen.html is not None or chosen.markdown:
+            chosen.error("--html and --markdown are for two runs; an order is compared as text")
         return _compare_order(chosen.order, chosen.runs)
+    if len(chosen.runs) != 2:
+        chosen.error(f"two results directories are required, A and B; given: {len(chosen.runs)}")
     found = compare(*map(read_results, chosen.runs))
     if chosen.html is not None:
         _write_page(chosen.html, found, runs=chosen.runs)
@@ -105,7 +109,7 @@ def markdown_lines(found: RunComparison) -> list[str]:
 
 def page_of(found: RunComparison) -> str:
     """The same as one HTML file without a script."""
-    return page_without_script(
+    return html(
         "compare.html.j2",
         conclusion=conclusion(found),
         tone="bad" if found.is_worse else "good",

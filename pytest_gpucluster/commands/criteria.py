@@ -10,11 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
 from rich.text import Text
 
 from pytest_gpucluster.commands.arguments import EXAMPLE, FORM, read_arguments
-from pytest_gpucluster.commands.info_tables import pairs
+from pytest_gpucluster.commands.info_tables import pairs, print_parts
 from pytest_gpucluster.commands.launch import SUITE
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
+    from pytest_gpucluster.commands.info_tables import Shown
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Threshold
 
@@ -62,11 +62,7 @@ def show(name: str, *, limits: Path | None = None) -> int:
     """
     file = load(limits)
     keys = _known(name, file, otherwise=f"there is no criterion {name!r}, and no results directory.")
-    console = Console(highlight=False, markup=False, emoji=False)
-    for number, key in enumerate(keys):
-        if number:
-            console.print()
-        _show_one(console, key, file)
+    print_parts(part for key in keys for part in (Text(""), *_about(key, file)))
     return 0
 
 
@@ -78,7 +74,7 @@ def _known(name: str, file: ThresholdsFile, *, otherwise: str) -> list[str]:
     return keys
 
 
-def _show_one(console: Console, key: str, file: ThresholdsFile) -> None:
+def _about(key: str, file: ThresholdsFile) -> list[Shown]:
     entry = file.criteria(None)[key]
     recipe = ", ".join(f"{one} {_written(value)}" for one, value in entry.recipe.items())
     takes = f", about {entry.takes_s:g} s" if entry.takes_s else ""
@@ -94,15 +90,18 @@ def _show_one(console: Console, key: str, file: ThresholdsFile) -> None:
         "written": f"{Path(entry.file).name}:{entry.line}",
         "run it": f"gpucluster run {_quoted(key)}",
     }
-    console.print(Text(f"{key}: {one_line(entry.criterion)}", style="bold"))
-    console.print(pairs([(caption, one_line(str(text))) for caption, text in known.items() if text]))
     alike: dict[str, list[str]] = {}
     for name, profile in file.profiles.items():
         one = file.criteria(profile)[key]
         alike.setdefault(f"does not apply: {one.skip}" if one.skip else _limit(one), []).append(name)
-    console.print(Text("\nlimit by profile", style="bold"))
     named = {", ".join(names) if len(alike) > 1 else "all": limit for limit, names in alike.items()}
-    console.print(pairs([(names, one_line(limit)) for names, limit in named.items()]))
+    return [
+        Text(f"{key}: {one_line(entry.criterion)}", style="bold"),
+        pairs([(caption, one_line(str(text))) for caption, text in known.items() if text]),
+        Text(""),
+        Text("limit by profile", style="bold"),
+        pairs([(names, one_line(limit)) for names, limit in named.items()]),
+    ]
 
 
 def _limit(entry: Threshold) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
-from pytest_gpucluster.commands.info_tables import NOTHING, table
+from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, print_parts, table_by_heading
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.records.kept_runs import KeptRun, find_runs, read_run
@@ -42,15 +41,9 @@ def main(chosen: argparse.Namespace) -> int:
         sys.stderr.write(f"gpucluster history: left out: {one_line(remark)}\n")
     _require(runs, chosen)
     runs.sort(key=lambda run: (run.started, str(run.folder)))
-    console = Console(highlight=False, markup=False, emoji=False)
-    heads, lines = _table(runs, chosen)
-    made = table(heads, lines, right=("median", "worst", "part"))
-    for at, column in enumerate(made.columns):
-        if heads[at] in WHOLE:
-            column.min_width = max(len(heads[at]), *(len(line[at]) for line in lines))
-    console.print(made)
-    if chosen.criterion is not None:
-        console.print(Text(one_line(trend(runs, chosen.criterion, part=chosen.part))))
+    lines = [_line(run, chosen) for run in runs]
+    said = [] if chosen.criterion is None else [Text(one_line(trend(runs, chosen.criterion, part=chosen.part)))]
+    print_parts([table_by_heading(lines, right=("median", "worst", "part"), whole=WHOLE), *said])
     return 0
 
 
@@ -74,32 +67,17 @@ def _require(runs: Sequence[KeptRun], chosen: argparse.Namespace) -> None:
         raise ConfigurationError(f"no run in {chosen.folder} has a value of {chosen.criterion!r} at {chosen.part!r}")
 
 
-def _table(runs: Sequence[KeptRun], chosen: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
-    heads = ["began", "verdict"]
-    lines = [[_when(run), run.verdict] for run in runs]
+def _line(run: KeptRun, chosen: argparse.Namespace) -> dict[str, str]:
+    cells = {"began": _when(run), "verdict": run.verdict}
     if chosen.criterion is None:
-        heads += ["nodes x GPUs", "profile", "level", "limits"]
-        lines = [
-            [*line, run.shape, run.profile, run.level, run.limits or NOTHING] for line, run in zip(lines, runs, strict=True)
-        ]
+        cells |= {"nodes x GPUs": run.shape, "profile": run.profile, "level": run.level, "limits": run.limits or NOTHING}
     else:
-        heads += ["median", "worst", "unit"]
-        numbers = ([_number(run.median), _number(run.worst), run.unit or NOTHING] for run in runs)
-        lines = [[*line, *some] for line, some in zip(lines, numbers, strict=True)]
+        cells |= {"median": number_or_nothing(run.median), "worst": number_or_nothing(run.worst), "unit": run.unit or NOTHING}
     if chosen.part is not None:
-        heads += ["part", "where"]
-        lines = [[*line, _number(run.value), run.where or NOTHING] for line, run in zip(lines, runs, strict=True)]
-    folders = [_folder(run, chosen) for run in runs]
-    return [*heads, "folder"], [[*map(one_line, line), folder] for line, folder in zip(lines, folders, strict=True)]
-
-
-def _folder(run: KeptRun, chosen: argparse.Namespace) -> str:
-    return one_line(str(run.folder.relative_to(chosen.folder)))
+        cells |= {"part": number_or_nothing(run.value), "where": run.where or NOTHING}
+    cells["folder"] = str(run.folder.relative_to(chosen.folder))
+    return {heading: one_line(text) for heading, text in cells.items()}
 
 
 def _when(run: KeptRun) -> str:
     return run.started[:SECONDS].replace("T", " ") or "no date"
-
-
-def _number(value: float | None) -> str:
-    return NOTHING if value is None else format_number(value)

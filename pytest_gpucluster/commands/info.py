@@ -64,17 +64,16 @@ def _print(machine: Mapping[str, Any], view: str, *, unseen: Mapping[str, str], 
     from rich.console import Console  # noqa: PLC0415 -- as above
     from rich.text import Text  # noqa: PLC0415 -- as above
 
-    from pytest_gpucluster.commands.info_tables import without_gaps  # noqa: PLC0415 -- as above
+    from pytest_gpucluster.commands.info_tables import print_parts  # noqa: PLC0415 -- as above
     from pytest_gpucluster.commands.info_views import show  # noqa: PLC0415 -- as above
     from pytest_gpucluster.reporting.lines import wrapped  # noqa: PLC0415 -- as above
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    width = Console().width
     below = [Text(""), *(Text(f"not seen: {name}: {one_line(why)}", style="yellow") for name, why in unseen.items())]
     for one in found:
         below.append(Text(f"{one.part}: {one_line(one.what)}", style="bold red"))
-        below += map(Text, wrapped(f"next: {one_line(one.advice)}", width=console.width, indent="  ", later="    "))
-    for part in without_gaps([*show(machine, view), *below]):
-        console.print(part)
+        below += map(Text, wrapped(f"next: {one_line(one.advice)}", width=width, indent="  ", later="    "))
+    print_parts([*show(machine, view), *below])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pytest_gpucluster.inventory.reading import unavailable
+from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -79,6 +81,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Seque
     return made
 
 
+def table_by_heading(rows: Sequence[Mapping[str, str]], *, right: Sequence[str], whole: Sequence[str]) -> Table:
+    """A table of rows that have the same headings; the columns ``whole`` are never cut."""
+    made = table([*rows[0]] if rows else (), [[*row.values()] for row in rows], right=right)
+    for column in made.columns:
+        heading = str(column.header)
+        if heading in whole:
+            column.min_width = max(len(heading), *(len(row[heading]) for row in rows))
+    return made
+
+
 def pairs(names: Iterable[tuple[str, str]]) -> Table:
     """Names and values without a heading; a long value goes on in the next line."""
     made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -99,6 +111,18 @@ def without_gaps(parts: Iterable[Shown]) -> list[Shown]:
     while found and _is_gap(found[-1]):
         found.pop()
     return found
+
+
+def print_parts(parts: Iterable[Shown]) -> None:
+    """Print them as wide as the terminal is, without gaps."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    for part in without_gaps(parts):
+        console.print(part)
+
+
+def number_or_nothing(value: float | None) -> str:
+    """The number as a report writes it; ``-`` where there is none."""
+    return NOTHING if value is None else format_number(value)
 
 
 def _is_gap(part: Shown) -> bool:

@@ -122,25 +122,17 @@ def summary(machine: Machine) -> list[Shown]:
         for name, word in (("sockets", "socket"), ("cores", "core"), ("cpus", "CPU"))
     )
     software = machine["software"]
-    return [
-        pairs(
-            (name, text)
-            for name, text in [
-                (
-                    "host",
-                    f"{one_line(machine['hostname'])}, {cell(host['operating_system'])}, kernel {one_line(host['kernel'])}",
-                ),
-                ("CPU", f"{cell(host['cpu_model'])}: {cpus}"),
-                ("memory", f"{cell(host['memory_gib'], '{:.0f}')} GiB, {counted(host['numa_nodes'], 'NUMA node')}"),
-                ("GPUs", ", ".join(shown) or "none"),
-                ("driver", ", ".join(map(one_line, drivers)) or NOTHING),
-                ("NVLinks", _nvlinks_of_all(gpus)),
-                ("adapters", f"{len(active)} of {len(ports)} ports active" if ports else "none"),
-                ("software", f"torch {cell(software['torch'])}, pytest-gpucluster {cell(software['pytest-gpucluster'])}"),
-            ]
-            if text != NOTHING
-        )
-    ]
+    known = {
+        "host": f"{one_line(machine['hostname'])}, {cell(host['operating_system'])}, kernel {one_line(host['kernel'])}",
+        "CPU": f"{cell(host['cpu_model'])}: {cpus}",
+        "memory": f"{cell(host['memory_gib'], '{:.0f}')} GiB, {counted(host['numa_nodes'], 'NUMA node')}",
+        "GPUs": ", ".join(shown) or "none",
+        "driver": ", ".join(map(one_line, drivers)) or NOTHING,
+        "NVLinks": _nvlinks_of_all(gpus),
+        "adapters": f"{len(active)} of {len(ports)} ports active" if ports else "none",
+        "software": f"torch {cell(software['torch'])}, pytest-gpucluster {cell(software['pytest-gpucluster'])}",
+    }
+    return [pairs((name, text) for name, text in known.items() if text != NOTHING)]
 
 
 def gpu(machine: Machine) -> list[Shown]:

@@ -151,7 +151,7 @@ def read_job(chosen: argparse.Namespace) -> Job:
             "node_rank": step.node_rank,
             "master_port": step.port,
         }
-        given.update({name: value for name, value in said.items() if given[name] is None})
+        _fill(given, said)
     pod = read_pod(os.environ, hostname=socket.gethostname()) if step is None and _lacks(given, needed) else None
     if pod is not None:
         said = {
@@ -161,10 +161,12 @@ def read_job(chosen: argparse.Namespace) -> Job:
             "node_rank": pod.index,
             "master_port": pod.port,
         }
-        given.update({name: value for name, value in said.items() if given[name] is None})
+        _fill(given, said)
         require_index(given["node_rank"], given["nnodes"])
     if step is None and pod is None:
-        given.update(_of_shape(given, hosts))
+        alone = given["nnodes"] == 1  # node 0 is the first host; a node alone is node 0, and meets itself
+        address = hosts[0] if hosts else ONE_HOST if alone else None
+        _fill(given, {"master_addr": address, "node_rank": 0 if alone else None})
     _require(given, needed, hosts, in_slurm=step is not None, in_pod=pod is not None)
     return Job(
         num_nodes=given["nnodes"],
@@ -179,12 +181,9 @@ def read_job(chosen: argparse.Namespace) -> Job:
     )
 
 
-def _of_shape(given: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, Any]:
-    """What follows from the shape where nothing says it: node 0 is the first host; a node alone is node 0, and meets itself."""
-    alone = given["nnodes"] == 1
-    address = hosts[0] if hosts else ONE_HOST if alone else None
-    said = {"master_addr": address, "node_rank": 0 if alone else None}
-    return {name: value for name, value in said.items() if given[name] is None}
+def _fill(given: dict[str, Any], said: Mapping[str, Any]) -> None:
+    """Take from the surroundings what no option gave."""
+    given.update({name: value for name, value in said.items() if given[name] is None})
 
 
 def _lacks(given: Mapping[str, Any], needed: Sequence[str]) -> bool:

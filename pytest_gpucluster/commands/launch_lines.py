@@ -57,11 +57,13 @@ class ShownJob:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Print the commands of one kind for the shape given.
+    """Print the commands of one kind for the shape given; without ``--show``, launch.
 
     Raises:
         ConfigurationError: wrong usage.
     """
+    if not chosen.show:
+        return launch.main(chosen)
     if chosen.run:
         raise ConfigurationError("--show prints, --run starts: give one of them")
     job = launch.read_job(_with_shape(chosen))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 WRONG_USAGE = 2
 INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT, and SIGPIPE, as shells count
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     chosen = _parse(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        code = int(chosen.act(chosen))
+        code = _function(chosen.act)(chosen)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone (| head); what is buffered has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,37 +72,37 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
     words = "files and folders of your own tests; default: those beside each FILE"
     lint.add_argument("--tests", type=Path, nargs="+", action="extend", metavar="PATH", help=words)
     lint.add_argument("--schema", action="store_true", help="print the JSON schema for editors instead")
-    lint.set_defaults(act=_lint)
+    lint.set_defaults(act="lint")
     resume = commands.add_parser("resume", help="go on with a run that was killed, or that left something unmeasured")
     resume.usage = "gpucluster resume DIR [-- MORE PYTEST ARGUMENTS]"
     resume.description = "Exit code 4, and a sentence, where that run cannot go on; otherwise that of the run."
     resume.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
-    resume.set_defaults(act=_resume)
+    resume.set_defaults(act="resume")
     _add_run(commands.add_parser("run", help="one measurement, or one criterion, on this machine", allow_abbrev=False))
     plan = commands.add_parser("plan", help="what would run here, with limits and seconds; nothing is measured")
     plan.usage = "gpucluster plan [--fleet NxM [--profile NAME]] [-- PYTEST ARGUMENTS]"
     plan.add_argument("--fleet", metavar="NODESxGPUS", help="for a cluster of this shape that is not here")
     plan.add_argument("--profile", default="h200-sxm", metavar="NAME", help="its GPU (default: h200-sxm)")
-    plan.set_defaults(act=_plan)
+    plan.set_defaults(act="criteria:plan")
     audit = commands.add_parser("audit", help="judge what only needs to be read, beside jobs too; accepts nothing")
     audit.usage = "gpucluster audit [--fleet NxM [--profile NAME]] [-- PYTEST ARGUMENTS]"
     audit.description = "Takes no load, opens no GPU, needs no root. Exit code 1 where something read is bad or unread."
     audit.add_argument("--fleet", metavar="NODESxGPUS", help="of a simulated cluster of this shape")
     audit.add_argument("--profile", default="h200-sxm", metavar="NAME", help="its GPU (default: h200-sxm)")
-    audit.set_defaults(act=_audit)
+    audit.set_defaults(act="criteria:audit")
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
     _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
     condition = commands.add_parser("kubernetes-condition", help="that health for Kubernetes' node-problem-detector")
     condition.description = "Exit code 0: healthy; 1: something is wrong; 2: not known. Prints one line of at most 80 bytes."
     condition.add_argument("--gpus", type=_count, metavar="N", help="how many GPUs this node has")
-    condition.set_defaults(act=_kubernetes_condition)
+    condition.set_defaults(act="healthcheck:condition")
     _add_sweep(commands.add_parser("sweep", help="each node alone, then the fabric, as jobs of Slurm", allow_abbrev=False))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
     docs = commands.add_parser("docs", help="the pages of the documentation, which are installed too")
     docs.add_argument("page", nargs="?", metavar="PAGE", help="handover, slurm, decisions/0012; default: the list")
-    docs.set_defaults(act=_docs)
+    docs.set_defaults(act="packaged.docs")
     add_record_commands(commands.add_parser)
     return parser, commands.choices
 
@@ -114,7 +115,7 @@ def _add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: junit.xml in RESULTS")
     report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for RESULTS that lost their own")
     report.add_argument("--run", help=argparse.SUPPRESS)
-    report.set_defaults(act=_report, usage_code=4)
+    report.set_defaults(act="report", usage_code=4)
 
 
 def _add_info(info: argparse.ArgumentParser) -> None:
@@ -124,7 +125,7 @@ def _add_info(info: argparse.ArgumentParser) -> None:
     info.add_argument("--json", action="store_true", help="everything that was read, as one JSON object")
     words = "chassis, board, adapters and GPUs by serial, as CSV or with --json; exit code 3: a serial is not known"
     info.add_argument("--inventory", action="store_true", help=words)
-    info.set_defaults(act=_info)
+    info.set_defaults(act="info")
 
 
 def _add_watch(watch: argparse.ArgumentParser) -> None:
@@ -133,19 +134,18 @@ def _add_watch(watch: argparse.ArgumentParser) -> None:
     watch.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two pictures (default: 2)")
     watch.add_argument("--once", action="store_true", help="one picture, after two readings")
     watch.add_argument("--plain", action="store_true", help="for a log: a block every interval; default without a terminal")
-    watch.set_defaults(act=_watch)
+    watch.set_defaults(act="watching.command")
 
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.usage = "gpucluster demo [--fleet NxM] [--bad PART:FAULT ...] [--seed N] [--profile NAME] [-- PYTEST ARGUMENTS]"
     demo.description = f"Faults: {'; '.join(f'{kind} ({words})' for kind, words in FAULTS.items())}."
     demo.add_argument("--fleet", default="1x8", metavar="NODESxGPUS", help="the shape of the fleet (default: 1x8)")
-    demo.add_argument(
-        "--bad", action="append", default=[], metavar="PART:FAULT", help="a planted fault: node3-gpu5:slow, node7:absent"
-    )
+    words = "a planted fault: node3-gpu5:slow, node7:absent"
+    demo.add_argument("--bad", action="append", default=[], metavar="PART:FAULT", help=words)
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal values (default: 0)")
     demo.add_argument("--profile", default="h200-sxm", metavar="NAME", help="the GPU (default: h200-sxm)")
-    demo.set_defaults(act=_demo)
+    demo.set_defaults(act="demo")
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
@@ -155,18 +155,14 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     words = "its arguments; values as in YAML: sizes=[4096,8192]"
     run.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=words)
     run.add_argument("--place", nargs="+", action="extend", default=[], metavar="ID", help="node0-gpu3 ...; default: all")
-    run.add_argument(
-        "--per",
-        default="gpu",
-        metavar="WHAT",
-        help="who shares a process group: gpu (default), host, node, domain, cluster, pair",
-    )
+    words = "who shares a process group: gpu (default), host, node, domain, cluster, pair"
+    run.add_argument("--per", default="gpu", metavar="WHAT", help=words)
     run.add_argument("--deadline-s", type=float, metavar="S", help="how long one call may take (default: 300)")
     run.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu: rehearse, whatever is here")
     run.add_argument("--expect", metavar="nodes=1,gpus_per_node=M", help="how many GPUs (ranks on the CPU) there should be")
     run.add_argument("--inline", action="store_true", help="in this process, one place, no deadline: for a debugger")
     run.add_argument("--json", action="store_true", help="the values as one JSON object by place id")
-    run.set_defaults(act=_run)
+    run.set_defaults(act="run")
 
 
 def _add_launch(launch: argparse.ArgumentParser) -> None:
@@ -180,19 +176,15 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument("--node-rank", type=int, metavar="R", help="which node this is, 0 to N - 1; needed with --run")
     launch.add_argument("--master-addr", metavar="HOST", help="node 0, as the others reach it")
     launch.add_argument("--master-port", type=int, metavar="P", help="default: 29500, in Slurm one of this start of the job")
-    launch.add_argument(
-        "--hosts",
-        metavar="A,B,...",
-        help="hostnames in the order of node ranks, gpu-[01-16] too, or the path of a file or of an earlier run's results",
-    )
-    launch.add_argument(
-        "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"
-    )
+    words = "hostnames in the order of node ranks, gpu-[01-16] too, or the path of a file or of an earlier run's results"
+    launch.add_argument("--hosts", metavar="A,B,...", help=words)
+    words = "until all nodes are there; default: 120"
+    launch.add_argument("--join-deadline-s", type=float, default=120.0, metavar="S", help=words)
     launch.add_argument("--run", action="store_true", help="start it here; without it, the lines for all nodes are printed")
     words = "print the commands for torchrun (default), slurm or kubernetes, and explain each part; starts nothing"
     kinds = ("torchrun", "slurm", "kubernetes")
     launch.add_argument("--show", nargs="?", choices=kinds, const=kinds[0], help=words)
-    launch.set_defaults(act=_launch)
+    launch.set_defaults(act="launch_lines")
 
 
 def _add_healthcheck(check: argparse.ArgumentParser) -> None:
@@ -201,7 +193,7 @@ def _add_healthcheck(check: argparse.ArgumentParser) -> None:
     check.add_argument("--drain", action="store_true", help=words)
     check.add_argument("--node", metavar="NAME", help="this node's name in Slurm; default: its hostname")
     check.add_argument("--gpus", type=_count, metavar="N", help="how many GPUs it has; default with --drain: those of its GRES")
-    check.set_defaults(act=_healthcheck)
+    check.set_defaults(act="healthcheck")
 
 
 def _count(text: str) -> int:
@@ -214,100 +206,20 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     sweep.usage = "gpucluster sweep DIR --file FILE [--nodes LIST] [--job OPTIONS] [--fabric OPTIONS] [-- ARGUMENTS OF FILE]"
     sweep.description = "For deploy/slurm/sweep.sbatch. Exit code 0: submitted; 1: no node can take a job; 2: wrong usage."
     sweep.add_argument("folder", type=Path, metavar="DIR", help="the folder of the sweep, on a path that all nodes share")
-    sweep.add_argument(
-        "--file", type=Path, required=True, metavar="FILE", help="the job file; STAGE says what a job of it does"
-    )
+    words = "the job file; STAGE says what a job of it does"
+    sweep.add_argument("--file", type=Path, required=True, metavar="FILE", help=words)
     words = "nodes by their names in Slurm: gpu-[001-256]; default: all of the partition that this job is in"
     sweep.add_argument("--nodes", default="", metavar="LIST", help=words)
     sweep.add_argument("--job", default="", metavar="OPTIONS", help="sbatch's options for the jobs that measure")
     sweep.add_argument("--fabric", metavar="OPTIONS", help="submit the last stage with these options of sbatch too")
-    sweep.set_defaults(act=_sweep)
+    sweep.set_defaults(act="slurm.sweep")
 
 
-def _report(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import report
-
-    return report.main(chosen)
-
-
-def _lint(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import lint
-
-    return lint.main(chosen)
-
-
-def _resume(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import resume
-
-    return resume.main(chosen)
-
-
-def _run(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import criteria, run
-
-    if criteria.may_be_criterion(chosen.function):
-        return criteria.run(chosen)
-    return run.main(chosen)
-
-
-def _plan(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import criteria
-
-    return criteria.plan(chosen)
-
-
-def _audit(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import criteria
-
-    return criteria.audit(chosen)
-
-
-def _launch(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import launch, launch_lines
-
-    return launch_lines.main(chosen) if chosen.show else launch.main(chosen)
-
-
-def _demo(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import demo
-
-    return demo.main(chosen)
-
-
-def _healthcheck(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import healthcheck
-
-    return healthcheck.main(chosen)
-
-
-def _kubernetes_condition(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import healthcheck
-
-    return healthcheck.condition(chosen)
-
-
-def _sweep(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands.slurm import sweep
-
-    return sweep.main(chosen)
-
-
-def _info(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import info
-
-    return info.main(chosen)
-
-
-def _docs(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands.packaged import docs
-
-    return docs.main(chosen)
-
-
-def _watch(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands.watching import command
-
-    return command.main(chosen)
+def _function(act: str) -> Callable[[argparse.Namespace], int]:
+    """What a command does, from the name of its module. That is imported only now: a command loads what it needs itself."""
+    module, _, name = act.partition(":")
+    found: Callable[[argparse.Namespace], int] = getattr(import_module(f"pytest_gpucluster.commands.{module}"), name or "main")
+    return found
 
 
 if __name__ == "__main__":

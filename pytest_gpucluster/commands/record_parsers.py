@@ -6,7 +6,6 @@ Wrong usage of them is exit code 4.
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -42,13 +41,12 @@ def _add_show(show: CommandParser) -> None:
     show.description = "A name of a criterion is one, unless results lie in a folder of that name."
     words = "a criterion (busbw: all busbw[...]); or a results directory, or its results.json"
     show.add_argument("folder", type=Path, metavar="CRITERION|RESULTS", help=words)
-    show.add_argument(
-        "--limits", type=Path, metavar="FILE", help="of a criterion: a thresholds file; default: the packaged one"
-    )
+    words = "of a criterion: a thresholds file; default: the packaged one"
+    show.add_argument("--limits", type=Path, metavar="FILE", help=words)
     words = "a criterion (busbw: all busbw[...]), or a place by id, hostname, UUID or serial; default: the whole run"
     show.add_argument("subject", nargs="?", metavar="CRITERION|PLACE", help=words)
     show.add_argument("--csv", action="store_true", help="CSV: a line an outcome, then a line for every other number")
-    show.set_defaults(act=_show, usage_code=WRONG_USAGE)
+    show.set_defaults(act="show", usage_code=WRONG_USAGE)
 
 
 def _add_compare(compare: CommandParser) -> None:
@@ -63,7 +61,7 @@ def _add_compare(compare: CommandParser) -> None:
     compare.add_argument("--order", type=Path, metavar="FILE", help=words)
     compare.add_argument("--markdown", action="store_true", help="Markdown in place of text")
     compare.add_argument("--html", type=Path, metavar="FILE", help="also write a page: one file, without a script")
-    compare.set_defaults(act=functools.partial(_compare, compare), usage_code=WRONG_USAGE)
+    compare.set_defaults(act="compare", error=compare.error, usage_code=WRONG_USAGE)
 
 
 def _add_history(history: CommandParser) -> None:
@@ -71,7 +69,7 @@ def _add_history(history: CommandParser) -> None:
     history.add_argument("criterion", nargs="?", metavar="CRITERION", help="show its median and its worst value in each run")
     words = "of one GPU or node only: hostname, UUID or serial, wherever it was at the time"
     history.add_argument("--part", metavar="PART", help=words)
-    history.set_defaults(act=_history, usage_code=WRONG_USAGE)
+    history.set_defaults(act="history", usage_code=WRONG_USAGE)
 
 
 def _add_merge(merge: CommandParser) -> None:
@@ -80,7 +78,7 @@ def _add_merge(merge: CommandParser) -> None:
     merge.add_argument("--hosts", metavar="A,B,...", help="all hosts that are expected; one in no run is a gap")
     words = "print how sbatch takes the nodes that passed and excludes the others; each DIR has its node's name in Slurm"
     merge.add_argument("--exclude", action="store_true", help=words)
-    merge.set_defaults(act=_merge, usage_code=WRONG_USAGE)
+    merge.set_defaults(act="merge", usage_code=WRONG_USAGE)
 
 
 def _add_bundle(bundle: CommandParser) -> None:
@@ -89,7 +87,7 @@ def _add_bundle(bundle: CommandParser) -> None:
     bundle.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.zip", help="the bundle; it must not exist")
     words = "an SSH key that signs it; one with a passphrase must be in ssh-agent"
     bundle.add_argument("--key", type=Path, metavar="SSHKEY", help=words)
-    bundle.set_defaults(act=_bundle, usage_code=WRONG_USAGE)
+    bundle.set_defaults(act="bundle", usage_code=WRONG_USAGE)
 
 
 def _add_verify(verify: CommandParser) -> None:
@@ -97,48 +95,4 @@ def _add_verify(verify: CommandParser) -> None:
     verify.add_argument("file", type=Path, metavar="FILE", help="the bundle")
     words = "who may sign, as ssh-keygen(1) describes ALLOWED SIGNERS; default: any signature, or none"
     verify.add_argument("--signers", type=Path, metavar="FILE", help=words)
-    verify.set_defaults(act=_verify, usage_code=WRONG_USAGE)
-
-
-def _show(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import criteria, show
-
-    name = str(chosen.folder)
-    is_alone = chosen.subject is None and not chosen.csv and not (chosen.folder / "results.json").exists()
-    if is_alone and (chosen.limits is not None or criteria.is_criterion(name) or not chosen.folder.exists()):
-        return criteria.show(name, limits=chosen.limits)
-    return show.main(chosen)
-
-
-def _compare(parser: CommandParser, chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import compare
-
-    if chosen.order is None and len(chosen.runs) != 2:
-        parser.error(f"two results directories are required, A and B; given: {len(chosen.runs)}")
-    if chosen.order is not None and (chosen.html is not None or chosen.markdown):
-        parser.error("--html and --markdown are for two runs; an order is compared as text")
-    return compare.main(chosen)
-
-
-def _history(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import history
-
-    return history.main(chosen)
-
-
-def _merge(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import merge
-
-    return merge.main(chosen)
-
-
-def _bundle(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import bundle
-
-    return bundle.main(chosen)
-
-
-def _verify(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.commands import bundle
-
-    return bundle.verify(chosen)
+    verify.set_defaults(act="bundle:verify", usage_code=WRONG_USAGE)

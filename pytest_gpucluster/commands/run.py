@@ -26,7 +26,7 @@ from rich.progress import Progress
 
 from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
-from pytest_gpucluster.commands import arguments
+from pytest_gpucluster.commands import arguments, criteria
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import parse_expect
 from pytest_gpucluster.config.strict_json import strict_json
@@ -58,14 +58,6 @@ Field: TypeAlias = "tuple[str, str]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The GPUs of this machine that may be used; ``num_local`` is the number of agents."""
-
-    inventory: Inventory
-    num_local: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What to measure, checked before anything starts. ``places`` is None for all places."""
 
@@ -77,19 +69,21 @@ class Order:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measure and print the values; 0 when every place has a value.
+    """Measure and print the values of a function or a criterion; 0 when every place has a value.
 
     Raises:
         ConfigurationError: wrong usage.
     """
+    if criteria.may_be_criterion(chosen.function):
+        return criteria.run(chosen)
     _require_plain_start()
     require_torch()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    machine = _machine(chosen)
-    order = _order(chosen, machine.inventory)
+    inventory, num_local = _machine(chosen)
+    order = _order(chosen, inventory)
     with tempfile.TemporaryDirectory(prefix="gpucluster-run-") as folder:
-        controller = _controller(machine, inline=chosen.inline)
-        return _Measuring(controller, machine.inventory, logs=Path(folder), as_json=chosen.json).run(order)
+        controller = _controller(inventory.device, num_local, inline=chosen.inline)
+        return _Measuring(controller, inventory, logs=Path(folder), as_json=chosen.json).run(order)
 
 
 def _require_plain_start() -> None:
@@ -100,7 +94,8 @@ def _require_plain_start() -> None:
         )
 
 
-def _machine(chosen: argparse.Namespace) -> Machine:
+def _machine(chosen: argparse.Namespace) -> tuple[Inventory, int]:
+    """The GPUs of this machine that may be used, and the number of agents."""
     try:
         expect = parse_expect(chosen.expect)
         detected = Detected(names=()) if chosen.device == "cpu" else detect_gpus()
@@ -114,7 +109,7 @@ def _machine(chosen: argparse.Namespace) -> Machine:
     size = 1 if chosen.inline else expect.gpus_per_node or detected.num_gpus or REHEARSAL_RANKS
     device: Device = "cuda" if detected.num_gpus else "cpu"
     inventory = Inventory(num_nodes=1, gpus_per_node=size, device=device)
-    return Machine(inventory=inventory, num_local=detected.num_gpus or size)
+    return inventory, detected.num_gpus or size
 
 
 def _order(chosen: argparse.Namespace, inventory: Inventory) -> Order:
@@ -136,11 +131,11 @@ def _order(chosen: argparse.Namespace, inventory: Inventory) -> Order:
     return Order(function=function, arguments=values, places=places, per=chosen.per, deadline_s=chosen.deadline_s)
 
 
-def _controller(machine: Machine, *, inline: bool) -> Controller | InlineController:
-    device, rootdir, secret = machine.inventory.device, Path.cwd(), Secret.take()
+def _controller(device: Device, num_local: int, *, inline: bool) -> Controller | InlineController:
+    rootdir, secret = Path.cwd(), Secret.take()
     if inline:
         return InlineController(device=device, rootdir=rootdir)
-    return Controller(None, num_local=machine.num_local, device=device, rootdir=rootdir, secret=secret)
+    return Controller(None, num_local=num_local, device=device, rootdir=rootdir, secret=secret)
 
 
 class _Measuring:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
-from pytest_gpucluster.commands.info_tables import NOTHING, pairs, table, without_gaps
+from pytest_gpucluster.commands import criteria
+from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, pairs, print_parts, table_by_heading
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, WORDS
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.records.spreadsheet import csv_text
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
-    from rich.table import Table
-
     from pytest_gpucluster.commands.info_tables import Shown
 
 MOST_PLACES = 40
@@ -31,24 +28,26 @@ MOST_REASONS = 12
 RIGHT = ("worst", "value", "inside")
 GOOD = ("passed", "skipped", "not_selected")
 DIGITS = 12
+NAMES = ("id", "hostname", "uuid", "serial")
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Print a run, one criterion or one place; 0 whatever the verdict.
+    """Print a run, one criterion or one place of it, or a criterion as the limits have it; 0 whatever the verdict.
 
     Raises:
         ConfigurationError: there are no results, or nothing in them is called so.
     """
+    name = str(chosen.folder)
+    is_alone = chosen.subject is None and not chosen.csv and not (chosen.folder / "results.json").exists()
+    if is_alone and (chosen.limits is not None or criteria.is_criterion(name) or not chosen.folder.exists()):
+        return criteria.show(name, limits=chosen.limits)
     document = read_results(chosen.folder)
     rows = list(rows_of(document))
     picked = rows if chosen.subject is None else _picked(rows, chosen.subject)
     if chosen.csv:
         sys.stdout.write(csv_text(document, None if chosen.subject is None else picked))
         return 0
-    console = Console(highlight=False, markup=False, emoji=False)
-    parts = _of_run(document, rows) if chosen.subject is None else _of_subject(document, picked)
-    for part in without_gaps(parts):
-        console.print(part)
+    print_parts(_of_run(document, rows) if chosen.subject is None else _of_subject(document, picked))
     return 0
 
 
@@ -56,17 +55,13 @@ def _picked(rows: Sequence[Mapping[str, Any]], subject: str) -> list[Mapping[str
     """The outcomes of a criterion (``busbw`` for all that are called ``busbw[...]``), or those at a place."""
     found = [row for row in rows if row["criterion"] == subject]
     found = found or [row for row in rows if row["criterion"].partition("[")[0] == subject]
-    found = found or [row for row in rows if row["place"] is not None and subject in _names_of(row["place"])]
+    found = found or [row for row in rows if row["place"] is not None and subject in map(row["place"].get, NAMES)]
     if found:
         return found
-    criteria = dict.fromkeys(row["criterion"] for row in rows)
+    names = dict.fromkeys(row["criterion"] for row in rows)
     places = dict.fromkeys(str(row["place"]["id"]) for row in rows if row["place"] is not None)
-    hint = did_you_mean(subject, [*criteria, *places])
+    hint = did_you_mean(subject, [*names, *places])
     raise ConfigurationError(f"{subject!r} is no criterion and no place (id, hostname, UUID, serial) of this run.{hint}")
-
-
-def _names_of(place: Mapping[str, Any]) -> tuple[Any, ...]:
-    return place.get("id"), place.get("hostname"), place.get("uuid"), place.get("serial")
 
 
 def _of_run(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Shown]:
@@ -74,15 +69,14 @@ def _of_run(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> l
     for row in rows:
         by_criterion.setdefault(row["criterion"], []).append(row)
     summaries = {values["criterion"]: values for values in document.get("values", ())}
-    lines = [_line_of(name, some, summaries.get(name, {})) for name, some in by_criterion.items()]
-    order = sorted(range(len(lines)), key=lambda at: -_severity(list(by_criterion.values())[at]))
-    heads = ("criterion", "outcomes", "worst", "limit", "inside", "where")
+    worst_first = sorted(by_criterion.items(), key=lambda item: -_severity(item[1]))
+    lines = [_line_of(name, some, summaries.get(name, {})) for name, some in worst_first]
     return [
         Text(one_line(document["verdict_line"]), style="bold"),
         Text(""),
         pairs(_head(document)),
         Text(""),
-        _table(heads, [lines[at] for at in order], whole=("outcomes", "worst", "inside")),
+        table_by_heading(lines, right=RIGHT, whole=("outcomes", "worst", "inside")),
         Text(""),
         Text("gpucluster show RESULTS CRITERION|PLACE shows each value; --csv writes all of them"),
     ]
@@ -100,13 +94,18 @@ def _head(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, one_line(text)) for name, text in shown.items()]
 
 
-def _line_of(name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[str]:
+def _line_of(name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> dict[str, str]:
     summary = values.get("summary", {})
     worst = next((row for row in rows if _id_of(row) == summary.get("worst_place") and row["value"] is not None), None)
     where = NOTHING if worst is None else _id_of(worst) or "the cluster"
-    limit = one_line((values.get("limit") or {}).get("text") or NOTHING)
-    inside = _percent(summary.get("worst_margin_percent"))
-    return [one_line(name), _outcomes(rows), _number(summary.get("worst")), limit, inside, one_line(where)]
+    return {
+        "criterion": one_line(name),
+        "outcomes": _outcomes(rows),
+        "worst": number_or_nothing(summary.get("worst")),
+        "limit": one_line((values.get("limit") or {}).get("text") or NOTHING),
+        "inside": _percent(summary.get("worst_margin_percent")),
+        "where": one_line(where),
+    }
 
 
 def _outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -119,28 +118,21 @@ def _outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Shown]:
-    criteria = list(dict.fromkeys(row["criterion"] for row in rows))
+    names = list(dict.fromkeys(row["criterion"] for row in rows))
     places = list(dict.fromkeys(_id_of(row) for row in rows))
     parts: list[Shown] = []
-    if len(criteria) == 1:
-        parts += [pairs(_limit_of(document, criteria[0], rows)), Text("")]
+    if len(names) == 1:
+        parts += [pairs(_limit_of(document, names[0], rows)), Text("")]
     if len(places) == 1 and rows[0]["place"] is not None:
-        parts += [
-            pairs([(name, one_line(str(value))) for name, value in rows[0]["place"].items() if value is not None]),
-            Text(""),
-        ]
+        known = rows[0]["place"].items()
+        parts += [pairs([(name, one_line(str(value))) for name, value in known if value is not None]), Text("")]
     ranked = sorted(rows, key=lambda row: (-SEVERITY.index(row["outcome"]), _margin(row)))
     good = [row for row in ranked if row["outcome"] in GOOD]
     left = max(0, len(good) - MOST_PLACES) if len(places) > 1 else 0
     shown = [row for row in ranked if row["outcome"] not in GOOD] + good[: len(good) - left]
-    heads = ["criterion", "where", "part", "outcome", "value", "unit", "limit", "inside"]
-    same = {"criterion": len(criteria) == 1, "unit": False, "limit": len(criteria) == 1}
-    same |= dict.fromkeys(("where", "part"), len(places) == 1 and len(criteria) > 1)
-    kept = [at for at, head in enumerate(heads) if not same.get(head, False)]
-    lines = [_row(row) for row in shown]
-    some = [[line[at] for at in kept] for line in lines]
-    whole = ("where", "part", "outcome", "value", "unit", "inside")
-    parts.append(_table([heads[at] for at in kept], some, whole=whole))
+    same = {"criterion", "limit"} if len(names) == 1 else {"where", "part"} if len(places) == 1 else set()
+    lines = [{heading: text for heading, text in _row(row).items() if heading not in same} for row in shown]
+    parts.append(table_by_heading(lines, right=RIGHT, whole=("where", "part", "outcome", "value", "unit", "inside")))
     parts += [Text(f"... and {left} more that are good; --csv writes all")] if left else []
     return [*parts, Text(""), *_reasons(shown)]
 
@@ -148,19 +140,9 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
 def _reasons(rows: Iterable[Mapping[str, Any]]) -> list[Shown]:
     """Why outcomes are what they are, the worst first; equal reasons once."""
     reasons = list(dict.fromkeys(row["reason"] or row["remark"] for row in rows if row["reason"] or row["remark"]))
-    more = (
-        [Text(f"... and {len(reasons) - MOST_REASONS} more reasons; --csv writes all")] if len(reasons) > MOST_REASONS else []
-    )
-    return [*(Text(framed(reason)) for reason in reasons[:MOST_REASONS]), *more]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str]) -> Table:
-    """A table in which the columns ``whole`` are never cut; numbers stand at the right."""
-    made = table(heads, rows, right=[head for head in whole if head in RIGHT])
-    for at, column in enumerate(made.columns):
-        if heads[at] in whole:
-            column.min_width = max(len(heads[at]), *(len(row[at]) for row in rows))
-    return made
+    more = len(reasons) - MOST_REASONS
+    shown = [Text(framed(reason)) for reason in reasons[:MOST_REASONS]]
+    return [*shown, *([Text(f"... and {more} more reasons; --csv writes all")] if more > 0 else [])]
 
 
 def _limit_of(document: Mapping[str, Any], criterion: str, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -171,25 +153,26 @@ def _limit_of(document: Mapping[str, Any], criterion: str, rows: Sequence[Mappin
     return [("criterion", one_line(criterion)), *((name, one_line(str(text))) for name, text in known.items() if text)]
 
 
-def _row(row: Mapping[str, Any]) -> list[str]:
+def _row(row: Mapping[str, Any]) -> dict[str, str]:
     place = row["place"] or {}
-    part = place.get("serial") or place.get("uuid") or NOTHING
-    words = [one_line(row["criterion"]), _where(row), one_line(str(part)), WORDS[row["outcome"]]]
-    limit = one_line(row["limit"] or NOTHING)
-    return [*words, _number(row["value"]), one_line(row["unit"] or NOTHING), limit, _percent(_margin_of(row))]
+    return {
+        "criterion": one_line(row["criterion"]),
+        "where": _where(row["place"]),
+        "part": one_line(str(place.get("serial") or place.get("uuid") or NOTHING)),
+        "outcome": WORDS[row["outcome"]],
+        "value": number_or_nothing(row["value"]),
+        "unit": one_line(row["unit"] or NOTHING),
+        "limit": one_line(row["limit"] or NOTHING),
+        "inside": _percent(row.get("margin_percent")),
+    }
 
 
 def _severity(rows: Iterable[Mapping[str, Any]]) -> int:
     return max((SEVERITY.index(row["outcome"]) for row in rows if row["outcome"] not in GOOD), default=0)
 
 
-def _margin_of(row: Mapping[str, Any]) -> float | None:
-    margin: float | None = row.get("margin_percent")
-    return margin
-
-
 def _margin(row: Mapping[str, Any]) -> float:
-    margin = _margin_of(row)
+    margin: float | None = row.get("margin_percent")
     return float("inf") if margin is None else margin
 
 
@@ -197,18 +180,11 @@ def _id_of(row: Mapping[str, Any]) -> str | None:
     return row["place"]["id"] if row["place"] is not None else None
 
 
-def _where(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return NOTHING
-    place = row["place"]
+def _where(place: Mapping[str, Any] | None) -> str:
     if place is None:
         return "the cluster"
     host = place.get("hostname")
     return one_line(f"{host} ({place['id']})" if host else str(place["id"]))
-
-
-def _number(value: float | None) -> str:
-    return NOTHING if value is None else format_number(value)
 
 
 def _percent(value: float | None) -> str:

@@ -68,8 +68,18 @@ class View:
     run: RunPicture | None
     history: tuple[NodeReading, ...] = ()
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the driver answers no more."""
+        return self.silent_s > self.interval_s + SILENT_S
 
-def screen_lines(view: View, *, width: int, height: int | None = None) -> list[Text]:
+    @property
+    def elapsed_s(self) -> float:
+        """Between the two readings; 0 where there is one at most."""
+        return 0.0 if self.before is None or self.now is None else self.now.at_s - self.before.at_s
+
+
+def screen_lines(view: View, *, width: int) -> list[Text]:
     """The lines from top to bottom, as many as fit the height; the last one says how many do not."""
     lines = [] if view.run is None else [*_run_lines(view.run, width), Text("")]
     lines += _node_lines(view, width)
@@ -78,9 +88,6 @@ def screen_lines(view: View, *, width: int, height: int | None = None) -> list[T
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
-    if height is not None and len(lines) > height:
-        hidden = counted(len(lines) - height + 1, "more line")
-        lines = [*lines[: height - 1], _head(f"... {hidden}: a taller terminal shows all")]
     return lines
 
 
@@ -108,11 +115,11 @@ def _node_lines(view: View, width: int) -> list[Text]:
         waited = f", for {view.silent_s:.0f} s now" if view.silent_s > SILENT_S else ""
         return [_head(head), Text(f"{INDENT}waiting for the first reading{waited}")]
     lines = [_head(f"{head}  {what_is_there(now)}")]
-    if view.silent_s > view.interval_s + SILENT_S:
+    if view.is_late:
         late = f"{INDENT}the driver has not answered for {view.silent_s:.0f} s: the values below are that old"
         lines.append(Text(late, style="bold red"))
-    elapsed_s = 0.0 if view.before is None else now.at_s - view.before.at_s
-    return [*lines, *_gpu_lines(view.before, now, elapsed_s, width), *port_lines(view.before, now, elapsed_s, width)]
+    gpus = _gpu_lines(view.before, now, view.elapsed_s, width)
+    return [*lines, *gpus, *port_lines(view.before, now, view.elapsed_s, width)]
 
 
 def what_is_there(now: NodeReading) -> str:
@@ -138,8 +145,7 @@ def _gpu_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, w
         if isinstance(gpu, NotAvailable):
             lines.append(Text(safe(f"{index:>3} cannot be read: {gpu.why}"), style="red"))
         else:
-            counted_before = old[index].counted_bytes if index in old else {}
-            lines.append(_gpu_line(index, gpu, counted_before, elapsed_s, columns))
+            lines.append(_gpu_line(index, gpu, rates_of(gpu, old.get(index), elapsed_s), columns))
     return lines
 
 
@@ -154,10 +160,13 @@ def _columns(width: int) -> Sequence[tuple[str, int]]:
     return [(name, size + (4 if width >= WIDE and number else 0)) for number, (name, size) in enumerate(GPU_COLUMNS)]
 
 
-def _gpu_line(
-    index: int, gpu: LiveGpu, before: Mapping[str, int | NotAvailable], elapsed_s: float, columns: Sequence[tuple[str, int]]
-) -> Text:
-    rates = {name: rate_gb_s(before.get(name), count, elapsed_s) for name, count in gpu.counted_bytes.items()}
+def rates_of(gpu: LiveGpu | LivePort, before: LiveGpu | LivePort | None, elapsed_s: float) -> dict[str, float | None]:
+    """What went over each of its links since an earlier reading, in GB/s."""
+    old = {} if before is None else before.counted_bytes
+    return {name: rate_gb_s(old.get(name), count, elapsed_s) for name, count in gpu.counted_bytes.items()}
+
+
+def _gpu_line(index: int, gpu: LiveGpu, rates: Mapping[str, float | None], columns: Sequence[tuple[str, int]]) -> Text:
     cells = (
         str(index),
         words_of(apply("{}%".format, gpu.busy_percent)),
@@ -166,8 +175,8 @@ def _gpu_line(
         f"{number_cell(gpu.power_w)}/{number_cell(gpu.power_limit_w)}",
         number_cell(gpu.sm_clock_mhz),
         number_cell(gpu.memory_clock_mhz),
-        f"{rate_cell(rates.get('nvlink_tx'))}/{rate_cell(rates.get('nvlink_rx'))}",
-        f"{rate_cell(rates.get('pcie_tx'))}/{rate_cell(rates.get('pcie_rx'))}",
+        link_cell(rates, "nvlink"),
+        link_cell(rates, "pcie"),
     )
     line = Text(" ".join(f"{cell:>{size}}" for cell, (_, size) in zip(cells, columns, strict=True)))
     is_wide = columns[1][1] > GPU_COLUMNS[1][1]
@@ -198,6 +207,11 @@ def rate_cell(gb_s: float | None) -> str:
     return f"{gb_s:.1f}" if gb_s < 9.95 else f"{gb_s:.0f}"
 
 
+def link_cell(rates: Mapping[str, float | None], name: str) -> str:
+    """Sent and received over one kind of link."""
+    return f"{rate_cell(rates.get(f'{name}_tx'))}/{rate_cell(rates.get(f'{name}_rx'))}"
+
+
 def words_of(value: str | NotAvailable) -> str:
     """A text, or a dash where it is not available."""
     return NOTHING if isinstance(value, NotAvailable) else safe(value)
@@ -215,9 +229,8 @@ def port_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, w
 
 
 def _port_cell(port: LivePort, before: LivePort | None, elapsed_s: float) -> Text:
-    old = {} if before is None else before.counted_bytes
-    rates = [rate_gb_s(old.get(way), port.counted_bytes[way], elapsed_s) for way in ("tx", "rx")]
-    tx, rx = (rate_cell(None if rate is None else rate * GBIT_IN_GB) for rate in rates)
+    rates = rates_of(port, before, elapsed_s)
+    tx, rx = (rate_cell(rate and rate * GBIT_IN_GB) for rate in (rates["tx"], rates["rx"]))
     state = words_of(port.state)[:6]
     text = f"{safe(port.name)[:11]:<12}{state:<7}{number_cell(port.rate_gbit_s):>6}{tx:>6}{rx:>6}  "
     return Text(text, style="" if port.state == "ACTIVE" else "yellow")

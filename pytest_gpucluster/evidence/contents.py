@@ -36,10 +36,8 @@ def contents_of(folder: Path) -> tuple[dict[str, bytes], RunDocument]:
         OSError: a file cannot be read.
     """
     files, run = _kept(folder)
-    if (folder / PAGE).is_file():
-        files[PAGE] = (folder / PAGE).read_bytes()
-    else:
-        files[PAGE] = page_from(model_of(run)).encode()
+    page = folder / PAGE
+    files[PAGE] = page.read_bytes() if page.is_file() else page_from(model_of(run)).encode()
     if (folder / JUNIT).is_file():
         files[JUNIT] = (folder / JUNIT).read_bytes()
     else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import OUTCOMES, VERDICTS, Record
 from pytest_gpucluster.places import Place
+from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.records.reading import NEWEST, evidence_values, require_file, require_outcomes
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
@@ -57,10 +58,7 @@ class RunDocument:
     @property
     def by_criterion(self) -> dict[str, list[Record]]:
         """The records of each criterion."""
-        found: dict[str, list[Record]] = {}
-        for record in self.records:
-            found.setdefault(record.criterion, []).append(record)
-        return found
+        return by_criterion(self.records)
 
 
 def read_document(path: Path) -> RunDocument:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.page.criteria_view import Number
     from pytest_gpucluster.page.document import RunDocument
+    from pytest_gpucluster.page.drawing import Axes
     from pytest_gpucluster.places import Place
 
 CELL, GAP, BLOCK = 18, 2, 32
@@ -138,12 +139,9 @@ def _map(run: RunDocument) -> ClusterMap:
         x = left + LABEL_WIDTH + column * (CELL + GAP) + (GAP if column else 0)
         cells.append(MapCell(x=x, y=y, kind=kind, title=f"{name_of(place)}: {title}", is_bad=kind == "bad"))
     blocks = -(-len(nodes) // BLOCK)
+    middle = LABEL_WIDTH + CELL // 2
     heads = [
-        (
-            number * (block + 4 * GAP) + LABEL_WIDTH + column * (CELL + GAP) + CELL // 2,
-            CELL - 6,
-            "node" if column == 0 else str(column - 1),
-        )
+        (number * (block + 4 * GAP) + middle + column * (CELL + GAP), CELL - 6, str(column - 1) if column else "node")
         for number in range(blocks)
         for column in range(columns + 1)
     ]
@@ -175,11 +173,8 @@ def _headroom(records: Sequence[Record]) -> tuple[str, str]:
     unknown = [one for one in records if counted_as(one) in (ERROR, MISSING, NOISY)]
     if unknown:
         return "open", f"{len(unknown)} without a result: {unknown[0].criterion}"
-    measured = [
-        one
-        for one in records
-        if one.outcome == PASSED and one.margin_percent is not None and one.limit is not None and one.limit.unit not in COUNTS
-    ]
+    passed = [one for one in records if one.outcome == PASSED]
+    measured = [one for one in passed if one.margin_percent is not None and one.limit and one.limit.unit not in COUNTS]
     if not measured:
         return ("m4", "all passed") if PASSED in outcomes else ("none", "nothing was measured")
     worst = min(measured, key=lambda one: one.margin_percent or 0.0)
@@ -259,22 +254,30 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
     limit = next((record.limit for record in records if record.limit is not None and not record.limit.is_none), None)
     more = [*([limit.value] if limit else []), *([reference[1]] if reference else [])]
     axes = axes_over(sizes, [0.0, *rates, *more], is_log=True, from_zero=True)
-    low = [(size, min(by_size[size])) for size in sizes]
-    high = [(size, max(by_size[size])) for size in sizes]
-    middle = [(size, statistics.median(by_size[size])) for size in sizes]
+    marks = (
+        (Mark(x=axes.x(reference[0]), y=axes.y(reference[1]), text=f"hand-over report: {reference[1]}"),) if reference else ()
+    )
+    middle, range_ = _spread({size: by_size[size] for size in sizes}, axes)
     return Chart(
         label=f"{criterion}: bus bandwidth by message size, {len(records)} place{'s' if len(records) > 1 else ''}",
         x_title="message size",
         y_title="GB/s",
-        curves=(Curve(name="median", kind="c1", points=axes.points(middle)),),
-        areas=(Curve(name="lowest to highest", kind="a1", points=axes.area(low, high)),) if len(records) > 1 else (),
-        marks=(Mark(x=axes.x(reference[0]), y=axes.y(reference[1]), text=f"hand-over report: {reference[1]}"),)
-        if reference
-        else (),
+        curves=(middle,),
+        areas=(range_,) if len(records) > 1 else (),
+        marks=marks,
         limit_y=axes.y(limit.value) if limit else None,
         limit_text=limit.text if limit else "",
         x_ticks=apart([(axes.x(size), _bytes(size)) for size in sizes]),
         y_ticks=axes.y_ticks,
+    )
+
+
+def _spread(values: Mapping[float, Sequence[float]], axes: Axes) -> tuple[Curve, Curve]:
+    """The medians at each x, and the area between the lowest and the highest values."""
+    low, high, middle = ([(x, of(some)) for x, some in values.items()] for of in (min, max, statistics.median))
+    return (
+        Curve(name="median", kind="c1", points=axes.points(middle)),
+        Curve(name="lowest to highest", kind="a1", points=axes.area(low, high)),
     )
 
 
@@ -302,16 +305,14 @@ def _numbers(records: Iterable[Record], names: Sequence[str]) -> list[float]:
 def _bands(title: str, unit: str, seen: Sequence[tuple[str, list[float]]]) -> Chart:
     xs = [float(index + 1) for index in range(len(seen))]
     axes = axes_over(xs, [value for _, found in seen for value in found])
-    low = [(x, min(found)) for x, (_, found) in zip(xs, seen, strict=True)]
-    high = [(x, max(found)) for x, (_, found) in zip(xs, seen, strict=True)]
-    middle = [(x, statistics.median(found)) for x, (_, found) in zip(xs, seen, strict=True)]
+    middle, range_ = _spread(dict(zip(xs, (found for _, found in seen), strict=True)), axes)
     most = max(map(len, (found for _, found in seen)))
     return Chart(
         label=f"{title} under load: median and range of up to {most} GPUs at {len(seen)} measurements",
         x_title=f"measurements in their order: {shortlist([name for name, _ in seen], most=5)}",
         y_title=unit,
-        curves=(Curve(name="median", kind="c1", points=axes.points(middle)),),
-        areas=(Curve(name="lowest to highest", kind="a1", points=axes.area(low, high)),),
+        curves=(middle,),
+        areas=(range_,),
         x_ticks=tuple((axes.x(x), format_number(x)) for x in xs[:: max(1, len(xs) // 8)]),
         y_ticks=axes.y_ticks,
     )
@@ -321,11 +322,8 @@ def _loss(run: RunDocument) -> Chart | None:
     for record in run.records:
         for key, curve in record.evidence.items():
             if "curve" in key and isinstance(curve, list):
-                pairs = [
-                    (float(one[0]), float(one[1]))
-                    for one in curve
-                    if isinstance(one, list) and len(one) == 2 and None not in one
-                ]
+                points = [one for one in curve if isinstance(one, list) and len(one) == 2 and None not in one]
+                pairs = [(float(step), float(loss)) for step, loss in points]
                 if len(pairs) > 1:
                     return _curve_of_loss(record, pairs)
     return None
@@ -355,18 +353,16 @@ def _soak(run: RunDocument) -> tuple[Chart, ...]:
         if not known or not any(first or last for first, last, _ in known):
             continue
         axes = axes_over([1.0, 2.0, *(n for _, _, n in known)], [value for a, b, _ in known for value in (a, b)])
-        charts.append(
-            Chart(
-                label=f"{criterion}: first and last round of {len(known)} places",
-                x_title="round",
-                y_title=records[0].unit or "",
-                curves=tuple(
-                    Curve(name="", kind="c2", points=axes.points([(1.0, a), (max(n, 2.0), b)])) for a, b, n in known[:64]
-                ),
-                x_ticks=axes.x_ticks,
-                y_ticks=axes.y_ticks,
-            )
+        lines = (axes.points([(1.0, first), (max(number, 2.0), last)]) for first, last, number in known[:64])
+        chart = Chart(
+            label=f"{criterion}: first and last round of {len(known)} places",
+            x_title="round",
+            y_title=records[0].unit or "",
+            curves=tuple(Curve(name="", kind="c2", points=points) for points in lines),
+            x_ticks=axes.x_ticks,
+            y_ticks=axes.y_ticks,
         )
+        charts.append(chart)
     return tuple(charts)
 
 
@@ -412,12 +408,8 @@ def _drift(run: RunDocument) -> tuple[TableLine, ...]:
                 odd = [f"{one.get('node')} {one.get('part') or ''}: {one.get('value')}" for one in fact.get("outliers") or ()]
                 unread = [f"{one.get('node')} {one.get('part') or ''}" for one in fact.get("unread") or ()]
                 words = shortlist(odd, most=4) or (f"not read at {shortlist(unread, most=4)}" if unread else "none differs")
-                cells = (
-                    f"{fact.get('kind', '')}: {fact['name']}",
-                    str(fact.get("usual") or "not read"),
-                    str(fact["alike"]),
-                    words,
-                )
+                name, usual = f"{fact.get('kind', '')}: {fact['name']}", str(fact.get("usual") or "not read")
+                cells = (name, usual, str(fact["alike"]), words)
                 rows.append(TableLine(cells=cells, tone=BAD if odd else OPEN if unread else "good"))
     order = {BAD: 0, OPEN: 1, "good": 2}
     return tuple(sorted(rows, key=lambda row: order[row.tone]))
@@ -425,11 +417,7 @@ def _drift(run: RunDocument) -> tuple[TableLine, ...]:
 
 def _stacks(run: RunDocument) -> tuple[tuple[str, str], ...]:
     """The stacks of hung processes, where an outcome has them."""
-    found = {
-        record.reason: f"{record.criterion} at {record.place or 'the cluster'}"
-        for record in run.records
-        if record.reason
-        and TONES[counted_as(record)] != "good"
-        and ("Python stacks" in record.reason or "traceback" in record.reason)
-    }
+    bad = [record for record in run.records if record.reason and TONES[counted_as(record)] != "good"]
+    shown = [record for record in bad if any(word in str(record.reason) for word in ("Python stacks", "traceback"))]
+    found = {str(record.reason): f"{record.criterion} at {record.place or 'the cluster'}" for record in shown}
     return tuple((where, reason) for reason, where in found.items())[:12]

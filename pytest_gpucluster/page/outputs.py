@@ -87,12 +87,7 @@ def write_outputs(folder: Path, wanted: Wanted) -> Said:
 def _write_wanted(file: Path | None, text: str, tried: Callable[[str, Callable[[], None]], None]) -> None:
     """Write a file where the user wants it, if anywhere."""
     if file is not None:
-        tried(str(file), lambda: write_report(_with_parent(file), text))
-
-
-def _with_parent(file: Path) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file
+        tried(str(file), lambda: write_report(file, text))
 
 
 def _append(file: Path, text: str) -> None:
@@ -114,11 +109,8 @@ def page_about(source: Path, *, output: Path | None) -> tuple[Path, RunDocument]
     """
     folder = source if source.is_dir() else source.parent
     file = output if output is not None else folder / REPORT
-    if (
-        file.exists()
-        and source.exists()
-        and any(file.samefile(one) for one in (folder / RESULTS, folder / JOURNAL) if one.exists())
-    ):
+    records = [one for one in (folder / RESULTS, folder / JOURNAL) if one.exists()]
+    if file.exists() and source.exists() and any(map(file.samefile, records)):
         raise ConfigurationError(f"{file} is a record of the run, and is not replaced by a page")
     run = _run_of(source)
     require_writable(file)

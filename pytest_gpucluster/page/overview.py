@@ -35,7 +35,7 @@ from pytest_gpucluster.reporting.table_rows import NOTHING, PlaceNames
 from pytest_gpucluster.text import first_line, shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.page.criteria_view import CriterionView
@@ -160,39 +160,35 @@ def _short_of(nodes: Any, gpus: Any, found: int) -> str:
 
 def gaps_of(run: RunDocument) -> tuple[Gap, ...]:
     """Everything that this run does not prove, the gravest first."""
-    found = [*_of_the_mode(run), *_without_result(run), *_not_judged(run), *_other_terms(run), *_selftest(run), *_left_out(run)]
-    return tuple(found)
+    kinds = (_of_the_mode, _without_result, _not_judged, _other_terms, _selftest, _left_out)
+    return tuple(gap for of_kind in kinds for gap in of_kind(run))
 
 
-def _of_the_mode(run: RunDocument) -> list[Gap]:
-    gaps = []
+def _of_the_mode(run: RunDocument) -> Iterator[Gap]:
     if run.facts.get("simulated"):
         words = "A model of a fleet gave every value. The page shows how a report looks, and says nothing about hardware."
-        gaps.append(Gap(title="Simulated", text=words, tone=BAD, items=(plain(run.facts["simulated"]),)))
+        yield Gap(title="Simulated", text=words, tone=BAD, items=(plain(run.facts["simulated"]),))
     elif run.word == REHEARSED or run.facts.get("profile") == "rehearsal":
         words = "A rehearsal runs the tests on a CPU. It asks only that a value is there."
-        gaps.append(Gap(title="Rehearsal", text=words, tone=OPEN))
+        yield Gap(title="Rehearsal", text=words, tone=OPEN)
     environment = run.facts.get("environment") or {}
     if environment.get("unfinished"):
         words = "The run had not ended when this was written, or was killed."
-        gaps.append(Gap(title="Not ended", text=words, tone=BAD))
+        yield Gap(title="Not ended", text=words, tone=BAD)
     if environment.get("rebuilt_from_journal"):
         words = "The report was made from the journal afterwards, and not by the run itself."
-        gaps.append(Gap(title="Rebuilt from the journal", text=words, tone=OPEN))
-    return gaps
+        yield Gap(title="Rebuilt from the journal", text=words, tone=OPEN)
 
 
-def _without_result(run: RunDocument) -> list[Gap]:
+def _without_result(run: RunDocument) -> Iterator[Gap]:
     """What has no result although it applies, each outcome with its reasons."""
     titles = {ERROR: "Not measured", MISSING: "Missing", NOISY: "Too close to call", NOT_SELECTED: "Not selected"}
-    gaps = []
     for outcome, title in titles.items():
         open_ = [record for record in run.records if counted_as(record) == outcome]
         if open_:
             criteria = list(dict.fromkeys(record.criterion for record in open_))
             words = f"{counted(len(open_), 'check')} of {counted(len(criteria), 'criterion', 'criteria')} {WITHOUT[outcome]}."
-            gaps.append(Gap(title=title, text=words, tone=OPEN, items=(shortlist(criteria, most=MOST_NAMED), *_reasons(open_))))
-    return gaps
+            yield Gap(title=title, text=words, tone=OPEN, items=(shortlist(criteria, most=MOST_NAMED), *_reasons(open_)))
 
 
 def _reasons(records: Sequence[Record]) -> list[str]:
@@ -201,61 +197,54 @@ def _reasons(records: Sequence[Record]) -> list[str]:
     return [f"{number:,} times: {reason}" if number > 1 else reason for reason, number in counts.most_common(6)]
 
 
-def _not_judged(run: RunDocument) -> list[Gap]:
-    gaps = []
+def _not_judged(run: RunDocument) -> Iterator[Gap]:
     unlimited = [name for name, records in run.by_criterion.items() if any(map(is_only_measured, records))]
     if unlimited:
         words = f"{counted(len(unlimited), 'criterion', 'criteria')} measured a value that no number judges: any value passes."
-        gaps.append(Gap(title="Without a limit", text=words, tone=OPEN, items=(shortlist(unlimited, most=MOST_NAMED),)))
+        yield Gap(title="Without a limit", text=words, tone=OPEN, items=(shortlist(unlimited, most=MOST_NAMED),))
     misses = [record for record in run.records if record.advisory]
     if misses:
         words = f"{counted(len(misses), 'value')} missed an advisory limit. An advisory limit rejects nothing."
-        gaps.append(Gap(title="Advisory misses", text=words, tone=OPEN, items=tuple(_reasons(misses))))
+        yield Gap(title="Advisory misses", text=words, tone=OPEN, items=tuple(_reasons(misses)))
     waived = [record for record in run.records if counted_as(record) == WAIVED]
     if waived:
-        items = tuple(
-            f"{record.criterion} at {record.place or 'the cluster'}: {plain(record.waiver)}" for record in waived[:MOST_NAMED]
-        )
+        named = [(f"{one.criterion} at {one.place or 'the cluster'}", plain(one.waiver)) for one in waived[:MOST_NAMED]]
+        items = tuple(f"{where}: {waiver}" for where, waiver in named)
         words = f"{counted(len(waived), 'failure')} counted as waived: somebody answers for them."
-        gaps.append(Gap(title="Waived", text=words, tone=OPEN, items=items))
-    return gaps
+        yield Gap(title="Waived", text=words, tone=OPEN, items=items)
 
 
-def _other_terms(run: RunDocument) -> list[Gap]:
-    gaps = []
+def _other_terms(run: RunDocument) -> Iterator[Gap]:
     changed = [*map(str, run.facts.get("changed_limits") or ())]
     if changed:
         entries = run.facts.get("changed_entries") or {}
         items = tuple(f"{name}: {plain(entries[name]) if name in entries else 'changed'}" for name in changed[:40])
-        words = (
-            f"{counted(len(changed), 'limit')} differ from the packaged ones."
-            if len(changed) > 1
-            else "1 limit differs from the packaged one."
-        )
-        gaps.append(Gap(title="Changed limits", text=words, tone=OPEN, items=items))
+        several = f"{counted(len(changed), 'limit')} differ from the packaged ones."
+        words = several if len(changed) > 1 else "1 limit differs from the packaged one."
+        yield Gap(title="Changed limits", text=words, tone=OPEN, items=items)
     terms = tuple(map(str, run.facts.get("changed_terms") or ()))
     if terms:
-        gaps.append(Gap(title="Changed terms", text="The run asked for something else than promised.", tone=OPEN, items=terms))
+        yield Gap(title="Changed terms", text="The run asked for something else than promised.", tone=OPEN, items=terms)
     remarks = tuple(map(str, run.facts.get("remarks") or ()))
     if remarks:
         words = "What a reader of the verdict must know, such as limits that were never tried on this hardware."
-        gaps.append(Gap(title="Remarks", text=words, tone=OPEN, items=remarks))
-    return gaps
+        yield Gap(title="Remarks", text=words, tone=OPEN, items=remarks)
 
 
-def _selftest(run: RunDocument) -> list[Gap]:
+def _selftest(run: RunDocument) -> Iterator[Gap]:
     facts = run.facts.get("selftest")
     if not facts:
         words = "No faults were planted, so the run does not show what it would have found."
-        return [Gap(title="No self-test", text=words, tone="none")]
+        yield Gap(title="No self-test", text=words, tone="none")
+        return
     unshown = [f"{one['kind']}: {one['why']}" for one in facts.get("unshown") or ()]
     items = (*map(str, facts.get("remarks") or ()), *map(str, facts.get("objections") or ()), *unshown)
     said = str(facts.get("statement", ""))
     tone = BAD if facts.get("objections") else OPEN if unshown else GOOD
-    return [Gap(title="Self-test", text=said[:1].upper() + said[1:], tone=tone, items=items)]
+    yield Gap(title="Self-test", text=said[:1].upper() + said[1:], tone=tone, items=items)
 
 
-def _left_out(run: RunDocument) -> list[Gap]:
+def _left_out(run: RunDocument) -> Iterator[Gap]:
     """What does not apply by rule, by its cause."""
     causes: dict[str, list[str]] = defaultdict(list)
     number = 0
@@ -265,10 +254,9 @@ def _left_out(run: RunDocument) -> list[Gap]:
             cause = first_line(record.reason or "no reason is recorded")
             if record.criterion not in causes[cause]:
                 causes[cause].append(record.criterion)
-    if not causes:
-        return []
-    items = tuple(f"{cause}: {shortlist(names, most=MOST_NAMED)}" for cause, names in causes.items())
-    return [Gap(title="Does not apply", text=f"{counted(number, 'check')} left out by rule.", tone="none", items=items)]
+    if causes:
+        items = tuple(f"{cause}: {shortlist(names, most=MOST_NAMED)}" for cause, names in causes.items())
+        yield Gap(title="Does not apply", text=f"{counted(number, 'check')} left out by rule.", tone="none", items=items)
 
 
 def headlines_of(run: RunDocument, views: Sequence[CriterionView]) -> tuple[Headline, ...]:

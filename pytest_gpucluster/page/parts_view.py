@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, WAIVED, counted_as
 from pytest_gpucluster.page.criteria_view import Number, exact, host_of
+from pytest_gpucluster.page.templating import markdown
 from pytest_gpucluster.text import first_line, one_line, shortlist
 
 if TYPE_CHECKING:
@@ -53,13 +54,13 @@ class PartView:
     anchor: str
     name: str
     kind: str
-    confidence: str
-    where: tuple[tuple[str, str], ...]
+    confidence: str = ""
+    where: tuple[tuple[str, str], ...] = ()
     misses: tuple[Miss, ...]
     more_criteria: tuple[str, ...]
     evidence: tuple[str, ...]
-    action: str
-    ticket: str
+    action: str = ""
+    ticket: str = ""
     is_waived: bool
 
 
@@ -80,9 +81,8 @@ def name_of(place: Place) -> str:
 def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion: Mapping[str, Sequence[Record]]) -> PartView:
     place = run.places.get(culprit["place"]["id"]) if culprit.get("place") is not None else None
     names = [str(name) for name in culprit.get("places") or ()]
-    node = next(
-        (one.id for one in run.places.values() if place is not None and one.gpu is None and one.node == place.node), None
-    )
+    nodes = {one.node: one.id for one in run.places.values() if one.gpu is None}
+    node = None if place is None else nodes.get(place.node)
     misses, more = _misses(culprit["criteria"], {*names, node, None}, by_criterion)
     title = name_of(place) if place is not None else f"{len(names)} places" if names else "the cluster"
     where = _where(place) if place is not None else (("Places", shortlist(names, most=16)),)
@@ -98,10 +98,10 @@ def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion
         more_criteria=more,
         evidence=tuple(one_line(str(text)) for text in culprit.get("evidence") or ()),
         action=str(culprit.get("action") or ""),
-        ticket="",
         is_waived=bool(bad) and all(counted_as(record) == WAIVED for record in bad),
     )
-    return _with_ticket(part, run)
+    verdict = str(run.facts.get("verdict_line", run.word))
+    return replace(part, ticket=markdown("ticket.md.j2", part=part, verdict=verdict))
 
 
 def _nobody(index: int, failed: Sequence[Record], by_criterion: Mapping[str, Sequence[Record]]) -> PartView:
@@ -110,13 +110,9 @@ def _nobody(index: int, failed: Sequence[Record], by_criterion: Mapping[str, Seq
         anchor=f"p{index}",
         name="No part is named",
         kind="failed",
-        confidence="",
-        where=(),
         misses=misses,
         more_criteria=more,
         evidence=tuple(dict.fromkeys(first_line(one.reason) for one in failed if one.reason)),
-        action="",
-        ticket="",
         is_waived=all(counted_as(one) == WAIVED for one in failed),
     )
 
@@ -171,38 +167,3 @@ def _range(good: Sequence[float]) -> str:
     middle, widest = statistics.median(good), max(map(abs, good))
     median = "0" if abs(middle) < NEGLIGIBLE * widest else format_number(middle)  # a deviation of many that cancels out
     return f"{low} to {high}, median {median} ({count})"
-
-
-def _with_ticket(part: PartView, run: RunDocument) -> PartView:
-    """The part with a text for the issue tracker of whoever mends it."""
-    lines = [f"## {part.kind}: {part.name}", ""]
-    lines += [f"* {name}: {cell(text)}" for name, text in part.where]
-    lines += ["", f"Verdict: {cell(str(run.facts.get('verdict_line', run.word)))}", ""]
-    if part.misses:
-        lines += ["| criterion | measured | limit | siblings |", "|---|---|---|---|"]
-        lines += [
-            f"| {cell(one.criterion)} | {one.value.text} {cell(one.unit)} | {one.limit.text} | {cell(one.siblings)} |"
-            for one in part.misses
-        ]
-        lines += [""]
-    lines += [f"* Also: {cell(', '.join(part.more_criteria))}"] if part.more_criteria else []
-    lines += [f"* {cell(text)}" for text in part.evidence]
-    lines += ["", f"Next: {cell(part.action)}"] if part.action else []
-    fields = {name: getattr(part, name) for name in part.__slots__}
-    return PartView(**{**fields, "ticket": "\n".join(lines) + "\n"})
-
-
-def cell(text: str) -> str:
-    """The text in one line that stays text in Markdown: neither HTML nor a column, link or mention."""
-    shown = one_line(text)
-    for sign, instead in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        (">", "&gt;"),
-        ("|", "\\|"),
-        ("`", "\\`"),
-        ("[", "\\["),
-        ("@", "@&#8203;"),
-    ):
-        shown = shown.replace(sign, instead)
-    return shown

@@ -1,33 +1,25 @@
-"""The page as one file: view, template, and a policy that allows nothing but the page's own style and script."""
+"""The page as one file: what it shows, and the results that it holds."""
 
 from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import re
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import jinja2
 
 from pytest_gpucluster.page.criteria_view import CriterionView, host_of, views_of
 from pytest_gpucluster.page.figures import Figures, figures_of
 from pytest_gpucluster.page.overview import Banner, Gap, Headline, banner_of, gaps_of, headlines_of
 from pytest_gpucluster.page.parts_view import MOST_PARTS, PartView, parts_of
-from pytest_gpucluster.text import visible
+from pytest_gpucluster.page.templating import html
 
 if TYPE_CHECKING:
     from pytest_gpucluster.page.document import RunDocument
     from pytest_gpucluster.places import Place
 
-TEMPLATES = Path(__file__).with_name("templates")
 MOST_EMBEDDED = 2_000_000
 """Characters of compressed results in the page, so that a page of 1,024 GPUs stays below 3 MB."""
-LONGEST = 12_000
-"""Characters of one text on the page. The whole of a longer one is in results.json."""
 EMBEDDED = re.compile(r'<script type="application/octet-stream" id="results"[^>]*>([A-Za-z0-9+/=]*)</script>')
 
 
@@ -87,51 +79,7 @@ def _versions(run: RunDocument) -> tuple[tuple[str, str], ...]:
 
 def page_from(model: PageModel) -> str:
     """The page: HTML with all that it needs inside."""
-    script = "page.js"
-    return _template("report.html.j2").render(model=model, css=_asset("style.css"), js=_asset(script), csp=_policy(script))
-
-
-def page_without_script(template: str, **view: object) -> str:
-    """Another page by a template of this folder, with the same style and with no script at all."""
-    return _template(template).render(**view, css=_asset("style.css"), csp=_policy())
-
-
-@lru_cache(maxsize=2)
-def _template(name: str) -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(TEMPLATES)
-    environment = jinja2.Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_fit,
-    )
-    return environment.get_template(name)
-
-
-def _fit(value: object) -> object:
-    """Foreign text as a reader sees it: no control characters, none that change the direction of writing, no endless text."""
-    if type(value) is not str:
-        return value
-    if len(value) > LONGEST:
-        value = f"{value[: LONGEST // 2]}\n[{len(value) - LONGEST} characters left out]\n{value[-LONGEST // 2 :]}"
-    return visible(value)
-
-
-@lru_cache(maxsize=2)
-def _asset(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8").strip()
-
-
-def _policy(script: str | None = None) -> str:
-    """The content security policy: nothing from anywhere, and of what is inside only our style and our script, if any."""
-    allowed = [f"style-src '{_digest('style.css')}'", *([f"script-src '{_digest(script)}'"] if script is not None else [])]
-    return "; ".join(("default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"))
-
-
-def _digest(asset: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(_asset(asset).encode()).digest()).decode()}"
+    return html("report.html.j2", script="page.js", model=model)
 
 
 def embedded_results(page: str) -> bytes | None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.verdict import ACCEPTED, REJECTED
 from pytest_gpucluster.page.criteria_view import NOT_RECORDED
-from pytest_gpucluster.page.parts_view import NAMES, cell
-from pytest_gpucluster.text import one_line, shortlist, within_bytes
+from pytest_gpucluster.page.parts_view import NAMES
+from pytest_gpucluster.page.templating import markdown
+from pytest_gpucluster.text import one_line, within_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from pytest_gpucluster.page.parts_view import Miss, PartView
     from pytest_gpucluster.page.render import PageModel
@@ -21,7 +22,6 @@ MOST_ALSO = 12
 """Names of criteria below the table of a part."""
 MOST_NAMED = 4
 """Of a part in a line."""
-MOST_CHARACTERS = 500
 MOST_BYTES = 900_000
 """GitHub takes 1 MiB of a step's summary, and shows none of a larger one."""
 MOST_ANNOTATIONS = 10
@@ -44,63 +44,11 @@ class Written:
 
 def markdown_of(model: PageModel) -> str:
     """The summary, always below 1 MiB. Foreign text stays text: it makes no HTML, no link, no mention, no row of a table."""
-    banner = model.banner
-    lines = [f"# {banner.word}", "", cell(banner.reason), ""]
-    lines += [f"* {name}: {cell(text)}" for name, text in banner.facts if name in SHOWN and text != NOT_RECORDED]
-    lines += ["", cell(banner.line), ""]
-    lines += _bad_parts([*model.parts, *model.more_parts])
-    lines += _handover(model)
-    lines += _open(model)
-    text = "\n".join(lines) + "\n"
+    parts = [*model.parts, *model.more_parts]
+    terms = {"shown": SHOWN, "not_recorded": NOT_RECORDED, "most_parts": MOST_PARTS, "most_also": MOST_ALSO}
+    text = markdown("summary.md.j2", model=model, parts=parts, **terms)
     content = text.encode()
     return text if len(content) <= MOST_BYTES else content[:MOST_BYTES].decode(errors="ignore") + CUT
-
-
-def _bad_parts(parts: Sequence[PartView]) -> list[str]:
-    if not parts:
-        return ["No part is bad.", ""]
-    lines = ["## Bad parts", ""]
-    for part in parts[:MOST_PARTS]:
-        where = "; ".join(f"{name} {text}" for name, text in part.where if text != NOT_RECORDED)
-        lines += [f"### {_short(part.name)}: {part.kind}{', waived' if part.is_waived else ''}", ""]
-        lines += [_short(where), ""] if where else []
-        if part.misses:
-            lines += ["| criterion | measured | limit | siblings that passed |", "|---|---:|---:|---|"]
-            lines += [
-                f"| {_short(one.criterion)} | {one.value.text} {cell(one.unit)} | {one.limit.text} | {cell(one.siblings)} |"
-                for one in part.misses
-            ]
-            also = shortlist(part.more_criteria, most=MOST_ALSO)
-            lines += [*(["", f"Also: {_short(also)}"] if also else []), ""]
-        else:
-            lines += [*(f"* {_short(text)}" for text in part.evidence[:3]), ""]
-        lines += [f"Next: {_short(part.action)}", ""] if part.action else []
-    more = len(parts) - MOST_PARTS
-    return [*lines, *([f"And {more} more, in report.html.", ""] if more > 0 else [])]
-
-
-def _short(text: str) -> str:
-    shown = cell(text)
-    return shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]}..."
-
-
-def _handover(model: PageModel) -> list[str]:
-    if not model.headlines:
-        return []
-    lines = ["## What the handover asks for", "", "| criterion | worst | where | limit | headroom | outcome |"]
-    lines += ["|---|---:|---|---:|---:|---|"]
-    for one in model.headlines:
-        seen = one.view
-        worst = f"{seen.worst.text} {cell(seen.unit)}" if seen.worst.text != "-" else "-"
-        limit = f"{seen.limit.text} {cell(seen.unit)}" if seen.limit.text != "-" else "-"
-        lines += [f"| {cell(one.title)} | {worst} | {_short(seen.where)} | {limit} | {seen.headroom} | {_short(one.outcome)} |"]
-    return [*lines, ""]
-
-
-def _open(model: PageModel) -> list[str]:
-    if not model.gaps:
-        return []
-    return ["## What is not proven", "", *(f"* {cell(one.title)}: {_short(one.text)}" for one in model.gaps), ""]
 
 
 def termination_of(model: PageModel) -> str:

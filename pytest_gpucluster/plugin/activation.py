@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -11,12 +12,12 @@ import pytest
 
 from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import Launch, read_launch
-from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pytest_gpucluster.controller.controller import Controller
@@ -67,12 +68,19 @@ def is_activated(config: pytest.Config, args: Sequence[str]) -> bool:
     return bool(config.getini("gpucluster"))
 
 
+@contextlib.contextmanager
+def as_usage_error(kind: type[GpuclusterError] = ConfigurationError) -> Iterator[None]:
+    """Say what is wrong as pytest says that a command cannot run: in one line, with its own exit code."""
+    try:
+        yield
+    except kind as error:
+        raise pytest.UsageError(str(error)) from None
+
+
 def launch_or_usage_error() -> Launch | None:
     """How this process was started; half of torchrun's environment is a usage error."""
-    try:
+    with as_usage_error():
         return read_launch()
-    except ConfigurationError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, requested: dict[str, str] | None) -> None:
@@ -117,11 +125,9 @@ def run_of(config: pytest.Config) -> Run:
             from pytest_gpucluster.plugin import xdist
 
             relayed = xdist.connect(config)
-        try:
+        with as_usage_error():
             settings = settings_from(config.option, start=config.invocation_params.dir)
             run = config.stash[RUN] = Run(config, settings, launch, controller=cast("Controller | None", relayed))
-        except ConfigurationError as error:
-            raise pytest.UsageError(str(error)) from None
         run.register()
         if is_under_xdist(config):
             from pytest_gpucluster.plugin import xdist
@@ -145,24 +151,21 @@ def refuse_selftest(given: argparse.Namespace) -> None:
 def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
     """pytest-xdist (``-n``) works on one node alone, with its own processes."""
     refuse_selftest(config.option)
+    option = config.option
     if is_under_xdist(config):
-        if launch is not None:
-            raise pytest.UsageError(
-                "pytest-xdist (-n) cannot be used under torchrun: each rank has its GPU already; leave -n out"
-            )
-        if config.option.gpucluster_inline:
-            raise pytest.UsageError("--gpucluster-inline runs in one process; leave -n out")
-        if config.option.gpucluster_resume:
-            raise pytest.UsageError(
-                "gpucluster resume asks the parts before any test is distributed, and that run had -n: begin another"
-            )
-        if config.option.gpucluster_only:
-            raise pytest.UsageError("--gpucluster-only asks the parts before any test is distributed; leave -n out")
-        if (config.option.gpucluster_level or "").startswith("soak"):
-            raise pytest.UsageError("a soak measures all GPUs in turns of its own; leave -n out")
-        if config.option.gpucluster_selftest:
-            raise pytest.UsageError("--gpucluster-selftest needs all GPUs at once; leave -n out")
-    elif getattr(config.option, "tx", None) and config.option.dist != "no":
+        wrong = {
+            "pytest-xdist (-n) cannot be used under torchrun: each rank has its GPU already; leave -n out": launch is not None,
+            "--gpucluster-inline runs in one process; leave -n out": option.gpucluster_inline,
+            "gpucluster resume asks the parts before any test is distributed, and that run had -n: begin another": (
+                option.gpucluster_resume
+            ),
+            "--gpucluster-only asks the parts before any test is distributed; leave -n out": option.gpucluster_only,
+            "a soak measures all GPUs in turns of its own; leave -n out": (option.gpucluster_level or "").startswith("soak"),
+            "--gpucluster-selftest needs all GPUs at once; leave -n out": option.gpucluster_selftest,
+        }
+        if any(wrong.values()):
+            raise pytest.UsageError(next(text for text, is_given in wrong.items() if is_given))
+    elif getattr(option, "tx", None) and option.dist != "no":
         raise pytest.UsageError("pytest-xdist's --tx cannot be used here: one process for each GPU of this machine is -n auto")
 
 

@@ -20,7 +20,7 @@ from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite, memory
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
-from pytest_gpucluster.plugin.activation import is_own_fixture
+from pytest_gpucluster.plugin.activation import as_usage_error, is_own_fixture
 from pytest_gpucluster.plugin.all_tests import PACKAGED, AllTests
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
@@ -95,43 +95,25 @@ class Collection:
         pairs = pairing.pairs_of([*self._all_tests.tests(), *items], entries=self._session.setup.criteria)
         for item, pair in pairs.items():
             item.stash[PAIR] = pair
-        try:
+        with as_usage_error():
             for item in items:
                 self._accept(item)
-        except ConfigurationError as error:
-            raise pytest.UsageError(str(error)) from None
         refuse_reruns(config, items)
         if not items:
             refuse_unknown_mark(config, self._all_tests.tests())
-        above = [item for item in items if self._is_left_out(item, pairs[item])]
-        if above:
-            config.hook.pytest_deselected(items=above)
-            items[:] = without(items, above)
+        deselect(config, items, [item for item in items if self._is_left_out(item, pairs[item])])
         if items and self._session.setup.settings.only:
-            self._leave_other_parts(config, items)
-        kept = self.earlier.leave_out_kept(items)
-        if kept:
-            config.hook.pytest_deselected(items=kept)
-            items[:] = without(items, kept)
+            chosen = self._places_of_parts()
+            deselect(config, items, [item for item in items if item.stash[PAIR].key[1] not in chosen])
+        deselect(config, items, self.earlier.leave_out_kept(items))
         soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}
         items[:] = in_run_order(items, pairs, soaking=soaking)
 
-    def _leave_other_parts(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Select the tests of the named parts alone."""
-        chosen = self._places_of_parts()
-        others = [item for item in items if item.stash[PAIR].key[1] not in chosen]
-        if others:
-            config.hook.pytest_deselected(items=others)
-            items[:] = without(items, others)
-
     def _is_left_out(self, item: pytest.Item, pair: pairing.Pairing) -> bool:
         """Whether a test is above the level, or may do more than read in an audit."""
-        if self._session.setup.settings.audit and not only_reads(item):
-            return True
-        return pair.judges and self._is_above(pair.criterion)
-
-    def _is_above(self, key: str) -> bool:
-        return not reaches(self._session.setup.settings.level, self._session.setup.criteria[key].level)
+        setup = self._session.setup
+        is_above = pair.judges and not reaches(setup.settings.level, setup.criteria[pair.criterion].level)
+        return is_above or (setup.settings.audit and not only_reads(item))
 
     def _accept(self, item: pytest.Item) -> None:
         """Refuse a selected test that cannot run as it is written; give one that judges its criterion."""
@@ -261,10 +243,12 @@ def only_reads(item: pytest.Item) -> bool:
     return mark is not None and bool(mark.kwargs.get("only", True)) and item.get_closest_marker("distributed") is None
 
 
-def without(items: Sequence[pytest.Item], left_out: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The items but those that are left out, in the same order."""
-    out = {*left_out}
-    return [item for item in items if item not in out]
+def deselect(config: pytest.Config, items: list[pytest.Item], left_out: Sequence[pytest.Item]) -> None:
+    """Take these out of the list, in place, and tell pytest. Sets: a list of thousands would take its square."""
+    if left_out:
+        out = {*left_out}
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in out]
 
 
 def subjects_of(items: Iterable[pytest.Item]) -> dict[str, str]:

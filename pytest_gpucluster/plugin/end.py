@@ -59,9 +59,8 @@ class End:
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember what stopped the session: Ctrl-C, or ``pytest.exit``, which may choose any exit status."""
-        self._stopped_by = (
-            "pytest.exit was called" if isinstance(excinfo.value, pytest.exit.Exception) else "the run was interrupted"
-        )
+        is_exit = isinstance(excinfo.value, pytest.exit.Exception)
+        self._stopped_by = "pytest.exit was called" if is_exit else "the run was interrupted"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import FAULTS, parse_simulation
+from pytest_gpucluster.plugin.activation import as_usage_error
 from pytest_gpucluster.plugin.stash_keys import COMMAND, SIMULATION
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     early_config.stash[COMMAND] = tuple(given.fleet_command)
     if getattr(given, "numprocesses", None):
         raise pytest.UsageError("a simulated fleet needs no GPU and one process; leave -n out")
-    try:
+    with as_usage_error():
         early_config.stash[SIMULATION] = parse_simulation(given.fleet, seed=given.fleet_seed, faults=given.fleet_bad)
-    except ConfigurationError as error:
-        raise pytest.UsageError(str(error)) from None
     return (yield)

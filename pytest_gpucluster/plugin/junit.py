@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from _pytest.junitxml import bin_xml_escape, xml_key  # no public way
@@ -30,17 +30,6 @@ OUTPUT = ("system-out", "system-err")
 BAD = ("failure", "error", "skipped")
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedTestcase:
-    """What pytest's writer asks for a testcase when it writes its file."""
-
-    element: ET.Element
-
-    def to_xml(self) -> ET.Element:
-        """The element as it is."""
-        return self.element
-
-
 def finish_junit(config: pytest.Config, report: RunReport) -> None:
     """Give pytest's writer the testcases of ``report``; does nothing when ``--junitxml`` was not given.
 
@@ -55,7 +44,8 @@ def finish_junit(config: pytest.Config, report: RunReport) -> None:
         writer.suite_name = REHEARSAL_SUITE
     for one in suite.findall("properties/property"):
         writer.add_global_property(one.get("name"), one.get("value"))
-    theirs = [element for element in map(_finished, writer.node_reporters_ordered) if _is_reported(element)]
+    # A test that was interrupted in its body has a time and no name yet.
+    theirs = [element for element in map(_finished, writer.node_reporters_ordered) if "name" in element.attrib]
     unfit = [case.nodeid for case in report.cases if bin_xml_escape(case.nodeid) != case.nodeid]
     for element in theirs:
         _fit(element, unfit, prefix=writer.prefix)
@@ -63,7 +53,7 @@ def finish_junit(config: pytest.Config, report: RunReport) -> None:
     elements = _merged(suite, theirs, prefix=writer.prefix, folded=folded)
     for element in elements if report.junit.is_strict else ():
         strictly(element)
-    writer.node_reporters_ordered = [FinishedTestcase(element) for element in elements]
+    writer.node_reporters_ordered = [SimpleNamespace(to_xml=lambda element=element: element) for element in elements]
     writer.stats = Counter(next((child.tag for child in element if child.tag in BAD), "passed") for element in elements)
     writer.cnt_double_fail_tests = 0
 
@@ -118,11 +108,6 @@ def _finished(reporter: Any) -> ET.Element:
     reporter.finalize()
     element: ET.Element = reporter.to_xml()
     return element
-
-
-def _is_reported(element: ET.Element) -> bool:
-    """Whether pytest came further than the set-up: a test that was interrupted in its body has a time and no name yet."""
-    return "name" in element.attrib
 
 
 def _merged(

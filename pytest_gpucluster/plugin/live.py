@@ -217,11 +217,8 @@ class LiveFailures:
                 return None
         self._shown += 1
         if self._shown > SHOWN_FAILURES:
-            return (
-                f"{SHOWN_FAILURES} are shown; from here on they are counted, and all are below"
-                if self._shown == SHOWN_FAILURES + 1
-                else None
-            )
+            rest = f"{SHOWN_FAILURES} are shown; from here on they are counted, and all are below"
+            return rest if self._shown == SHOWN_FAILURES + 1 else None
         return describe(record, places.get(record.place or ""))
 
 

@@ -78,9 +78,8 @@ def _outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
 
 def show_waived(report: pytest.TestReport, reason: str) -> None:
     """A waived failure is neither red nor green: pytest's xfailed, in the JUnit file a skip with the reason."""
-    report.outcome = "skipped"
+    _skip(report, reason)
     report.wasxfail = reason
-    report.longrepr = (report.location[0], report.location[1] or 0, f"Skipped: {reason}")  # ``-rs`` asks for all three
 
 
 def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
@@ -125,8 +124,7 @@ def _left_out(report: pytest.TestReport, test: ItemContext, why: DoesNotApplyErr
     """Skipped by the rule of its entry, as seen on the host."""
     reason = str(why)
     _clear_xfail(report)
-    report.outcome = "skipped"
-    report.longrepr = (report.location[0], report.location[1] or 0, f"Skipped: {reason}")
+    _skip(report, reason)
     return replace(_record(test, SKIPPED, reason), cause=why.cause)
 
 
@@ -240,9 +238,7 @@ def blamed(record: Record, error: MeasurementError | RanksFailedError) -> Record
 
 def _make_error(report: pytest.TestReport, text: str) -> None:
     """Make a failure an ERROR: pytest calls it so when it did not happen in the call phase."""
-    _clear_xfail(report)
-    report.outcome = "failed"
-    report.longrepr = text
+    _fail(report, text)
     if report.when == "call":
         report.when = "setup"
 
@@ -251,6 +247,11 @@ def _fail(report: pytest.TestReport, text: str) -> None:
     _clear_xfail(report)
     report.outcome = "failed"
     report.longrepr = text
+
+
+def _skip(report: pytest.TestReport, reason: str) -> None:
+    report.outcome = "skipped"
+    report.longrepr = (report.location[0], report.location[1] or 0, f"Skipped: {reason}")  # ``-rs`` asks for all three
 
 
 def _pass(report: pytest.TestReport) -> None:
@@ -281,12 +282,7 @@ def _skip_reason(report: pytest.TestReport) -> str:
     """The reason that ``pytest.skip`` was given, without file and line."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
-    return _last_line(report.longreprtext)
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+    return next((line.strip() for line in reversed(report.longreprtext.splitlines()) if line.strip()), "")
 
 
 def make_fit(report: Any) -> None:

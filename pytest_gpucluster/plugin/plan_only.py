@@ -83,9 +83,8 @@ def _limits_of(items: Sequence[pytest.Item]) -> dict[str, str]:
         if pair is None or pair.criterion in found:
             continue
         if (known := item.stash.get(CRITERION, None)) is not None:
-            found[pair.criterion] = (
-                "measured, not judged" if known.limit.is_none else one_line(known.limit.text.removesuffix(" count"))
-            )
+            text = one_line(known.limit.text.removesuffix(" count"))
+            found[pair.criterion] = "measured, not judged" if known.limit.is_none else text
         elif (why := item.stash.get(NO_LIMIT, None)) is not None:
             found[pair.criterion] = one_line(why)
     return found

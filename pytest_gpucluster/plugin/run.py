@@ -30,6 +30,7 @@ from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.judging.forecast import BUDGET, REHEARSED_BUDGET_S, SELFTEST
 from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
+from pytest_gpucluster.plugin.activation import as_usage_error
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
@@ -174,10 +175,8 @@ class Run:
         option = self._config.option
         if any(getattr(option, name, None) for name in RUNS_NO_TEST) or hasattr(self._config, "workerinput"):
             return  # of the workers of pytest-xdist, agents, results and reports belong to their controller
-        try:
+        with as_usage_error():
             require_takeable(self.session.setup.settings.results_dir)
-        except ConfigurationError as error:
-            raise pytest.UsageError(str(error)) from None
         self._is_due = True
         if not self._is_under_xdist:  # where tests of all places mix, pytest's dots are clearer
             self.terminal.screen.take_over()
@@ -203,7 +202,7 @@ class Run:
         self._is_due = False
         is_distributed = self._is_under_xdist
         settings = self.session.setup.settings
-        try:
+        with as_usage_error():
             for file in filter(None, (settings.summary, settings.metrics)):
                 require_writable(file)
             self.session.open(
@@ -212,8 +211,6 @@ class Run:
                 observer=None if is_distributed else self._observer,
                 makes_calls=not is_distributed,  # there, calls come from other threads
             )
-        except ConfigurationError as error:
-            raise pytest.UsageError(str(error)) from None
 
     @property
     def _junit(self) -> Path | None:
@@ -240,11 +237,9 @@ class Run:
         """
         if not self._is_due:
             raise pytest.UsageError(f"{ONLY} asks the parts who they are, and this command starts nothing; leave it out")
-        try:
+        with as_usage_error(GpuclusterError):
             binding = self.session.meet_early(junit=self._junit)
             return places_of_parts(self.session.setup.settings.only, binding)
-        except GpuclusterError as error:
-            raise pytest.UsageError(str(error)) from None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ class _Hooks:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name == "pytest_exception_interact":
-            return _do_nothing  # a verdict is no place for a debugger
+            return lambda **_: None  # a verdict is no place for a debugger
         manager = self._item.config.pluginmanager
         names = (*OF_TESTS, RUNNER) if name in PHASES else OF_TESTS
         left_out = [manager.get_plugin(one) for one in names if manager.hasplugin(one)]
@@ -89,10 +90,10 @@ class _Hooks:
             left_out += filter(_is_conftest, manager.get_plugins())
         hook: Callable[..., Any] = manager.subset_hook_caller(name, left_out)
         if name in PHASES:
-            return _then(hook, getattr(self._item, PHASES[name]))
+            return partial(_then, hook, getattr(self._item, PHASES[name]))
         if name == "pytest_runtest_makereport":
-            return _made(hook, self._item)
-        return _shown(hook, self._item) if name == "pytest_runtest_logreport" else hook
+            return lambda **arguments: _corrected(hook(**arguments), self._item)
+        return partial(_show, hook, self._item) if name == "pytest_runtest_logreport" else hook
 
 
 def add_verdict(session: pytest.Session) -> None:
@@ -131,37 +132,15 @@ def _is_conftest(plugin: object) -> bool:
     return Path(getattr(plugin, "__file__", None) or "").name == "conftest.py"
 
 
-def _do_nothing(**_: Any) -> None:
-    """Stands for a hook that is not called."""
+def _then(hook: Callable[..., Any], phase: Callable[[], None], **arguments: Any) -> None:
+    """Do what the plugins do, and then the phase, as pytest's own runner does."""
+    hook(**arguments)
+    phase()
 
 
-def _then(hook: Callable[..., Any], phase: Callable[[], None]) -> Callable[..., Any]:
-    """A hook of a phase, and after it what the item does in it."""
-
-    def call(**arguments: Any) -> None:
-        hook(**arguments)
-        phase()
-
-    return call
-
-
-def _made(hook: Callable[..., Any], item: VerdictItem) -> Callable[..., Any]:
-    """The hook that makes the report of a phase."""
-
-    def call(**arguments: Any) -> pytest.TestReport:
-        return _corrected(hook(**arguments), item)
-
-    return call
-
-
-def _shown(hook: Callable[..., Any], item: VerdictItem) -> Callable[..., Any]:
-    """The hook that gives a report to the reporters."""
-
-    def call(report: pytest.TestReport) -> None:
-        item.is_shown = item.is_shown or report.when == (item.bad_phase or "call")
-        hook(report=_corrected(report, item))
-
-    return call
+def _show(hook: Callable[..., Any], item: VerdictItem, *, report: pytest.TestReport) -> None:
+    item.is_shown = item.is_shown or report.when == (item.bad_phase or "call")
+    hook(report=_corrected(report, item))
 
 
 def _corrected(report: pytest.TestReport, item: VerdictItem) -> pytest.TestReport:

@@ -115,17 +115,13 @@ class XdistController:
         """Record the outcome that a report brings; add the teardown of a test whose worker died before it."""
         result = yield
         if hasattr(report, INPUT):
-            self._take(record_from_facts(json.loads(getattr(report, INPUT))))
+            self._run.session.recorder.record_outcome(record_from_facts(json.loads(getattr(report, INPUT))))
         if report is self._crashed:
             end = copy.copy(report)
             end.when, end.outcome, end.longrepr = "teardown", "passed", None
             delattr(end, INPUT)
             self._config.hook.pytest_runtest_logreport(report=end)
         return result
-
-    def _take(self, record: Record) -> None:
-        """Take the outcome that a worker came to."""
-        self._run.session.recorder.record_outcome(record)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:

@@ -26,10 +26,15 @@ MOST_WITHOUT = 0.25
 
 def values_in_columns(records: Iterable[Record]) -> list[dict[str, Any]]:
     """``values`` of results.json as strict JSON: one object a criterion, in the order of the records."""
-    by_criterion: dict[str, list[Record]] = {}
+    return [_of_criterion(criterion, rows) for criterion, rows in by_criterion(records).items()]
+
+
+def by_criterion(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The records of each criterion, in their order."""
+    found: dict[str, list[Record]] = {}
     for record in records:
-        by_criterion.setdefault(record.criterion, []).append(record)
-    return [_of_criterion(criterion, rows) for criterion, rows in by_criterion.items()]
+        found.setdefault(record.criterion, []).append(record)
+    return found
 
 
 def limit_facts(limit: Limit) -> dict[str, Any]:

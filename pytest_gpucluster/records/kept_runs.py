@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +29,9 @@ class _Head(msgspec.Struct, kw_only=True):
     expected: dict[str, int] = {}
     run: dict[str, Any] = {}
     limits_sha256: str | None = None
+
+
+NAMES = ("uuid", "serial", "hostname", "id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +95,8 @@ def read_run(folder: Path, *, criterion: str | None = None, part: str | None = N
         head = None
     except OSError as error:
         raise ConfigurationError(f"{folder / FILE} cannot be read: {error.strerror}") from None
-    if (
-        head is None or head.schema_version > NEWEST or head.schema != 1 or head.verdict not in VERDICTS
-    ):  # its reader says what is wrong
+    if head is None or head.schema_version > NEWEST or head.schema != 1 or head.verdict not in VERDICTS:
+        # its reader says what is wrong
         head = _head_of(read_results(folder), folder)
     return _kept(folder, head)
 
@@ -124,14 +126,11 @@ def _with_values(kept: KeptRun, document: Mapping[str, Any], criterion: str, par
         return kept
     is_floor = next((row["limit_kind"] in ("above", "min") for row in rows if row["limit_kind"]), True)
     values = [row["value"] for row in rows]
-    facts = {name: getattr(kept, name) for name in kept.__slots__}
-    facts |= {"median": statistics.median(values), "worst": (min if is_floor else max)(values), "unit": rows[0]["unit"]}
-    mine = [row for row in rows if part is not None and row["place"] is not None and part in _names(row["place"])]
+    worst = (min if is_floor else max)(values)
+    found = replace(kept, median=statistics.median(values), worst=worst, unit=rows[0]["unit"])
+    mine = [row for row in rows if part is not None and row["place"] is not None and part in map(row["place"].get, NAMES)]
     if mine:
         place = mine[0]["place"]
-        facts |= {"value": mine[0]["value"], "where": f"{place.get('hostname') or place['id']} ({place['id']})"}
-    return KeptRun(**facts)
-
-
-def _names(place: Mapping[str, Any]) -> tuple[Any, ...]:
-    return place.get("uuid"), place.get("serial"), place.get("hostname"), place.get("id")
+        where = f"{place.get('hostname') or place['id']} ({place['id']})"
+        return replace(found, value=mine[0]["value"], where=where)
+    return found

@@ -12,26 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-UNITS = (
-    "tokens/s/GPU",
-    "nats/token",
-    "TFLOPS",
-    "TOPS",
-    "TB/s",
-    "GB/s",
-    "GiB",
-    "GB",
-    "MHz",
-    "ratio",
-    "bytes",
-    "us",
-    "ms",
-    "s",
-    "W",
-    "C",
-    "%",
-)
-"""Units at the end of a key, or as the whole key."""
 BY_UNIT = {
     "C": "temperature",
     "W": "power",
@@ -51,7 +31,7 @@ BY_UNIT = {
     "nats/token": "loss",
     "ratio": "ratio",
 }
-"""What a key that is a unit alone is about."""
+"""What a key that is a unit alone is about. Each may stand at the end of a key too."""
 BY_KEY: dict[str, tuple[str, str | None]] = {
     "SM MHz": ("SM clock", "MHz"),
     "counted SM MHz": ("SM clock counted on the GPU", "MHz"),
@@ -124,7 +104,7 @@ def quantity_of(key: str, *, unit: str | None = None) -> NamedQuantity:
         return NamedQuantity(BY_UNIT[key], key)
     if key.startswith("n=") and key[2:].isdecimal():
         return NamedQuantity(f"rate of products of size {key[2:]}", unit)
-    own = next((one for one in UNITS if key.endswith(f" {one}")), None)
+    own = next((one for one in BY_UNIT if key.endswith(f" {one}")), None)
     return NamedQuantity(key.removesuffix(f" {own}") if own is not None else key, own)
 
 

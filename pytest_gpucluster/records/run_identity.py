@@ -104,10 +104,7 @@ def limits_used(criteria: Iterable[Threshold]) -> dict[str, dict[str, Any]]:
 
 def limits_digest(limits: Mapping[str, Mapping[str, Any]]) -> str:
     """SHA-256 of ``limits`` without the keys ``where``, as JSON with sorted keys and without spaces."""
-    kept = {
-        criterion: {name: value for name, value in facts.items() if name not in _NOT_DIGESTED}
-        for criterion, facts in limits.items()
-    }
+    kept = {key: {name: value for name, value in facts.items() if name not in _NOT_DIGESTED} for key, facts in limits.items()}
     text = json.dumps(strict_json(kept), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -14,34 +14,11 @@ if TYPE_CHECKING:
 
 OUTCOME = "outcome"
 """What ``member`` says of a line that is an outcome; of every other line it is the path of a number."""
-COLUMNS = (
-    "member",
-    "criterion",
-    "place",
-    "node",
-    "hostname",
-    "gpu",
-    "rank",
-    "uuid",
-    "serial",
-    "pci",
-    "slot",
-    "outcome",
-    "value",
-    "unit",
-    "operator",
-    "limit_value",
-    "limit_kind",
-    "limit",
-    "margin_percent",
-    "advisory",
-    "reason",
-    "remark",
-    "waiver",
-    "evidence",
-)
 OF_PLACE = ("node", "hostname", "gpu", "rank", "uuid", "serial", "pci")
+OF_LIMIT = ("operator", "limit_value", "limit_kind", "limit", "margin_percent")
 AS_JSON = ("waiver", "evidence")
+OF_OUTCOME = ("outcome", "value", "unit", *OF_LIMIT, "advisory", "reason", "remark", *AS_JSON)
+COLUMNS = ("member", "criterion", "place", *OF_PLACE, "slot", *OF_OUTCOME)
 IN_THE_OUTCOMES = ("criteria", "values", "places")
 """Members whose numbers stand in the lines of the outcomes, but for the summaries of ``values``."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

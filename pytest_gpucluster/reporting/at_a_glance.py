@@ -21,19 +21,7 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
     is_only_measured,
 )
-from pytest_gpucluster.reporting.table_rows import (
-    COUNTS,
-    MEASURED,
-    OK,
-    PlaceNames,
-    TableRow,
-    is_bad,
-    outcome_text,
-    readings_of,
-    row_of,
-    severest_of,
-    value_cells,
-)
+from pytest_gpucluster.reporting import table_rows
 from pytest_gpucluster.thresholds.limit import SIGNS
 
 if TYPE_CHECKING:
@@ -144,10 +132,14 @@ def _line(subject: str, own: Mapping[str, Sequence[Record]], *, missing: int | N
     measured, misses = len(every) - len(judged), sum(record.advisory for record in every)
     is_good = {*judged} <= {PASSED}
     more = [MISSING] * (missing or 0) if MISSING in judged else []  # of criteria that have no outcome at all
-    said = f"{'all ' if missing is None else ''}{len(judged)} {OK}" if is_good else outcome_text([*judged, *more])
+    said = (
+        f"{'all ' if missing is None else ''}{len(judged)} {table_rows.OK}"
+        if is_good
+        else table_rows.outcome_text([*judged, *more])
+    )
     words = [said] if judged else []
     words += [f"{missing} {WORDS[MISSING]}"] if missing and not more else []
-    words += [f"{measured} {MEASURED}"] if measured else []
+    words += [f"{measured} {table_rows.MEASURED}"] if measured else []
     words += [count_misses(misses)] if misses else []
     known = [name for name in CAPTIONS if name in own] or list(own)
     numbers = tuple(filter(None, (_number(name, own[name]) for name in known))) if has_numbers else ()
@@ -162,12 +154,12 @@ def _line(subject: str, own: Mapping[str, Sequence[Record]], *, missing: int | N
 def _style(judged: Sequence[str], *, is_good: bool, misses: int, missing: int | None) -> str:
     if is_good and missing:
         return MISSING
-    return NOISY if is_good and misses else severest_of(judged) if judged else MEASURED
+    return NOISY if is_good and misses else table_rows.severest_of(judged) if judged else table_rows.MEASURED
 
 
 def _number(criterion: str, records: Sequence[Record]) -> str:
     """``HBM 4.37 to 4.39 TB/s (> 4.1)``; nothing where no limit judges it, or where it is a bound of zero."""
-    readings = readings_of(records)
+    readings = table_rows.readings_of(records)
     limits = {reading.limit for reading in readings}
     if len(limits) != 1 or any(map(is_only_measured, records)):
         return ""
@@ -175,7 +167,7 @@ def _number(criterion: str, records: Sequence[Record]) -> str:
     if limit.value == 0:
         return ""
     bound, *ends = format_beside(limit, *_ends([reading.value for reading in readings]))
-    unit = f" {limit.unit}" if limit.unit not in COUNTS else ""
+    unit = f" {limit.unit}" if limit.unit not in table_rows.COUNTS else ""
     return f"{CAPTIONS.get(criterion, criterion)} {' to '.join(dict.fromkeys(ends))}{unit} ({SIGNS[limit.kind]} {bound})"
 
 
@@ -188,13 +180,13 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 class ChosenRows:
     """The rows that are shown by default, and the names of bad criteria whose rows are left out."""
 
-    rows: tuple[TableRow, ...]
+    rows: tuple[table_rows.TableRow, ...]
     more: tuple[str, ...]
     is_any_near: bool
 
 
 def chosen_rows(
-    by_criterion: Mapping[str, Sequence[Record]], names: PlaceNames, *, noise: Mapping[str, float] | None
+    by_criterion: Mapping[str, Sequence[Record]], names: table_rows.PlaceNames, *, noise: Mapping[str, float] | None
 ) -> ChosenRows:
     """The criteria of the handover, then what is bad, then what is near its limit.
 
@@ -205,14 +197,14 @@ def chosen_rows(
     """
     first = {name: by_criterion[name] for name in HANDOVER if name in by_criterion and not _is_left_out(by_criterion[name])}
     others = {name: records for name, records in by_criterion.items() if name not in first}
-    bad = [name for name, records in others.items() if is_bad(records) or any(record.advisory for record in records)]
+    bad = [name for name, records in others.items() if table_rows.is_bad(records) or any(record.advisory for record in records)]
     judged = by_criterion if noise is not None else {}
     distances = {name: _distance(records, (noise or {}).get(name)) for name, records in judged.items()}
     near = {name for name, distance in distances.items() if distance <= 1}
     close = sorted(near.difference(first, bad), key=lambda name: distances[name])[:MOST_ROWS]
     more = bad if len(bad) > MOST_ROWS else []
     shown = [*first, *(name for name in bad if name not in more), *(name for name in others if name in close)]
-    rows = {name: row_of(name, by_criterion[name], names) for name in shown}
+    rows = {name: table_rows.row_of(name, by_criterion[name], names) for name in shown}
     marked = [replace(row, outcome=f"{row.outcome}{NEAR}") if name in near else row for name, row in rows.items()]
     return ChosenRows(rows=tuple(marked), more=tuple(more), is_any_near=any(name in near for name in shown))
 
@@ -223,26 +215,26 @@ def _is_left_out(records: Sequence[Record]) -> bool:
 
 def _distance(records: Sequence[Record], noise: float | None) -> float:
     """How far the worst good value is from its limit, in units of what is near; above 1: it is not near, or nothing says."""
-    if is_bad(records) or any(map(is_only_measured, records)):
+    if table_rows.is_bad(records) or any(map(is_only_measured, records)):
         return math.inf
-    percents = [one.limit.margin_percent(one.value) for one in readings_of(records) if not _is_exact(one.limit)]
+    percents = [one.limit.margin_percent(one.value) for one in table_rows.readings_of(records) if not _is_exact(one.limit)]
     known = [percent for percent in percents if percent is not None and percent >= 0]
     return min(known, default=math.inf) / (NEAR_PERCENT if noise is None else 100 * noise)
 
 
 def _is_exact(limit: Limit) -> bool:
     """Whether what is judged does not vary from run to run: a count, or the least of what must be there."""
-    return limit.unit in COUNTS or limit.kind == "min"
+    return limit.unit in table_rows.COUNTS or limit.kind == "min"
 
 
 def measured_texts(by_criterion: Mapping[str, Sequence[Record]]) -> list[str]:
     """``busbw GB/s: all_gather 332.8, broadcast 330``: all values that no number judges, a family in one text."""
     families: dict[tuple[str, str], list[str]] = defaultdict(list)
     for criterion, records in by_criterion.items():
-        found = readings_of([record for record in records if is_only_measured(record)])
+        found = table_rows.readings_of([record for record in records if is_only_measured(record)])
         if found:
             limit = found[0].limit
-            ends = dict.fromkeys(value_cells(limit, value)[1] for value in _ends([one.value for one in found]))
+            ends = dict.fromkeys(table_rows.value_cells(limit, value)[1] for value in _ends([one.value for one in found]))
             family, bracket, inner = criterion.partition("[")
             name = f"{inner.removesuffix(']')} " if bracket else ""
             families[family, limit.unit].append(f"{name}{' to '.join(ends)}")

@@ -187,11 +187,8 @@ def _tail(rows: Sequence[Record], culprits: Sequence[Culprit], shown: Shown) -> 
 def _blamed(culprits: Sequence[Culprit], places: Mapping[str, Place]) -> list[BadGroup]:
     """What most places share, then one entry a part, then all absent nodes."""
     shared = [_entry(one, _name_of(one.places, places), ()) for one in culprits if one.place is None]
-    parts = [
-        replace(_entry(one, places[one.place].hostname or one.place, _where(places[one.place])), part=places[one.place])
-        for one in culprits
-        if one.place is not None and not one.is_absent_node
-    ]
+    here = [(one, places[one.place]) for one in culprits if one.place is not None and not one.is_absent_node]
+    parts = [replace(_entry(one, place.hostname or place.id, _where(place)), part=place) for one, place in here]
     absent = [one for one in culprits if one.place is not None and one.is_absent_node]
     if not absent:
         return [*shared, *parts]

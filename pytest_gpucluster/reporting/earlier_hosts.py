@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.host_list import expand, is_same_host
-from pytest_gpucluster.reporting.files import PREVIOUS
+from pytest_gpucluster.reporting.files import JOURNAL, PREVIOUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-JOURNAL = "journal.jsonl"
 MOST_RUNS = 20
 """So many runs of a results directory are looked at, the newest first: the last ones may have bound nothing."""
 MOST_BYTES = 256 << 20

@@ -36,6 +36,15 @@ OWN_DIRECTORY = "; give this one its own: --gpucluster-results DIR"
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say that a results directory cannot be written, and why, where the system refuses it."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
+
+
 def require_no_links(folder: Path) -> None:
     """Refuse a results directory in which a link lies where a run writes.
 
@@ -62,18 +71,16 @@ class ResultsDirectory:
         self.path = path
         self.older_run: Path | None = None
         self.removed: tuple[str, ...] = ()
-        try:
+        with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(path, advice=OWN_DIRECTORY)
-        except OSError as error:
-            raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
-        try:
-            self._move_older_run(LOGS if goes_on else OWN)
-            (path / "logs").mkdir()
-            self._try_to_write()
-        except OSError as error:
-            self.close()
-            raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
+            try:
+                self._move_older_run(LOGS if goes_on else OWN)
+                (path / "logs").mkdir()
+                self._try_to_write()
+            except OSError:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Release the lock, so that the next run can take it."""
@@ -192,6 +199,7 @@ def write_report(file: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    file.parent.mkdir(parents=True, exist_ok=True)
     if is_replaceable(file):
         write_atomically(file, text)
     else:
@@ -251,11 +259,8 @@ def require_unused(path: Path) -> None:
     Raises:
         ConfigurationError: one does, or it cannot.
     """
-    try:
-        with results_lock(path):
-            pass
-    except OSError as error:
-        raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
+    with _writing(path), results_lock(path):
+        pass
 
 
 def is_in_use(path: Path) -> bool:
@@ -285,13 +290,10 @@ def require_takeable(path: Path) -> None:
     if is_in_use(path):
         raise ConfigurationError(f"the results directory {path} is in use by another run{OWN_DIRECTORY}")
     there = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
-    try:
+    with _writing(path):
         if there == path and not path.is_dir():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        with tempfile.TemporaryDirectory(dir=there, prefix=f"{PROBE}-"):
-            pass
-    except OSError as error:
-        raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
+        tempfile.TemporaryDirectory(dir=there, prefix=f"{PROBE}-").cleanup()
 
 
 def _take_lock(path: Path, *, advice: str = "") -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.verdict import ERROR, FAILED
-from pytest_gpucluster.reporting.files import SHELF
+from pytest_gpucluster.reporting.files import JOURNAL, SHELF
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal
 from pytest_gpucluster.reporting.run_spans import read_spans
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.reporting.run_spans import Spans
 
-JOURNAL = "journal.jsonl"
 LATEST_S = 24 * 3600.0
 """A soak that was cut short longer ago is another soak's business: what happened meanwhile was seen by nobody."""
 SAME = {

@@ -141,12 +141,12 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         is_by_suite = form != "place" or report.junit.is_strict or not are_few(own)
         if is_by_suite:
             own = [replace(one, properties=()) for one in own]
-        self._testcases = [*_selftest(report), *own, verdict_testcase(report)]
+        selftest = [_selftest_testcase(report.facts["selftest"])] if "selftest" in report.facts else []
+        self._testcases = [*selftest, *own, verdict_testcase(report)]
         self._is_strict = report.junit.is_strict
         places = sorted(report.places.values(), key=lambda place: (place.rank != 0, place.node))
-        hosts = [
-            place.hostname for place in places if place.hostname
-        ]  # the one that writes is that of rank 0, as pytest has it
+        # The one that writes is that of rank 0, as pytest has it.
+        hosts = [place.hostname for place in places if place.hostname]
         name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
         super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
         waivers = tuple(("waiver", line) for line in report.waivers)
@@ -169,11 +169,6 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
             strictly(suite)
         make_fit(suite)
         return suite
-
-
-def _selftest(report: RunReport) -> Iterator[Testcase]:
-    if "selftest" in report.facts:
-        yield _selftest_testcase(report.facts["selftest"])
 
 
 def _judged(report: RunReport) -> Iterator[JudgedCase]:

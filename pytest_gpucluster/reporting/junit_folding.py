@@ -7,7 +7,7 @@ The readers of large clusters have limits: GitLab refuses files of 30 MB and was
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from pytest_gpucluster.judging.verdict import ERROR, Record
@@ -104,9 +104,7 @@ def _fold(nodeid: str, group: Sequence[JudgedCase], places: Mapping[str, Place])
     one = worst.testcase
     others = [case for case in group if case.testcase.kind != "passed"]
     if len(group) == 1:
-        return Testcase(
-            nodeid=nodeid, kind=one.kind, message=one.message, text=one.text, error_type=one.error_type, output=one.output
-        )
+        return replace(one, nodeid=nodeid, properties=())
     outputs = [f"{_where(case, places)}: {case.testcase.output}" for case in group if case.testcase.output is not None]
     listed = [f"{SAID[case.testcase.kind]}: {_said(case, places)}" for case in others]
     kinds = Counter(case.testcase.kind for case in others)

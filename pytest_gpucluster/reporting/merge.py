@@ -158,10 +158,10 @@ def _require_alike(runs: Sequence[OneRun]) -> None:
         for name, words in ALIKE.items():
             if run.state.facts.get(name) != first.state.facts.get(name):
                 raise ConfigurationError(f"{first.folder} and {run.folder} used different {words}: they are no one run")
-        if run.state.terms.simulated != first.state.terms.simulated or run.state.terms.rehearsal != first.state.terms.rehearsal:
-            raise ConfigurationError(
-                f"one of {first.folder} and {run.folder} is simulated or a rehearsal, and the other is not"
-            )
+        own, firsts = ((one.state.terms.simulated, one.state.terms.rehearsal) for one in (run, first))
+        if own != firsts:
+            both = f"{first.folder} and {run.folder}"
+            raise ConfigurationError(f"one of {both} is simulated or a rehearsal, and the other is not")
 
 
 def _hosts(runs: Sequence[OneRun], expected: Sequence[str]) -> list[str]:

@@ -45,13 +45,9 @@ class RunParts:
     """The parts of a run that is measured now, as its recorder counts them."""
 
     def __init__(self) -> None:
-        """It is a whole run, unless :meth:`go_on_after` says otherwise."""
+        """It is a whole run, unless ``earlier`` has the parts before it."""
         self.earlier: tuple[Part, ...] = ()
         self._began_s = self._outcome_s = 0.0
-
-    def go_on_after(self, earlier: tuple[Part, ...]) -> None:
-        """Be the next part after these."""
-        self.earlier = earlier
 
     @property
     def number(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links
 from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark
 from pytest_gpucluster.reporting.parts import Part, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
-from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
+from pytest_gpucluster.reporting.writer import texts_of, write_reports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -201,10 +202,9 @@ class JournalState:
             **({"parts": self.parts_facts} if self.history.parts else {}),
             **({"selftest": self.selftest} if self.selftest is not None else {}),
         }
+        cases = (ReportedTest(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items())
         return RunReport(
-            cases=tuple(
-                ReportedTest(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items()
-            ),
+            cases=tuple(cases),
             verdict=verdict,
             places=places,
             facts=facts,
@@ -260,14 +260,8 @@ def _sample(records: Mapping[Key, Record]) -> dict[Key, Record]:
 
 def _copy(state: JournalState) -> JournalState:
     """A state of its own. What its tables hold is never changed."""
-    return replace(
-        state,
-        facts={**state.facts},
-        places={**state.places},
-        records={**state.records},
-        nodeids={**state.nodeids},
-        unread=[*state.unread],
-    )
+    changing = ("facts", "places", "records", "nodeids", "unread")
+    return replace(state, **{name: copy(getattr(state, name)) for name in changing})
 
 
 def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
@@ -284,8 +278,7 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
     require_no_links(folder)
     state = read_journal(folder / "journal.jsonl")
     verdict = state.close()
-    files = ReportFiles(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml")
-    files.write(state.report(verdict))
+    write_reports(state.report(verdict), folder / "results.json", junit if junit is not None else folder / "junit.xml")
     return verdict
 
 

@@ -16,7 +16,7 @@ from pytest_gpucluster.reporting.journal import FOUND_AT_END, Journal, record_fa
 from pytest_gpucluster.reporting.parts import RunParts, parts_remarks
 from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.unfinished_run import require_unchanged
-from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
+from pytest_gpucluster.reporting.writer import ReportWriter, not_ended, with_pending_as_missing, write_reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -94,7 +94,7 @@ class Recorder:
         self._directory = ResultsDirectory(folder, goes_on=unfinished is not None)
         self._junit = junit if junit is not None and is_replaceable(junit) else None
         if unfinished is not None:
-            self.parts.go_on_after(unfinished.parts)
+            self.parts.earlier = unfinished.parts
         try:
             keep = None if unfinished is None else require_unchanged(unfinished)
             self._journal = Journal(folder / "journal.jsonl", copy=replicate, keep=keep)
@@ -112,9 +112,8 @@ class Recorder:
         older = self._directory.older_run if self._directory is not None else None
         if self.parts.earlier and self._directory is not None:
             older = self._directory.path  # the run goes on, and so does its journal
-        self.cut_soak = (
-            find_interrupted_soak(older, facts=facts, versions=versions, now_s=time.time()) if older is not None else None
-        )
+        if older is not None:
+            self.cut_soak = find_interrupted_soak(older, facts=facts, versions=versions, now_s=time.time())
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event to the journal, if there is one."""
@@ -161,10 +160,6 @@ class Recorder:
         soak = () if self.resumed is None else (soak_remark(self.resumed),)
         return (*soak, *parts_remarks(self.parts.facts(self._plan)))
 
-    def record_soak_turn(self, facts: Mapping[str, Any]) -> None:
-        """Write what one measurement of a soak showed, so that another run can go on with it."""
-        self.write("soak_turn", **facts)
-
     def record_soak_round(self, **facts: Any) -> None:
         """Write that a round of a soak has ended; the reports follow in the next call."""
         self.write("soak_round", **facts)
@@ -196,7 +191,7 @@ class Recorder:
         shown = {name: report.facts[name] for name in FOUND_AT_END if name in report.facts}
         self.write("verdict", verdict=verdict.word, **facts, **shown)
         try:
-            self._files(junit=None).write(report)
+            write_reports(report, self._results, None)
         except OSError as error:
             return f"results.json could not be written: {error.strerror}"
         return self._journal.failed
@@ -213,7 +208,7 @@ class Recorder:
         status, records = self._status(), with_pending_as_missing(self._plan)
         facts = {**status.facts, "environment": {**status.facts["environment"], "unfinished": True}}
         verdict = decide(records, not_ended(status.terms))
-        self._files(junit=self._junit).write(self._report(records, verdict, replace(status, facts=facts)))
+        write_reports(self._report(records, verdict, replace(status, facts=facts)), self._results, self._junit)
 
     def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> RunReport:
         cases = tuple(ReportedTest(nodeid=self._plan.nodeid(record), record=record) for record in records)
@@ -229,9 +224,10 @@ class Recorder:
             junit=status.junit,
         )
 
-    def _files(self, *, junit: Path | None) -> ReportFiles:
+    @property
+    def _results(self) -> Path:
         assert self._directory is not None
-        return ReportFiles(results=self._directory.path / "results.json", junit=junit)
+        return self._directory.path / "results.json"
 
 
 def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pytest_gpucluster.records.columns import evidence_of, values_in_columns
 from pytest_gpucluster.records.run_identity import limits_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpucluster.judging.verdict import Record, Verdict
     from pytest_gpucluster.places import Place
@@ -79,23 +79,17 @@ def _omitted(rows: Sequence[Record], listed: Sequence[Record]) -> dict[str, int]
 
 def to_json(document: Mapping[str, Any]) -> str:
     """Strict JSON, one line an outcome: a number that is not finite becomes null."""
-    members = ",\n".join(
-        f" {json.dumps(name)}: {_member(value, convert=_as_it_is if name in STRICT else strict_json)}"
-        for name, value in document.items()
-    )
+    members = ",\n".join(f" {json.dumps(name)}: {_member(value, is_strict=name in STRICT)}" for name, value in document.items())
     return f"{{\n{members}\n}}\n"
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _member(value: Any, *, convert: Callable[[Any], Any]) -> str:
+def _member(value: Any, *, is_strict: bool) -> str:
     """A top-level member. Python's encoder is slow where it sets in, so each row of a list is one line."""
+    facts = value if is_strict else strict_json(value)
     if not isinstance(value, list) or not value:
-        return json.dumps(convert(value), indent=1, allow_nan=False).replace("\n", "\n ")
+        return json.dumps(facts, indent=1, allow_nan=False).replace("\n", "\n ")
     encode = json.JSONEncoder(allow_nan=False).encode
-    rows = ",\n".join(f"  {encode(convert(row))}" for row in value)
+    rows = ",\n".join(f"  {encode(row)}" for row in facts)
     return f"[\n{rows}\n ]"
 
 

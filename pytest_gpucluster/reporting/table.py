@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
+from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting.at_a_glance import ABOUT_NEAR, HANDOVER, chosen_rows, measured_texts, subject_lines
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import printed, wrapped
@@ -102,29 +103,29 @@ def criteria_table(
         subjects: the subject of each criterion, as far as known.
         layout: how it is drawn.
     """
-    by_criterion: dict[str, list[Record]] = {}
-    for record in records:
-        by_criterion.setdefault(record.criterion, []).append(record)
+    groups = by_criterion(records)
     names = PlaceNames(places)
-    absent = without_absent_nodes(by_criterion, places)
-    left_out = {} if layout.is_whole else without_result(by_criterion)
-    kept = {key: found for key, found in by_criterion.items() if key not in left_out}
+    absent = without_absent_nodes(groups, places)
+    left_out = {} if layout.is_whole else without_result(groups)
+    kept = {key: found for key, found in groups.items() if key not in left_out}
     unjudged = Counter({key: len(found) for key, found in absent.items()})
     for key, outcome in left_out.items():
         if outcome != SKIPPED:
-            unjudged[key] += sum(record.outcome == MISSING for record in by_criterion[key])
+            unjudged[key] += sum(record.outcome == MISSING for record in groups[key])
     if layout.is_whole:
-        rows = [(criterion, row_of(criterion, found, names)) for criterion, found in by_criterion.items()]
+        rows = [(criterion, row_of(criterion, found, names)) for criterion, found in groups.items()]
         lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []
     elif any(criterion in subjects for criterion in kept):
-        of_each = {criterion: subjects.get(criterion, OTHERS) for criterion in by_criterion}
+        of_each = {criterion: subjects.get(criterion, OTHERS) for criterion in groups}
         seen = subject_lines(kept, of_each, unjudged=unjudged, is_rehearsal=layout.is_rehearsal)
-        every = {key: found for key, found in by_criterion.items() if key in kept or key in HANDOVER}
+        every = {key: found for key, found in groups.items() if key in kept or key in HANDOVER}
         chosen = chosen_rows(every, names, noise=None if layout.is_rehearsal else layout.noise)
         lines = _at_a_glance(seen, chosen, [] if layout.is_rehearsal else measured_texts(kept), layout)
     else:
         lines = _draw([row for _, row in folded_rows(kept, names)], layout) if kept else []
-    summary = [*_absent(absent, places, layout), *_summary([by_criterion[key] for key in left_out], layout)]
+    reasons = summary_lines([groups[key] for key in left_out])
+    left = [text for outcome, words in reasons for text in _texts(words, layout, style=STYLES[outcome])]
+    summary = [*_absent(absent, places, layout), *left]
     return [*lines, *printed(summary, width=layout.width, color=layout.color)]
 
 
@@ -137,17 +138,17 @@ def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequ
     if chosen.more:
         count = counted(len(chosen.more), "more bad criterion", "more bad criteria")
         words = f"and {count}: {shortlist(chosen.more, most=MOST_MORE)}"
-        below += [Text(line, style=STYLES[FAILED]) for line in wrapped(f"{words}; -v shows all", width=layout.width, indent="")]
+        below += _texts(f"{words}; -v shows all", layout, style=STYLES[FAILED])
     if chosen.is_any_near:
-        below += [Text(line) for line in wrapped(ABOUT_NEAR, width=layout.width, indent="")]
+        below += _texts(ABOUT_NEAR, layout)
     if measured:
-        words = "; ".join(measured)
-        below += [Text(line) for line in wrapped(f"measured, not judged: {words}", width=layout.width, indent="")]
-    return [
-        *printed(texts, width=layout.width, color=layout.color),
-        *rows,
-        *printed(below, width=layout.width, color=layout.color),
-    ]
+        below += _texts(f"measured, not judged: {'; '.join(measured)}", layout)
+    above, under = (printed(some, width=layout.width, color=layout.color) for some in (texts, below))
+    return [*above, *rows, *under]
+
+
+def _texts(words: str, layout: Layout, *, style: str = "") -> list[Text]:
+    return [Text(line, style=style) for line in wrapped(words, width=layout.width, indent="")]
 
 
 def _subject_text(line: SubjectLine, columns: tuple[int, int], layout: Layout) -> Text:
@@ -163,7 +164,7 @@ def _absent(absent: Mapping[str, Sequence[Record]], places: Mapping[str, Place],
     nodes = {places[str(record.place)].node for record in lost}
     hosts = names_of_absent([place for place in places.values() if place.gpu is None and place.node in nodes])
     words = f"absent: {hosts}: {counted(len(lost), 'outcome')} of {counted(len(absent), 'criterion', 'criteria')} missing"
-    return [Text(line, style=STYLES[MISSING]) for line in wrapped(words, width=layout.width, indent="")]
+    return _texts(words, layout, style=STYLES[MISSING])
 
 
 def _grouped(
@@ -245,15 +246,6 @@ def _cells(row: TableRow, columns: Sequence[str]) -> list[Text]:
     is_good = row.counted_as == PASSED or (row.counted_as == MISSING and row.worst != NOTHING)
     coloured = ("outcome",) if is_good else ("outcome", "worst", "where")
     return [Text(_shown(getattr(row, name)), style=style if name in coloured else "") for name in columns]
-
-
-def _summary(left_out: Sequence[Sequence[Record]], layout: Layout) -> list[Text]:
-    """The lines about criteria without a result."""
-    return [
-        Text(line, style=STYLES[outcome])
-        for outcome, words in summary_lines(left_out)
-        for line in wrapped(words, width=layout.width, indent="")
-    ]
 
 
 def _shown(text: str) -> str:

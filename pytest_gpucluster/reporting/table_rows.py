@@ -120,13 +120,9 @@ def row_of(criterion: str, records: Sequence[Record], names: PlaceNames) -> Tabl
     misses = sum(record.advisory for record in records)
     if all(map(is_only_measured, records)):
         row = TableRow(criterion=criterion, outcome=f"{len(records)} {MEASURED}", counted_as=MEASURED)
-        return with_values(row, records, names)
-    row = TableRow(
-        criterion=criterion,
-        outcome=outcome_text(outcomes) + (f", {count_misses(misses)}" if misses else ""),
-        counted_as=severest_of(outcomes),
-        misses=misses > 0,
-    )
+    else:
+        text = outcome_text(outcomes) + (f", {count_misses(misses)}" if misses else "")
+        row = TableRow(criterion=criterion, outcome=text, counted_as=severest_of(outcomes), misses=misses > 0)
     return with_values(row, records, names)
 
 
@@ -319,15 +315,11 @@ def without_absent_nodes(by_criterion: dict[str, list[Record]], places: Mapping[
     gone = absent_nodes(places)
     found: dict[str, list[Record]] = {}
     for criterion, records in by_criterion.items():
-        lost = [record for record in records if _is_lost(record, gone)]
+        lost = [record for record in records if record.outcome == MISSING and record.place in gone]
         if 0 < len(lost) < len(records):
             found[criterion] = lost
-            by_criterion[criterion] = [record for record in records if not _is_lost(record, gone)]
+            by_criterion[criterion] = [record for record in records if record.outcome != MISSING or record.place not in gone]
     return found
-
-
-def _is_lost(record: Record, gone: Mapping[str, str]) -> bool:
-    return record.outcome == MISSING and record.place in gone
 
 
 def without_result(by_criterion: Mapping[str, Sequence[Record]]) -> dict[str, str]:

@@ -257,14 +257,11 @@ def _nodes(records: Iterable[Record], places: Mapping[str, Place]) -> list[NodeP
             by_node[places[record.place].node].append(record)
     hostnames = {place.node: place.hostname for place in places.values() if place.hostname is not None}
     answering = {place.node for place in places.values() if place.rank is not None}
-    return [
-        replace(_node(node, by_node[node]), hostname=hostnames.get(node), answers=node in answering)
-        for node in sorted({place.node for place in places.values()})
-    ]
+    nodes = sorted({place.node for place in places.values()})
+    return [_node(node, by_node[node], hostnames.get(node), answers=node in answering) for node in nodes]
 
 
-def _node(node: int, records: Sequence[Record]) -> NodeProgress:
-    """What the records of a node show; who answers there is not known from them."""
+def _node(node: int, records: Sequence[Record], hostname: str | None, *, answers: bool) -> NodeProgress:
     last: dict[str | None, Mapping[str, Any]] = {}
     for record in records:
         if isinstance(record.evidence.get("SM MHz"), (int, float)):
@@ -273,8 +270,8 @@ def _node(node: int, records: Sequence[Record]) -> NodeProgress:
     reasons = [reason for one in last.values() if isinstance(one.get("event reasons"), list) for reason in one["event reasons"]]
     return NodeProgress(
         id=f"node{node}",
-        hostname=None,
-        answers=False,
+        hostname=hostname,
+        answers=answers,
         done=sum(record.outcome != PENDING for record in records),
         expected=len(records),
         bad=sum(counted_as(record) in BAD for record in records),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record
@@ -28,24 +28,21 @@ CHEAP_S = 0.1
 """What takes no longer may delay a call that has just begun; it is less than two looks at the ranks are apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportFiles:
-    """Where the reports of a run are written; ``junit`` is None if nobody wants a JUnit file."""
+def write_reports(report: RunReport, results: Path, junit: Path | None) -> None:
+    """Write both files, each atomically; a JUnit file that is a link, a device or a pipe is written as pytest writes it.
 
-    results: Path
-    junit: Path | None
+    Args:
+        report: what they say.
+        results: the file results.json.
+        junit: None if nobody wants a JUnit file.
 
-    def write(self, report: RunReport) -> None:
-        """Write both files, each atomically; a JUnit file that is a link, a device or a pipe is written as pytest writes it.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
-        results, junit = texts_of(report, with_junit=self.junit is not None)
-        write_atomically(self.results, results)
-        if self.junit is not None:
-            self.junit.parent.mkdir(parents=True, exist_ok=True)
-            write_report(self.junit, junit)
+    Raises:
+        OSError: a file cannot be written.
+    """
+    text, junit_xml = texts_of(report, with_junit=junit is not None)
+    write_atomically(results, text)
+    if junit is not None:
+        write_report(junit, junit_xml)
 
 
 def texts_of(report: RunReport, *, with_junit: bool = True) -> tuple[str, str]:

@@ -23,7 +23,7 @@ COUNTS = """
 import json, pathlib
 from _pytest._code.code import ExceptionInfo
 from _pytest.nodes import Node
-from pytest_gpucluster.reporting import writer
+from pytest_gpucluster.reporting import recorder
 
 made = {"walks": 0, "tracebacks": 0, "reports": 0}
 
@@ -36,7 +36,7 @@ def counted(owner, name, what):
 
 counted(Node, "iter_markers_with_node", "walks")
 counted(ExceptionInfo, "getrepr", "tracebacks")
-counted(writer.ReportFiles, "write", "reports")
+counted(recorder, "write_reports", "reports")
 
 def pytest_unconfigure():
     pathlib.Path("made.json").write_text(json.dumps(made))

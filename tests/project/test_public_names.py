@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import pytest_gpucluster
-from pytest_gpucluster import plugin
 from pytest_gpucluster.config.settings import OPTIONS as KNOWN
+from pytest_gpucluster.plugin import fixtures
 from tests.support import REPOSITORY
 
 OPTIONS = {
@@ -71,8 +71,8 @@ def test_public_names() -> None:
 
 def test_no_module_hides_a_fixture() -> None:
     """Importing ``plugin/NAME.py`` makes NAME an attribute of the package, in place of a fixture of that name."""
-    modules = {path.stem for path in Path(str(plugin.__file__)).parent.iterdir()}
-    assert modules & set(plugin.__all__) == set()
+    modules = {path.stem for path in Path(str(fixtures.__file__)).parent.iterdir()}
+    assert modules & set(vars(fixtures)) == set()
 
 
 def test_importing_the_plugin_is_light() -> None:

@@ -11,33 +11,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pytest_gpucluster.commands.watch_screen import (
-    INDENT,
-    SILENT_S,
-    WIDE,
-    counts_lines,
-    known_gpus,
-    log_lines,
-    number_cell,
-    part_lines,
-    port_lines,
-    progress_of_nodes,
-    rate_cell,
-    reasons_of,
-    safe,
-    state_lines,
-    variable_lines,
-    what_is_there,
-    words_of,
-)
+from pytest_gpucluster.commands import watch_screen as plain
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
-from pytest_gpucluster.inventory.watched_node import rate_gb_s
 from pytest_gpucluster.judging.forecast import clock, counted
 from pytest_gpucluster.judging.verdict import FAILED
 from pytest_gpucluster.reporting.watched_run import BAD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import TypeAlias
 
     from rich.console import RenderableType
@@ -107,26 +88,25 @@ def _boxes(view: View, width: int, shows: Shows) -> list[tuple[str, RenderableTy
         boxes.append(("run", _run_box(run, inner)))
     if shows != "log":
         boxes.append(("node", _node_box(view, inner, width)))
-    if run is not None and is_known and shows == "all" and (bad := part_lines(run, inner)):
+    if run is not None and is_known and shows == "all" and (bad := plain.part_lines(run, inner)):
         boxes.append(("bad parts", _box("bad so far", bad[1:], style="red")))
     if shows != "log" and view.now is not None:
-        elapsed_s = 0.0 if view.before is None else view.now.at_s - view.before.at_s
-        boxes.append(("ports", _box("ports, Gbit/s", port_lines(view.before, view.now, elapsed_s, inner))))
-    if run is not None and is_known and (shows != "node") and (lines := log_lines(run)):
+        boxes.append(("ports", _box("ports, Gbit/s", plain.port_lines(view.before, view.now, view.elapsed_s, inner))))
+    if run is not None and is_known and (shows != "node") and (lines := plain.log_lines(run)):
         boxes.append(("log", _box("log, newest file first", lines[2:])))
     if run is not None and is_known and shows != "log":
-        boxes.append(("variables", _box("NCCL variables of the run", variable_lines(run)[2:])))
+        boxes.append(("variables", _box("NCCL variables of the run", plain.variable_lines(run)[2:])))
     return boxes or [("log", _box("log", [Text("no run is watched, or none of its logs has a line yet", style="dim")]))]
 
 
 def _box(title: str, lines: Sequence[RenderableType], *, style: str = "blue") -> Panel:
     """The lines in a frame, without the indent that they have on the plain screen, and none broken."""
     inside: list[RenderableType] = [_cut(line) if isinstance(line, Text) else line for line in lines]
-    return Panel(Group(*inside), title=Text(safe(title), style="bold"), title_align="left", border_style=style)
+    return Panel(Group(*inside), title=Text(plain.safe(title), style="bold"), title_align="left", border_style=style)
 
 
 def _cut(line: Text) -> Text:
-    kept = line[len(INDENT) :] if line.plain.startswith(INDENT) and len(line) > len(INDENT) else line
+    kept = line[len(plain.INDENT) :] if line.plain.startswith(plain.INDENT) and len(line) > len(plain.INDENT) else line
     kept.rstrip()
     kept.no_wrap, kept.overflow = True, "ellipsis"
     return kept
@@ -135,14 +115,14 @@ def _cut(line: Text) -> Text:
 def _run_box(run: RunPicture, inner: int) -> Panel:
     title = f"run {run.source}"
     if run.problem is not None:
-        return _box(title, [Text(safe(run.problem), style="yellow")], style="yellow")
+        return _box(title, [Text(plain.safe(run.problem), style="yellow")], style="yellow")
     simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
     facts = [str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
-    head = Text(safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
+    head = Text(plain.safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
     bad = any(run.counts.get(kind) for kind in BAD)
-    lines: list[RenderableType] = [head, *state_lines(run, inner), _bar(run, inner, is_bad=bad), *counts_lines(run)]
+    lines: list[RenderableType] = [head, *plain.state_lines(run, inner), _bar(run, inner, is_bad=bad), *plain.counts_lines(run)]
     lines += [Text(f"{counted(run.unread, 'line')} of the journal cannot be read", style="yellow")] if run.unread else []
-    return _box(title, [*lines, *progress_of_nodes(run, inner)], style="red" if run.counts.get(FAILED) else "green")
+    return _box(title, [*lines, *plain.progress_of_nodes(run, inner)], style="red" if run.counts.get(FAILED) else "green")
 
 
 def _bar(run: RunPicture, inner: int, *, is_bad: bool) -> Table:
@@ -156,7 +136,8 @@ def _bar(run: RunPicture, inner: int, *, is_bad: bool) -> Table:
     row.add_column(width=max(10, inner // 4))
     row.add_column(no_wrap=True, overflow="ellipsis")
     style = "red" if is_bad else "green"
-    row.add_row(ProgressBar(total=expected, completed=done, complete_style=style, finished_style=style), Text(safe(words)))
+    bar = ProgressBar(total=expected, completed=done, complete_style=style, finished_style=style)
+    row.add_row(bar, Text(plain.safe(words)))
     return row
 
 
@@ -165,46 +146,37 @@ def _node_box(view: View, inner: int, width: int) -> Panel:
     now = view.now
     head = f"{view.hostname}   {view.at}"
     if now is None:
-        waited = f", for {view.silent_s:.0f} s now" if view.silent_s > SILENT_S else ""
+        waited = f", for {view.silent_s:.0f} s now" if view.silent_s > plain.SILENT_S else ""
         return _box(head, [Text(f"waiting for the first reading{waited}")])
-    is_late = view.silent_s > view.interval_s + SILENT_S
-    late = [Text(f"the driver has not answered for {view.silent_s:.0f} s: the values are that old", style="bold red")]
-    title = f"{head}   {what_is_there(now)}"
+    words = f"the driver has not answered for {view.silent_s:.0f} s: the values are that old"
+    late = [Text(words, style="bold red")] if view.is_late else []
+    title = f"{head}   {plain.what_is_there(now)}"
     if isinstance(now.gpus, NotAvailable) or not now.gpus:
         why = f"GPUs: {now.gpus.why}" if isinstance(now.gpus, NotAvailable) else "NVML shows no GPU"
-        return _box(title, [*(late if is_late else []), Text(safe(why))])
-    return _box(title, [*(late if is_late else []), _gpu_table(view, now, inner, width)], style="red" if is_late else "blue")
+        return _box(title, [*late, Text(plain.safe(why))])
+    return _box(title, [*late, _gpu_table(view, now, inner, width)], style="red" if view.is_late else "blue")
 
 
 def _gpu_table(view: View, now: NodeReading, inner: int, width: int) -> Table:
-    is_wide = width >= WIDE
+    is_wide = width >= plain.WIDE
     size = WIDE_SPARK if is_wide else SPARK
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim", width=inner)
     rates = (("NVLink GB/s", "right"), ("PCIe GB/s", "right")) if is_wide else (("NV GB/s", "right"),)
     for name, side in (*COLUMNS, *MORE_COLUMNS, *rates):
         made.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
     made.add_column("events", no_wrap=True, overflow="ellipsis", ratio=1)
-    old = known_gpus(view.before)
-    elapsed_s = 0.0 if view.before is None else now.at_s - view.before.at_s
-    past = [known_gpus(reading) for reading in (view.history or (now,))][-size:]
+    old = plain.known_gpus(view.before)
+    past = [plain.known_gpus(reading) for reading in (view.history or (now,))][-size:]
     assert not isinstance(now.gpus, NotAvailable)
     for index, gpu in enumerate(now.gpus):
         if isinstance(gpu, NotAvailable):
-            made.add_row(str(index), *[""] * (len(made.columns) - 2), Text(safe(gpu.why), style="red"))
+            made.add_row(str(index), *[""] * (len(made.columns) - 2), Text(plain.safe(gpu.why), style="red"))
             continue
-        links = _links(_rates(gpu, old[index].counted_bytes if index in old else {}, elapsed_s), is_wide=is_wide)
+        link_rates = plain.rates_of(gpu, old.get(index), view.elapsed_s)
+        links = [plain.link_cell(link_rates, name) for name in (("nvlink", "pcie") if is_wide else ("nvlink",))]
         seen = [one[index] for one in past if index in one]
-        made.add_row(str(index), *_cells(gpu, seen), *links, reasons_of(gpu.event_reasons, is_wide=is_wide))
+        made.add_row(str(index), *_cells(gpu, seen), *links, plain.reasons_of(gpu.event_reasons, is_wide=is_wide))
     return made
-
-
-def _rates(gpu: LiveGpu, before: Mapping[str, int | NotAvailable], elapsed_s: float) -> dict[str, float | None]:
-    return {name: rate_gb_s(before.get(name), count, elapsed_s) for name, count in gpu.counted_bytes.items()}
-
-
-def _links(rates: Mapping[str, float | None], *, is_wide: bool) -> list[str]:
-    names = ("nvlink", "pcie") if is_wide else ("nvlink",)
-    return [f"{rate_cell(rates.get(f'{name}_tx'))}/{rate_cell(rates.get(f'{name}_rx'))}" for name in names]
 
 
 def _cells(gpu: LiveGpu, seen: Sequence[LiveGpu]) -> list[Text | str]:
@@ -213,13 +185,13 @@ def _cells(gpu: LiveGpu, seen: Sequence[LiveGpu]) -> list[Text | str]:
     power = or_none(gpu.power_w)
     is_capped = power is not None and limit is not None and 100 * power >= HOT_PERCENT * limit
     return [
-        words_of(apply("{}%".format, gpu.busy_percent)),
+        plain.words_of(apply("{}%".format, gpu.busy_percent)),
         Text(sparkline([or_none(one.busy_percent) for one in seen], most=FULL_PERCENT), style="green"),
-        f"{number_cell(gpu.power_w)}/{number_cell(gpu.power_limit_w)}",
+        f"{plain.number_cell(gpu.power_w)}/{plain.number_cell(gpu.power_limit_w)}",
         Text(sparkline([or_none(one.power_w) for one in seen], most=limit), style="yellow" if is_capped else "cyan"),
-        f"{number_cell(gpu.memory_used_gib)}/{number_cell(gpu.memory_gib)}",
-        f"{number_cell(gpu.temperature_c)}/{number_cell(gpu.memory_temperature_c)}",
-        number_cell(gpu.sm_clock_mhz),
+        f"{plain.number_cell(gpu.memory_used_gib)}/{plain.number_cell(gpu.memory_gib)}",
+        f"{plain.number_cell(gpu.temperature_c)}/{plain.number_cell(gpu.memory_temperature_c)}",
+        plain.number_cell(gpu.sm_clock_mhz),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
+from pytest_gpucluster.plugin.activation import as_usage_error
 from pytest_gpucluster.plugin.stash_keys import PAIR
 from pytest_gpucluster.plugin.whole_run import soak_reports
 from pytest_gpucluster.reporting.files import require_unused
@@ -58,12 +59,10 @@ class EarlierParts:
         if self._has_looked:
             return
         self._has_looked = True
-        try:
+        with as_usage_error(GpuclusterError):
             unfinished = self._find()
             if unfinished is not None:
                 self._require_same(unfinished, junit=junit)
-        except GpuclusterError as error:
-            raise pytest.UsageError(str(error)) from None
 
     def _find(self) -> UnfinishedRun | None:
         settings = self._session.setup.settings

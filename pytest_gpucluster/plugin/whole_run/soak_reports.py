@@ -32,7 +32,7 @@ EACH = 20
 """Between two rounds, what is judged over the run is read at most 5 % of the time."""
 
 
-def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings | None = None) -> Soak:
+def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings) -> Soak:
     """The soak of this run; ``criteria`` are those of the selected tests, by criterion and place id.
 
     ``readings`` are of what is judged over the run: each round is recorded with them.
@@ -59,9 +59,7 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
     return soak
 
 
-def _earlier(
-    session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings | None
-) -> Earlier | None:
+def _earlier(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings) -> Earlier | None:
     """What the soak had measured before it was cut short, if this run goes on with it. Says so, or why not.
 
     What is judged over the run is in the journal before the soak is said to go on.
@@ -71,7 +69,7 @@ def _earlier(
         _keep_spans(session, readings, {})
         return None
     away_s, places = time.time() - cut.ended_s, session.state.places()
-    firsts = readings.firsts() if readings is not None else {}
+    firsts = readings.firsts()
     earlier, why_not = None, cut.why_not or cut.why_not_here(places) or _why_not_joined(cut, firsts, readings)
     if why_not is None:
         earlier, why_not = _read_back(cut, [*session.cluster.places, *session.cluster.nodes], criteria)
@@ -88,17 +86,17 @@ def _earlier(
     return earlier
 
 
-def _why_not_joined(cut: InterruptedSoak, firsts: Mapping[str, Snapshot], readings: Readings | None) -> str | None:
+def _why_not_joined(cut: InterruptedSoak, firsts: Mapping[str, Snapshot], readings: Readings) -> str | None:
     """Why what came since the cut is not known; None if it is."""
     try:
-        return run_spans.why_not_joined(cut.spans, firsts, readings.between if readings is not None else {})
+        return run_spans.why_not_joined(cut.spans, firsts, readings.between)
     except (AttributeError, LookupError, TypeError, ValueError):
         return "its journal is damaged"
 
 
-def _keep_spans(session: Session, readings: Readings | None, spans: Spans) -> None:
+def _keep_spans(session: Session, readings: Readings, spans: Spans) -> None:
     """Take over what earlier runs had read, and write it and this run's first readings into the journal."""
-    if readings is not None and session.unfinished is None:
+    if session.unfinished is None:
         write_readings(session, readings, spans)
 
 
@@ -129,9 +127,7 @@ def _read_back(
 class Reports:
     """Reports a soak while it runs: its worst values in the log, an event in the journal, the reports up to date."""
 
-    def __init__(
-        self, session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings | None = None
-    ) -> None:
+    def __init__(self, session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings) -> None:
         """``criteria`` are those of the selected tests, by criterion and place id; ``readings`` are taken after each round."""
         self._readings = readings
         self._session = session
@@ -158,7 +154,7 @@ class Reports:
                 if error is not None:
                     one.rounds -= 1  # it is no good one
                     one.fail(one.latest_round, error)
-        self._session.recorder.record_soak_turn(self._facts.facts(kept))
+        self._session.recorder.write("soak_turn", **self._facts.facts(kept))
         if self._reading_s and time.monotonic() - self._read_s > EACH * self._reading_s:
             self._read()
         for one in kept:
@@ -173,9 +169,8 @@ class Reports:
         for kept, criterion in judged:
             self._record(kept, criterion)
         worst = worst_of(judged)
-        lost = [
-            f"{kept.place}: {kept.error}" for kept, _ in judged if kept.error is not None and kept.latest_round == soak.round
-        ]
+        failed = [kept for kept, _ in judged if kept.error is not None and kept.latest_round == soak.round]
+        lost = [f"{kept.place}: {kept.error}" for kept in failed]
         self._read()
         self._session.recorder.record_soak_round(
             round=soak.round, elapsed_s=round(soak.rounds_s, 3), duration_s=soak.duration_s, worst=worst, lost=lost
@@ -187,7 +182,7 @@ class Reports:
 
     def _read(self) -> None:
         """Record what is judged over the run: a round counts only with it, and a kill between two readings loses little."""
-        if self._readings is not None and self._readings.judges:
+        if self._readings.judges:
             began_s = time.monotonic()
             for facts in self._readings.facts(self._readings.now()):
                 self._session.recorder.write("soak_reading", **facts)

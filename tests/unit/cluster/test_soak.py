@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PLACES = tuple(Place(id=f"node0-gpu{gpu}", node=0, gpu=gpu, rank=gpu) for gpu in range(3))
 
+NO_READINGS: Any = SimpleNamespace(judges={})
+
 
 def seen(results: Results) -> dict[Place, Finding]:
     """The numbers as they are."""
@@ -257,8 +259,9 @@ class Records:
         self.told: list[Record] = []
         self.turns: list[dict[str, Any]] = []
 
-    def record_soak_turn(self, facts: dict[str, Any]) -> None:
+    def write(self, event: str, **facts: Any) -> None:
         """Take what one measurement showed."""
+        assert event == "soak_turn"
         self.turns.append(facts)
 
     def show_failure(self, record: Record) -> None:
@@ -280,7 +283,7 @@ def test_one_round_that_is_too_good(values: tuple[float, ...], number: int) -> N
     session: Any = Records()
     judge = criterion()
     judge.limit = replace(judge.limit, bound=Bound(value=1070.0, unit="TFLOPS", is_most=True, by="the sheet"))
-    reports = Reports(session, session, {("tflops", PLACES[0].id): judge})
+    reports = Reports(session, session, {("tflops", PLACES[0].id): judge}, NO_READINGS)
     kept = RoundResult(criterion="tflops", place=PLACES[0], keep="lowest")
     for at, value in enumerate(values, start=1):
         if kept.error is None:
@@ -299,7 +302,7 @@ def test_a_round_that_misses_stays_a_failure_beside_one_that_is_too_good() -> No
     session: Any = Records()
     judge = criterion()
     judge.limit = replace(judge.limit, bound=Bound(value=1070.0, unit="TFLOPS", is_most=True, by="the sheet"))
-    reports = Reports(session, session, {("tflops", PLACES[0].id): judge})
+    reports = Reports(session, session, {("tflops", PLACES[0].id): judge}, NO_READINGS)
     kept = RoundResult(criterion="tflops", place=PLACES[0], keep="lowest")
     for at, value in enumerate((500.0, 6600.0), start=1):
         kept.add(at, Finding(value=value))
@@ -312,7 +315,7 @@ def test_a_round_that_misses_stays_a_failure_beside_one_that_is_too_good() -> No
 def test_a_bad_turn_is_on_record_before_its_round_is_over() -> None:
     """And nobody can answer for it yet: the rest of the soak was not measured."""
     session: Any = Records()
-    reports = Reports(session, session, {("tflops", PLACES[0].id): criterion()})
+    reports = Reports(session, session, {("tflops", PLACES[0].id): criterion()}, NO_READINGS)
     kept = RoundResult(criterion="tflops", place=PLACES[0], keep="lowest")
     kept.add(1, Finding(value=750.0))
     reports.seen([kept])
@@ -365,7 +368,7 @@ def test_a_soak_needs_its_level() -> None:
     """At another level there is no duration."""
     session: Any = SimpleNamespace(setup=SimpleNamespace(settings=SimpleNamespace(soak_s=None)))
     with pytest.raises(ConfigurationError, match="give the entry level: soak"):
-        start(session, session, {})
+        start(session, session, {}, NO_READINGS)
 
 
 NODE = Place(id="node0", node=0)

@@ -165,11 +165,3 @@ def test_the_picture_of_the_docs_shows_what_is_shown_today() -> None:
     kept = (draw.IMAGES / "watch.svg").read_text(encoding="utf-8")
     assert draw.watch_picture() == kept
     assert "url(http" not in kept
-
-
-def test_a_low_terminal_says_how_much_is_below() -> None:
-    """No line scrolls the screen."""
-    whole = screen_lines(view(), width=80)
-    low = screen_lines(view(), width=80, height=7)
-    assert [line.plain for line in low[:6]] == [line.plain for line in whole[:6]]
-    assert low[6].plain == f"... {len(whole) - 6} more lines: a taller terminal shows all"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
 from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
 from pytest_gpucluster.judging.forecast import Suite, forecast
-from pytest_gpucluster.plugin.collection import only_reads, refuse_unknown_mark, without
+from pytest_gpucluster.plugin.collection import deselect, only_reads, refuse_unknown_mark
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 from tests.support.thresholds_files import packaged
@@ -34,7 +35,11 @@ class Item:
 def test_tests_are_left_out_at_once() -> None:
     """None of the left ones is compared with all that are left out."""
     items: list[Any] = [Item() for _ in range(300)]
-    assert [id(item) for item in without(items, items[::3])] == [id(item) for number, item in enumerate(items) if number % 3]
+    kept, told = [id(item) for number, item in enumerate(items) if number % 3], items[::3]
+    hook = Mock()
+    deselect(Mock(hook=hook), items, told)
+    assert [id(item) for item in items] == kept
+    hook.pytest_deselected.assert_called_once_with(items=told)
     assert Item.compared <= 300
 
 

@@ -12,7 +12,7 @@ from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.records.columns import packed, unpacked, values_in_columns
-from pytest_gpucluster.records.quantities import UNITS, described, quantity_of
+from pytest_gpucluster.records.quantities import BY_UNIT, described, quantity_of
 from pytest_gpucluster.records.reading import evidence_values, rows_of
 from pytest_gpucluster.reporting import results
 from pytest_gpucluster.reporting.results import ReportedTest, results_document, to_json
@@ -151,7 +151,7 @@ def test_keys_of_evidence_say_quantity_and_unit(key: str, name: str, unit: str |
     """No key is a unit alone, and a unit is a field of its own."""
     found = quantity_of(key, unit="TOPS")
     assert (list(described({key: 1})), found.unit) == ([name], unit)
-    assert found.name not in UNITS
+    assert found.name not in BY_UNIT
 
 
 def test_keys_that_would_be_one_stay_apart() -> None:
