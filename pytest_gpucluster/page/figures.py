@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SKIPPED, counted_as
 from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_of, plain
 from pytest_gpucluster.page.drawing import Chart, Curve, Mark, apart, axes_over
@@ -36,7 +37,7 @@ BYTES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 TELEMETRY = (
     ("SM clock", "MHz", ("SM MHz", "SM clock MHz")),
     ("Power", "W", ("W", "power W")),
-    ("Temperature", "C", ("C", "temperature C")),
+    ("Temperature", "°C", ("C", "temperature C")),
 )
 REFERENCE = {
     ("busbw[all_reduce]", 1, 8): (1_048_576_000, 442.21),
@@ -263,7 +264,7 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
     high = [(size, max(by_size[size])) for size in sizes]
     middle = [(size, statistics.median(by_size[size])) for size in sizes]
     return Chart(
-        label=f"{criterion}: bus bandwidth by message size, {len(records)} place{'s' if len(records) > 1 else ''}",
+        label=f"{criterion}: bus bandwidth by message size, {counted(len(records), 'place')}",
         x_title="message size",
         y_title="GB/s",
         curves=(Curve(name="median", kind="c1", points=axes.points(middle)),),
@@ -355,15 +356,16 @@ def _soak(run: RunDocument) -> tuple[Chart, ...]:
         if not known or not any(first or last for first, last, _ in known):
             continue
         axes = axes_over([1.0, 2.0, *(n for _, _, n in known)], [value for a, b, _ in known for value in (a, b)])
+        rounds = tuple((x, text) for x, text in axes.x_ticks if text.isdecimal())
         charts.append(
             Chart(
-                label=f"{criterion}: first and last round of {len(known)} places",
+                label=f"{criterion}: first and last round of {counted(len(known), 'place')}",
                 x_title="round",
                 y_title=records[0].unit or "",
                 curves=tuple(
                     Curve(name="", kind="c2", points=axes.points([(1.0, a), (max(n, 2.0), b)])) for a, b, n in known[:64]
                 ),
-                x_ticks=axes.x_ticks,
+                x_ticks=rounds,
                 y_ticks=axes.y_ticks,
             )
         )
@@ -409,8 +411,8 @@ def _drift(run: RunDocument) -> tuple[TableLine, ...]:
         facts = record.evidence.get("facts")
         for fact in facts if isinstance(facts, list) else ():
             if isinstance(fact, dict) and "name" in fact and "alike" in fact:
-                odd = [f"{one.get('node')} {one.get('part') or ''}: {one.get('value')}" for one in fact.get("outliers") or ()]
-                unread = [f"{one.get('node')} {one.get('part') or ''}" for one in fact.get("unread") or ()]
+                odd = [f"{_whose(one)}: {one.get('value')}" for one in fact.get("outliers") or ()]
+                unread = [_whose(one) for one in fact.get("unread") or ()]
                 words = shortlist(odd, most=4) or (f"not read at {shortlist(unread, most=4)}" if unread else "none differs")
                 cells = (
                     f"{fact.get('kind', '')}: {fact['name']}",
@@ -421,6 +423,12 @@ def _drift(run: RunDocument) -> tuple[TableLine, ...]:
                 rows.append(TableLine(cells=cells, tone=BAD if odd else OPEN if unread else "good"))
     order = {BAD: 0, OPEN: 1, "good": 2}
     return tuple(sorted(rows, key=lambda row: order[row.tone]))
+
+
+def _whose(deviation: Mapping[str, Any]) -> str:
+    """The node and the part of it, where it is not the node itself."""
+    node, part = str(deviation.get("node")), str(deviation.get("part") or "")
+    return f"{node} {part}" if part not in ("", node) else node
 
 
 def _stacks(run: RunDocument) -> tuple[tuple[str, str], ...]:
