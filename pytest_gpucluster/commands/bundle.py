@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -19,6 +20,7 @@ from pytest_gpucluster.text import one_line, visible
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pytest_gpucluster.evidence.verification import VerifyStep
@@ -36,6 +38,21 @@ def main(chosen: argparse.Namespace) -> int:
     """
     target: Path = chosen.output
     _require_new(target)
+    with _all_kept():
+        return _write(chosen, target)
+
+
+@contextmanager
+def _all_kept() -> Iterator[None]:
+    """What a large bundle makes stays until the end: looking for garbage in it is a quarter of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _write(chosen: argparse.Namespace, target: Path) -> int:
     files, run = contents_of(chosen.folder)
     manifest = manifest_of(files, is_signed=chosen.key is not None).text.encode()
     signed = {SIGNATURE: signature.sign(manifest, chosen.key)} if chosen.key is not None else {}
@@ -81,11 +98,8 @@ def verify(chosen: argparse.Namespace) -> int:
     """
     if chosen.signers is not None and not chosen.signers.is_file():
         raise ConfigurationError(f"there is no file of signers {chosen.signers}")
-    gc.disable()  # what a large bundle makes stays until the end: looking for garbage is a quarter of the time
-    try:
+    with _all_kept():
         taken = [_said(step) for step in steps(read_archive(chosen.file), signers=chosen.signers)]
-    finally:
-        gc.enable()
     is_valid, line = summary(taken)
     sys.stdout.write(f"{line}\n")
     return VALID if is_valid else NOT_VALID

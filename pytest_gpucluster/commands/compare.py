@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.commands.compare_parts import gone_lines, moved_lines, new_lines, renamed_lines
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.records.changes import Change
     from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison
-    from pytest_gpucluster.records.matching import Matching, PartKey
+    from pytest_gpucluster.records.matching import PartKey
 
 SAME, WORSE, UNKNOWN = 0, 1, 3
 MOST = 20
@@ -148,11 +149,12 @@ def sections(found: RunComparison) -> list[Section]:
     known: list[Section] = [
         ("worse outcomes", _worse_outcomes(found, label)),
         ("values lost beyond noise", [_value(one, label) for one in found.worse_values]),
-        ("parts that are gone", _gone(parts)),
+        ("parts that are gone", gone_lines(parts)),
         ("better outcomes", [_outcome(one, label) for one in found.outcomes if not one.is_worse]),
         ("other changes of values", [_value(one, label) for one in found.other_values]),
-        ("parts that are new", [label_of(place) for place in parts.new]),
-        ("parts that moved", [f"{label_of(old)}, now {label_of(new)}" for old, new in parts.moved]),
+        ("parts that are new", new_lines(parts)),
+        ("hosts with other names", renamed_lines(parts)),
+        ("parts that moved", moved_lines(parts)),
         ("limits and environment", [f"{name}: {before} -> {after}" for name, before, after in found.settings]),
         ("judged in A only", list(found.only_before)),
         ("judged in B only", list(found.only_after)),
@@ -214,17 +216,6 @@ def _worse_outcomes(found: RunComparison, label: Callable[[PartKey], str]) -> li
     for part, some in lost.items():
         what = some[0].criterion if len(some) == 1 else f"{len(some)} criteria"
         lines.append(f"{what} at {label(part)}: {WORDS[some[0].before]} -> {WORDS[MISSING]}: {some[0].reason}")
-    return lines
-
-
-def _gone(parts: Matching) -> list[str]:
-    """A line a part; a node of which all GPUs are gone is one line."""
-    emptied, hosts = parts.emptied, {place.get("hostname") for place in parts.places_after.values()} - parts.silent
-    lines = [label_of(place) for place in parts.gone if place["node"] not in emptied]
-    for gpus in emptied.values():
-        host, number = gpus[0].get("hostname"), _counted(len(gpus), "GPU")
-        what = f"all of its {number}" if host in hosts else f"the node with its {number}"
-        lines.append(f"{host or 'an unknown host'} (node{gpus[0]['node']}): {what}")
     return lines
 
 

@@ -6,6 +6,7 @@ error.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def main(chosen: argparse.Namespace) -> int:
     hosts = hosts_from(chosen.hosts) if chosen.hosts is not None else ()
     if not all(hosts):
         raise ConfigurationError(f"--hosts {chosen.hosts!r} names an empty host; say A,B,...")
-    same = {folder.resolve() for folder in chosen.folders}
+    same = {os.path.realpath(folder) for folder in chosen.folders}
     if len(same) < len(chosen.folders):
         raise ConfigurationError("one results directory is given twice")
     if chosen.exclude:

@@ -41,7 +41,7 @@ def main(chosen: argparse.Namespace) -> int:
     with results_lock(folder) if chosen.run is not None else contextlib.nullcontext():
         if chosen.run is not None:
             require_journal_of(chosen.run, folder)
-        verdict = rebuild(folder, junit=chosen.junitxml)
+        verdict = rebuild(folder, junit=chosen.junitxml, replaces_ended=chosen.run is not None)
         on_github = os.environ if chosen.run is not None else {}  # a run that was lost has no other to write its summary
         said = write_outputs(folder, Wanted(environment=on_github))
     for problem in said.problems:

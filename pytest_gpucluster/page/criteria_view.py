@@ -198,10 +198,9 @@ def _facts(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """What the limits say of a criterion; nothing for results of version 1, which do not tell it."""
     if not entry:
         return ()
-    recipe = entry.get("recipe")
     found = {
         "Why": entry.get("why"),
-        "Recipe": plain(recipe) if recipe else None,
+        "Recipe": plain(entry["recipe"]) if entry.get("recipe") is not None else None,
         "Source of the limit": entry.get("source"),
         "Written in": entry.get("where"),
         "Measured for each": entry.get("per"),
@@ -213,13 +212,22 @@ def _facts(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def plain(value: object) -> str:
     """Evidence in words: ``n=4096: 786.0; C: 61``. Every number keeps all of its digits."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         return "; ".join(f"{key}: {_inner(one)}" for key, one in value.items())
     return _inner(value)
 
 
 def _inner(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """A value inside another one; what is inside that stands in parentheses."""
+    if isinstance(value, dict) and value:
+        return f"({'; '.join(f'{key} {_inner(one)}' for key, one in value.items())})"
+    if isinstance(value, (list, tuple)) and value:
+        return ", ".join(f"({_inner(one)})" if isinstance(one, (list, tuple)) and one else _inner(one) for one in value)
+    if value is None or value in ([], {}, ()):
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def grid_of(records: Sequence[Record], places: Mapping[str, Place], *, is_exact: bool) -> Grid:

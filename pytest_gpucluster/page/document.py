@@ -82,7 +82,7 @@ def document_of(content: bytes, *, name: str = "results.json") -> RunDocument:
         ConfigurationError: it is damaged, or a newer version wrote it.
     """
     try:
-        members = json.loads(content.decode("utf-8"))
+        members = json.loads(content.decode("utf-8"), parse_constant=_no_json)
     except (ValueError, RecursionError):
         raise ConfigurationError(f"{name} is damaged: it is no whole JSON text") from None
     if not isinstance(members, dict) or members.get("verdict") not in VERDICTS or not _has_rows(members):
@@ -96,6 +96,10 @@ def document_of(content: bytes, *, name: str = "results.json") -> RunDocument:
         return _document(members, content)
     except (KeyError, TypeError, ValueError, AttributeError, LookupError) as error:
         raise ConfigurationError(f"{name} is damaged: {type(error).__name__} {error}") from None
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(constant)
 
 
 def _has_rows(members: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SKIPPED, counted_as
 from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_of, plain
 from pytest_gpucluster.page.drawing import Chart, Curve, Mark, apart, axes_over
@@ -37,7 +38,7 @@ BYTES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 TELEMETRY = (
     ("SM clock", "MHz", ("SM MHz", "SM clock MHz")),
     ("Power", "W", ("W", "power W")),
-    ("Temperature", "C", ("C", "temperature C")),
+    ("Temperature", "°C", ("C", "temperature C")),
 )
 REFERENCE = {
     ("busbw[all_reduce]", 1, 8): (1_048_576_000, 442.21),
@@ -259,7 +260,7 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
     )
     middle, range_ = _spread({size: by_size[size] for size in sizes}, axes)
     return Chart(
-        label=f"{criterion}: bus bandwidth by message size, {len(records)} place{'s' if len(records) > 1 else ''}",
+        label=f"{criterion}: bus bandwidth by message size, {counted(len(records), 'place')}",
         x_title="message size",
         y_title="GB/s",
         curves=(middle,),
@@ -355,11 +356,11 @@ def _soak(run: RunDocument) -> tuple[Chart, ...]:
         axes = axes_over([1.0, 2.0, *(n for _, _, n in known)], [value for a, b, _ in known for value in (a, b)])
         lines = (axes.points([(1.0, first), (max(number, 2.0), last)]) for first, last, number in known[:64])
         chart = Chart(
-            label=f"{criterion}: first and last round of {len(known)} places",
+            label=f"{criterion}: first and last round of {counted(len(known), 'place')}",
             x_title="round",
             y_title=records[0].unit or "",
             curves=tuple(Curve(name="", kind="c2", points=points) for points in lines),
-            x_ticks=axes.x_ticks,
+            x_ticks=tuple((x, text) for x, text in axes.x_ticks if text.isdecimal()),
             y_ticks=axes.y_ticks,
         )
         charts.append(chart)
@@ -405,14 +406,20 @@ def _drift(run: RunDocument) -> tuple[TableLine, ...]:
         facts = record.evidence.get("facts")
         for fact in facts if isinstance(facts, list) else ():
             if isinstance(fact, dict) and "name" in fact and "alike" in fact:
-                odd = [f"{one.get('node')} {one.get('part') or ''}: {one.get('value')}" for one in fact.get("outliers") or ()]
-                unread = [f"{one.get('node')} {one.get('part') or ''}" for one in fact.get("unread") or ()]
+                odd = [f"{_whose(one)}: {one.get('value')}" for one in fact.get("outliers") or ()]
+                unread = [_whose(one) for one in fact.get("unread") or ()]
                 words = shortlist(odd, most=4) or (f"not read at {shortlist(unread, most=4)}" if unread else "none differs")
                 name, usual = f"{fact.get('kind', '')}: {fact['name']}", str(fact.get("usual") or "not read")
                 cells = (name, usual, str(fact["alike"]), words)
                 rows.append(TableLine(cells=cells, tone=BAD if odd else OPEN if unread else "good"))
     order = {BAD: 0, OPEN: 1, "good": 2}
     return tuple(sorted(rows, key=lambda row: order[row.tone]))
+
+
+def _whose(deviation: Mapping[str, Any]) -> str:
+    """The node and the part of it, where it is not the node itself."""
+    node, part = str(deviation.get("node")), str(deviation.get("part") or "")
+    return f"{node} {part}" if part not in ("", node) else node
 
 
 def _stacks(run: RunDocument) -> tuple[tuple[str, str], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -147,7 +148,7 @@ def _facts(run: RunDocument) -> tuple[tuple[str, str], ...]:
         "Profile and level": f"{facts.get('profile')}, {facts.get('level')}" if facts.get("profile") else None,
         "Limits (SHA-256)": facts.get("limits_sha256") or facts.get("thresholds_sha256"),
         "results.json (SHA-256)": run.digest,
-        "Command": " ".join(map(str, ran.get("command") or ())) or None,
+        "Command": shlex.join(map(str, ran.get("command") or ())) or None,
     }
     return tuple((name, str(text) if text else NOT_RECORDED) for name, text in found.items())
 

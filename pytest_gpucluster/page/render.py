@@ -70,11 +70,16 @@ def model_of(run: RunDocument) -> PageModel:
 def _versions(run: RunDocument) -> tuple[tuple[str, str], ...]:
     environment = run.facts.get("environment") or {}
     found = {f"{name}": str(version) for name, version in (environment.get("versions") or {}).items()}
-    found |= {name: str(environment[name]) for name in ("launched_by", "messages") if name in environment}
+    found |= {name.replace("_", " "): str(environment[name]) for name in ("launched_by", "messages") if name in environment}
     found |= {f"{name} (variable)": str(value) for name, value in (environment.get("variables") or {}).items()}
     found |= {f"{name} (set by the run)": str(value) for name, value in (environment.get("overridden_variables") or {}).items()}
-    found |= {f"time: {name}": str(value) for name, value in (run.facts.get("timings") or {}).items()}
+    found |= {f"time: {_in_words(name)}": f"{value} s" for name, value in (run.facts.get("timings") or {}).items()}
     return tuple(found.items())
+
+
+def _in_words(name: str) -> str:
+    """``startup`` of ``startup_s``."""
+    return name.removesuffix("_s").replace("_", " ")
 
 
 def page_from(model: PageModel) -> str:

@@ -26,18 +26,30 @@ class Matching:
         after: the same of the later run; a part of both has one key.
         places_before: the places of the earlier run by key.
         places_after: those of the later run.
+        renamed: hosts of the earlier run that are called otherwise in the later one, with their new name.
     """
 
     before: Mapping[str | None, PartKey]
     after: Mapping[str | None, PartKey]
     places_before: Mapping[PartKey, Mapping[str, Any]]
     places_after: Mapping[PartKey, Mapping[str, Any]]
+    renamed: Mapping[str, str]
 
     @property
     def moved(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         """GPUs that are in another node or slot than before, as they were and as they are."""
         both = ((self.places_before[key], self.places_after[key]) for key in self.places_before if key in self.places_after)
-        return [(old, new) for old, new in both if old["gpu"] is not None and _position(old) != _position(new)]
+        return [(old, new) for old, new in both if old["gpu"] is not None and self._now(old) != _position(new)]
+
+    def _now(self, place: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Where a place of the earlier run is by the names of the later one."""
+        host, *rest = _position(place)
+        return self.renamed.get(host, host), *rest
+
+    @property
+    def sizes_before(self) -> Counter[int]:
+        """How many GPUs answered, by node of the earlier run."""
+        return _sizes(self.places_before)
 
     @property
     def gone(self) -> list[Mapping[str, Any]]:
@@ -47,12 +59,12 @@ class Matching:
     @property
     def emptied(self) -> dict[int, list[Mapping[str, Any]]]:
         """The GPUs of each node of the earlier run, by its number, of which the later run has none."""
-        had = Counter(place["node"] for place in self.places_before.values() if place["gpu"] is not None and _answered(place))
-        found: dict[int, list[Mapping[str, Any]]] = {}
-        for place in self.gone:
-            if place["gpu"] is not None:
-                found.setdefault(place["node"], []).append(place)
-        return {node: gpus for node, gpus in found.items() if len(gpus) == had[node]}
+        return _whole_nodes(self.gone, self.sizes_before)
+
+    @property
+    def filled(self) -> dict[int, list[Mapping[str, Any]]]:
+        """The GPUs of each node of the later run, by its number, of which the earlier run had none."""
+        return _whole_nodes(self.new, _sizes(self.places_after))
 
     @property
     def silent(self) -> set[str]:
@@ -77,17 +89,61 @@ def match(before: Mapping[str, Any], after: Mapping[str, Any]) -> Matching:
     keys_before: dict[str | None, PartKey] = {name: _own_key(place) for name, place in old.items()}
     known = _by_identity(old.values())
     keys_after: dict[str | None, PartKey] = {name: _known_key(place, known) or _own_key(place) for name, place in new.items()}
+    renamed = _renamed(old, new, keys_before=keys_before, keys_after=keys_after)
+    hosts = {name: host for host, name in renamed.items()}
+    for name, place in new.items():
+        if place["gpu"] is None and place.get("hostname") in hosts:
+            keys_after[name] = ("node", hosts[place["hostname"]])
     found = Matching(
         before={None: CLUSTER, **keys_before},
         after={None: CLUSTER, **keys_after},
         places_before={keys_before[name]: place for name, place in old.items()},
         places_after={keys_after[name]: place for name, place in new.items()},
+        renamed=renamed,
     )
     if old and new and not set(found.places_before) & set(found.places_after):
         raise ConfigurationError(
             f"these are runs of different clusters: no GPU and no host of {_hosts(old)} is in the other run, {_hosts(new)}"
         )
     return found
+
+
+def _renamed(
+    old: Places, new: Places, *, keys_before: Mapping[str | None, PartKey], keys_after: Mapping[str | None, PartKey]
+) -> dict[str, str]:
+    """The hosts with another name: all GPUs of a host that is gone by its name are on one that is new by its name."""
+    was = {keys_before[name]: place.get("hostname") for name, place in old.items() if place["gpu"] is not None}
+    now = {keys_after[name]: place.get("hostname") for name, place in new.items() if place["gpu"] is not None}
+    to: dict[Any, set[Any]] = {}
+    came: dict[Any, set[Any]] = {}
+    for key in was.keys() & now.keys():
+        to.setdefault(was[key], set()).add(now[key])
+        came.setdefault(now[key], set()).add(was[key])
+    hosts_before, hosts_after = (
+        {place.get("hostname") for place in old.values()},
+        {place.get("hostname") for place in new.values()},
+    )
+    found = {}
+    for host in dict.fromkeys(was.values()):
+        names = to.get(host, set())
+        name = next(iter(names), None)
+        is_new = host is not None and name is not None and host not in hosts_after and name not in hosts_before
+        if is_new and len(names) == len(came[name]) == 1:
+            found[str(host)] = str(name)
+    return found
+
+
+def _sizes(places: Mapping[PartKey, Mapping[str, Any]]) -> Counter[int]:
+    return Counter(place["node"] for place in places.values() if place["gpu"] is not None and _answered(place))
+
+
+def _whole_nodes(places: Iterable[Mapping[str, Any]], sizes: Mapping[int, int]) -> dict[int, list[Mapping[str, Any]]]:
+    """The GPUs among these parts by node, where they are all GPUs of it."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for place in places:
+        if place["gpu"] is not None:
+            found.setdefault(place["node"], []).append(place)
+    return {node: gpus for node, gpus in found.items() if len(gpus) == sizes[node]}
 
 
 def places_of(document: Mapping[str, Any]) -> Places:

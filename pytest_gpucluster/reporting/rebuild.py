@@ -264,22 +264,39 @@ def _copy(state: JournalState) -> JournalState:
     return replace(state, **{name: copy(getattr(state, name)) for name in changing})
 
 
-def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
+def rebuild(folder: Path, *, junit: Path | None = None, replaces_ended: bool = True) -> Verdict:
     """Write ``results.json`` and a JUnit file from the journal in ``folder``.
 
     Args:
         folder: the results directory of the run.
         junit: the JUnit file; None: ``junit.xml`` in ``folder``.
+        replaces_ended: whether a journal that is not whole may replace the results of a run that ended.
 
     Raises:
-        ConfigurationError: there is no journal, or a link lies where a report belongs.
+        ConfigurationError: there is no journal, a link lies where a report belongs, or results would be lost.
         OSError: the files cannot be written.
     """
     require_no_links(folder)
     state = read_journal(folder / "journal.jsonl")
+    results = folder / "results.json"
+    if not replaces_ended and (not state.finished or state.unread) and _is_of_ended_run(results):
+        advice = f"'gpucluster report {results}' makes its page"
+        raise ConfigurationError(
+            f"{results} is of a run that ended, and its journal is not whole: nothing was written; {advice}"
+        )
     verdict = state.close()
-    write_reports(state.report(verdict), folder / "results.json", junit if junit is not None else folder / "junit.xml")
+    write_reports(state.report(verdict), results, junit if junit is not None else folder / "junit.xml")
     return verdict
+
+
+def _is_of_ended_run(results: Path) -> bool:
+    """Whether the run itself wrote this at its end."""
+    try:
+        document = json.loads(results.read_bytes())
+        environment = document["environment"]
+        return document["verdict"] in VERDICTS and not {"unfinished", "rebuilt_from_journal"} & environment.keys()
+    except (OSError, *NOT_AN_EVENT):
+        return False
 
 
 def require_journal_of(run: str, folder: Path) -> None:

@@ -83,6 +83,16 @@ def reorder(files: Files) -> None:
     files.update({name: content, **rest})
 
 
+def exchange(files: Files) -> None:
+    """Two files, each with the content of the other one."""
+    files["junit.xml"], files["results.json"] = files["results.json"], files["junit.xml"]
+
+
+def write_again(files: Files) -> None:
+    """results.json with the same values in other lines."""
+    files["results.json"] = json.dumps(json.loads(files["results.json"]), indent=3, sort_keys=True).encode()
+
+
 BY_A_STRANGER: dict[str, tuple[Callable[[Files], object], str, str]] = {
     "a flipped byte": (flip, "files", "journal.jsonl was changed"),
     "a removed file": (lambda files: files.pop("junit.xml"), "files", "junit.xml is missing"),
@@ -90,6 +100,10 @@ BY_A_STRANGER: dict[str, tuple[Callable[[Files], object], str, str]] = {
     "a renamed file": (rename, "files", "junit.xml was renamed to junit2.xml"),
     "files in another order": (reorder, "order", "statements/verdict.json does not stand where"),
     "no signature any more": (lambda files: files.pop(SIGNATURE), "signature", "the manifest says that it was signed"),
+    "exchanged files": (exchange, "files", "junit.xml was changed"),
+    "results with the same values": (write_again, "files", "results.json was changed"),
+    "a zip inside": (lambda files: files.update({"b.zip": packed({"a": b"b"})}), "files", "b.zip was added"),
+    "a name like another": (lambda files: files.update({"RESULTS.JSON": b"{}"}), "files", "RESULTS.JSON was added"),
     "no manifest": (lambda files: files.pop(MANIFEST), "manifest", "MANIFEST.sha256 is missing"),
     "another manifest": (replaced(MANIFEST, b"report.html", b"repost.html"), "signature", "no signature of MANIFEST"),
     "a longer manifest": (replaced(MANIFEST, b"\n#", b"\n\n#"), "manifest", "not written as gpucluster writes it"),
@@ -194,6 +208,17 @@ def limit_of_results(files: Files) -> None:
 
 BY_THE_SIGNER: dict[str, tuple[Callable[[Files], object], str, str]] = {
     "other limits": (looser, "limits", "limits/as-read.yaml is not the file of the verdict"),
+    "a comment in the limits": (
+        lambda files: files.update({"limits/as-read.yaml": b"# more\n" + files["limits/as-read.yaml"]}),
+        "limits",
+        "limits/as-read.yaml is not the file of the verdict",
+    ),
+    "results written again": (write_again, "page", "the page holds another results.json"),
+    "an event more": (
+        lambda files: files.update({"journal.jsonl": files["journal.jsonl"] + b'{"event": "more", "at_s": 1}\n'}),
+        "results",
+        "and the journal gives",
+    ),
     "limits with their digest": (looser_everywhere, "limits", "gives other limits than those in results.json"),
     "limits in the results": (limit_of_results, "limits", "are not those of its limits_sha256"),
     "a testcase that passes": (junit_case, "JUnit", "bf16_tflops[node1-gpu2] is passed, and the journal gives failure"),

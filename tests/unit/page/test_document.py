@@ -64,6 +64,7 @@ def test_tables_in_the_evidence() -> None:
         (text_of(MEMBERS)[:-40], "it is no whole JSON text"),
         (b"\xff\xfe{}", "it is no whole JSON text"),
         (b"[" * 100_000, "it is no whole JSON text"),
+        *((b'{"verdict": "ACCEPTED", "criteria": [], "x": ' + one + b"}", "no whole JSON") for one in (b"NaN", b"-Infinity")),
         (b"[]", "is no results.json of a run"),
         (b"{}", "is no results.json of a run"),
         (json.dumps({**MEMBERS, "verdict": "FINE"}).encode(), "is no results.json of a run"),

@@ -363,7 +363,7 @@ def test_figures() -> None:
         "Stacks of processes that hung or crashed",
     ]
     assert headings == wanted
-    assert "node1 : 5.15" in READ.text
+    assert "node1: 5.15" in READ.text
     assert "corrected: 3" in READ.text
     bare = {one.text for one in Page(page(outcomes(PLACES))).all("h3")}
     assert not bare & set(wanted[1:])

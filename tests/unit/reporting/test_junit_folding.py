@@ -269,3 +269,21 @@ def test_the_readers_object() -> None:
     assert {*junit_readers.jenkins(loose)} == {"testcase has no child properties", "testsuite has no attribute disabled"}
     assert [*junit_readers.azure("x" * junit_readers.AZURE_BYTES)] == []
     assert [*junit_readers.azure("x" * (junit_readers.AZURE_BYTES + 1))] != []
+
+
+@pytest.mark.parametrize("form", ["place", "node", "criterion"])
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_junitparser_reads_the_same(form: str, *, is_strict: bool) -> None:
+    """A library that other tools read JUnit with counts what the suite says, and has the verdict and every bad place."""
+    junitparser = pytest.importorskip("junitparser", reason="junitparser is not installed (dependency group tests)")
+    places = fleet(3, 4)
+    report = report_of(records_of(places, gpu=3, node=2, bad=["node1-gpu2", "node2"]), places, form=form, is_strict=is_strict)
+    (suite,) = junitparser.JUnitXml.fromstring(junit_text(report).encode())
+    cases = [*suite]
+    bad = [one for one in cases if any(isinstance(result, junitparser.Failure) for result in one.result)]
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (len(cases), len(bad), 0, 0)
+    assert cases[-1].name == "gpucluster.verdict"
+    assert cases[-1] in bad
+    told = "\n".join(str(result.text) for one in bad for result in one.result)
+    assert "node1-gpu2" in told
+    assert "node2" in told

@@ -184,12 +184,15 @@ def refused(tmp_path: Path, case: str) -> tuple[list[str | Path], str]:
         other = run_of(tmp_path / "simulated", "host1", simulated=True)
     if case == "newer":
         (other / "results.json").write_text('{"schema": 1, "schema_version": 99, "verdict": "ACCEPTED", "criteria": []}')
+    if case == "loop":
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
     if case == "empty":
         (other / "journal.jsonl").write_text("")
     words: dict[str, tuple[list[str | Path], str]] = {
         "no folder": ([good, tmp_path / "nothing"], "there is no results directory"),
         "no journal": ([good, tmp_path], "journal.jsonl cannot be read"),
         "twice": ([good, good], "given twice"),
+        "loop": ([good, tmp_path / "loop"], "there is no results directory"),
         "limits": ([good, other], "different files of limits"),
         "simulated": ([good, other], "simulated or a rehearsal"),
         "newer": ([good, other], "newer than"),
@@ -199,7 +202,7 @@ def refused(tmp_path: Path, case: str) -> tuple[list[str | Path], str]:
     return words[case]
 
 
-@pytest.mark.parametrize("case", ["no folder", "no journal", "twice", "limits", "simulated", "newer", "empty", "hosts"])
+@pytest.mark.parametrize("case", ["no folder", "no journal", "twice", "loop", "limits", "simulated", "newer", "empty", "hosts"])
 def test_what_is_no_one_run_is_refused(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sentence, exit code 4, and nothing is written."""
     words, said = refused(tmp_path, case)
