@@ -276,7 +276,7 @@ def pytest8(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run every test, the slow ones too, then `soak` and `pytest8`."""
     install(session, "tests")
-    run(session, "pytest", "-ra", "--durations=25", "tests", **FOR_TESTS)
+    run(session, "pytest", "-ra", "--durations=25", "tests", **FOR_TESTS, HYPOTHESIS_PROFILE="night")  # examples by chance
     session.notify("soak", posargs=[])
     session.notify("pytest8", posargs=[])
 
