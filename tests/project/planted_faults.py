@@ -71,7 +71,7 @@ def main(before: str, after: str = "HEAD") -> int:
     """Print the comparison of two commits; 1 where a case left."""
     repository = Path(__file__).parents[2]
     earlier, later = collected(before, repository), collected(after, repository)
-    print(report(earlier, later))
+    sys.stdout.write(f"{report(earlier, later)}\n")
     return 1 if earlier - later else 0
 
 
