@@ -227,6 +227,9 @@ def docs(session: nox.Session) -> None:
     run(session, "docs.generate_limits", "--check")
     run(session, "docs.generate_limits")
     run(session, "docs.generate_requirements")
+    if os.environ.get("MEASURE_COVERAGE") == "1":  # in CI, `tests` runs them next
+        session.notify("site")
+        return
     pages = ("tests/project/test_docs.py", "tests/project/test_docs_commands.py", "tests/project/test_docs_site.py")
     run(session, "pytest", "-q", "-m", "not e2e", *pages, **FOR_TESTS)
     session.notify("site")
@@ -276,7 +279,7 @@ def pytest8(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run every test, the slow ones too, then `soak` and `pytest8`."""
     install(session, "tests")
-    run(session, "pytest", "-ra", "--durations=25", "tests", **FOR_TESTS)
+    run(session, "pytest", "-ra", "--durations=25", "tests", **FOR_TESTS, HYPOTHESIS_PROFILE="night")  # examples by chance
     session.notify("soak", posargs=[])
     session.notify("pytest8", posargs=[])
 

@@ -86,8 +86,19 @@ class ThresholdsFile(SourceFile):
     def said(self, profile: Profile | None) -> dict[str, dict[str, list[Statement]]]:
         """What is said of every entry for a profile, topic by topic: what wins comes last, after what loses to it."""
         if profile not in self._said:
-            self._said[profile] = {key: merge(self._layers_of(key, profile)) for key in self.content.criteria}
+            self._said[profile] = {key: self._merge([*self._layers_of(key, profile)]) for key in self.content.criteria}
         return self._said[profile]
+
+    def _merge(self, layers: list[Layer]) -> dict[str, list[Statement]]:
+        """Merge layers once for all profiles that share them: of the packaged file 435 merges for 2,533 limits."""
+        known = tuple(map(id, layers))
+        if known not in self._merged:
+            self._merged[known] = merge(layers)
+        return self._merged[known]
+
+    @cached_property
+    def _merged(self) -> dict[tuple[int, ...], dict[str, list[Statement]]]:
+        return {}
 
     def _layers_of(self, key: str, profile: Profile | None) -> Iterator[Layer]:
         """What an entry says for a profile, lowest first: itself, then for each ancestor its rules and the entry's override."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -201,17 +202,17 @@ class ProfileRule(Override):
 
     def names(self, key: str) -> bool:
         """Whether the rule is for an entry."""
-        return any(_is_named(one, key) for one in self.for_)
+        return _pattern(*self.for_).fullmatch(key) is not None
 
     def unused_names(self, keys: Collection[str]) -> list[str]:
         """The names that are those of no entry."""
-        return [one for one in self.for_ if not any(_is_named(one, key) for key in keys)]
+        return [one for one in self.for_ if not any(map(_pattern(one).fullmatch, keys))]
 
 
-def _is_named(text: str, key: str) -> bool:
-    if "*" not in text:  # most names: 23,000 questions for the packaged file, at each start
-        return text == key
-    return re.fullmatch(".*".join(map(re.escape, text.split("*"))), key) is not None
+@functools.cache
+def _pattern(*names: str) -> re.Pattern[str]:
+    """What matches each of these names, ``*`` for any text: 27,000 keys are compared at each start."""
+    return re.compile("|".join(".*".join(map(re.escape, name.split("*"))) for name in names))
 
 
 class ProfileEntry(ProfileTerms):

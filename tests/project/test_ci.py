@@ -291,3 +291,27 @@ def test_the_script_passes_on_every_exit_code(code: int, tmp_path: Path) -> None
     site = Site(tmp_path)
     assert site.run("standard", code)[0] == code
     assert not site.accepted("standard").exists()
+
+
+SESSIONS = """#!/bin/bash
+echo "began $*"
+case " $* " in *" tests "*) echo "=== 7 passed in 1.0s ===";; esac
+case " $* " in *" $BAD "*) exit 3;; esac
+"""
+
+
+@pytest.mark.parametrize("bad", ["none", "lint", "tests", "coverage", "launches", "netlab", "build"])
+def test_our_runner_fails_with_the_session_that_fails(bad: str, tmp_path: Path) -> None:
+    """Also with one that runs beside another. Later sessions do not begin; the last line is that of the tests."""
+    (tmp_path / ".ci").mkdir()
+    runner = shutil.copy(REPOSITORY / ".ci" / "run", tmp_path / ".ci")
+    (tmp_path / "python").write_text(SESSIONS, encoding="utf-8")
+    (tmp_path / "python").chmod(0o755)
+    given = {**os.environ, "PYTHON": str(tmp_path / "python"), "BAD": bad}
+    done = subprocess.run([runner], env=given, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == (0 if bad == "none" else 3), done
+    began = [name for line in done.stdout.splitlines() if line.startswith("began") for name in line.split(" -s ")[1].split()]
+    groups = ["lint types imports docs", "tests", "coverage", "launches netlab slurm", "deploy build"]
+    last = next((number for number, group in enumerate(groups) if bad in group.split()), len(groups) - 1)
+    assert began == " ".join(groups[: last + 1]).split()
+    assert done.stdout.endswith("=== 7 passed in 1.0s ===\n") or bad == "lint"

@@ -54,7 +54,7 @@ def test_a_store_that_never_answers(tmp_path: Path) -> None:
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert (ran.returncode, ran.stdout) == (LOST_CODE, ""), ran.stderr
         assert "rank 1 leaves: the store has not answered for 2 s. Is its network cut?" in ran.stderr
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 120
         while marked(mark):
             assert time.monotonic() < deadline_s, marked(mark)
             time.sleep(0.05)
@@ -274,7 +274,7 @@ def test_no_limit_is_longer_than_the_controllers_patience() -> None:
 def test_beats_while_it_waits_for_a_kill(played: Any) -> None:
     """The wait for a worker that does not end, the longest of all, is not silent, and it is not repeated."""
     printed = played("long_kill")
-    assert printed["silent_s"] < 5.0  # it beats once a second
+    assert printed["silent_s"] < 6.0  # it beats once a second
     hung, lost = printed["replies"]
     assert 6.0 < hung["took_s"] < 6.0 + SLOW_S
     assert lost["took_s"] < 6.0

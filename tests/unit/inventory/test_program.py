@@ -95,4 +95,7 @@ def test_one_that_even_a_kill_does_not_end_holds_up_nothing(tmp_path: Path, monk
         with pytest.raises(ProgramError, match=r"no answer within 0\.5 s"):
             program.run(made, [], within_s=0.5)
     finally:
-        os.kill(int((tmp_path / "pid").read_text(encoding="ascii")), signal.SIGKILL)
+        pid, deadline_s = tmp_path / "pid", time.monotonic() + LONG_S
+        while not (pid.exists() and pid.read_text(encoding="ascii").strip()) and time.monotonic() < deadline_s:
+            time.sleep(0.02)  # half a second may be too short for the shell to begin
+        os.kill(int(pid.read_text(encoding="ascii")), signal.SIGKILL)

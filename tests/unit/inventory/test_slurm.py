@@ -265,7 +265,7 @@ def test_a_command_that_hangs(on_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(node, NotAvailable)
     assert "no answer within 0.5 s" in node.why
     child = int((on_path / "child").read_text())
-    ends_s = time.monotonic() + 30
+    ends_s = time.monotonic() + 120
     while is_alive(child):
         assert time.monotonic() < ends_s
         time.sleep(0.05)

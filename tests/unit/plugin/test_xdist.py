@@ -87,7 +87,7 @@ def test_a_call_is_made_once(joined: Joined) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert found == [[1, 1]] * 8
     assert values(join().call(call(size=3))) == [1, 1]
     assert [(made.kwargs, list(made.ranks), made.deadline_s) for made in controller.calls] == [({"size": 3}, [0, 1], 9.0)]

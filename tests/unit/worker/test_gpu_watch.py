@@ -26,7 +26,7 @@ STRANGER = 4_194_999
 seen = []
 
 def wait_for(condition):
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 120
     while not condition() and time.monotonic() < deadline_s:
         time.sleep(0.01)
 
