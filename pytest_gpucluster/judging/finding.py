@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 HERE = ""
 """The subject of facts about the judged place itself."""
+NOBODY = "no part is named"
+"""The subject of what is unknown where the judged place may well be healthy: an error of it blames nobody."""
 Subject: TypeAlias = "Place | str"
-"""What a fact is about: a GPU or a node, the name of a part inside the place (a port, a switch), or :data:`HERE`."""
+"""What a fact is about: a GPU or a node, the name of a part inside the place (a port), :data:`HERE` or :data:`NOBODY`."""
 Facts: TypeAlias = "Mapping[Any, Sequence[str]]"
 """Texts by :data:`Subject`."""
 Key = TypeVar("Key", bound=Subject)
@@ -104,7 +106,7 @@ class Finding:
 
     def error(self, place: Place | None, among: Iterable[Place] = ()) -> MeasurementError:
         """The error of what is unknown: at the unknown places of ``among`` if it is some of them, otherwise at ``place``."""
-        own = () if place is None else (place,)
+        own = () if place is None or {*self.unknown} == {NOBODY} else (place,)
         where = "" if place is None else f"{place.label}: "
         part: Part = self.unknown_kind or self.kind or "unknown"
         blame = Blame(part=part, cause=self.doubts[0], advice=self.unknown_advice)
