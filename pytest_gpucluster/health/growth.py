@@ -152,7 +152,7 @@ class CounterGroup:
         if isinstance(both, NotAvailable):
             return both
         before, after = both
-        if name not in self.greatest and after in ENDS:
+        if after in ENDS:
             return _at_its_end(after)
         if self._fell(name, before, after):
             return after
