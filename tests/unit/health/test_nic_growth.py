@@ -315,7 +315,7 @@ def test_counters_that_a_port_does_not_show(
     assert doubt is None or doubt in found.doubts[0]
 
 
-@pytest.mark.parametrize("value", [2**32 - 1, 2**64 - 1])
+@pytest.mark.parametrize("value", [2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("name", ["link_downed", "symbol_error", "local_ack_timeout_err", "port_rcv_errors"])
 def test_a_counter_at_the_end_of_its_bits(tmp_path: Path, name: str, value: int) -> None:
     """It ends there, or is not counted: unknown, whatever greatest value its table gives it, and no port is bad."""
