@@ -174,7 +174,7 @@ class Threshold(EntryKeys):
             words.insert(0, f"{other.written_limit} instead of {self.written_limit}")
         if "bound" in found:
             words.append(f"bound {other.bound} instead of {self.bound}")
-        if None not in (self.takes_s, other.takes_s) and BUDGET * other.takes_s < self.takes_s:
+        if self.takes_s is not None and other.takes_s is not None and BUDGET * other.takes_s < self.takes_s:
             words.append(f"takes_s {other.takes_s} instead of {self.takes_s}")
         return [*words, *(name for name in found if name not in {*LIMIT, *MAPPINGS, "bound"})]
 
