@@ -83,12 +83,13 @@ def test_memory_modules(parts, node, criterion):
 
 
 def test_nvme_health(parts, node, criterion):
-    """Every local disk works."""
+    """Every local disk works, and its log says so."""
     disks = parts[node].disks
     if isinstance(disks, NotAvailable):
         raise MeasurementError(f"{node.label}: the NVMe disks are {disks}", blame=Blame(part="host"))
-    if not disks:
-        criterion.does_not_apply(f"on {node.label}")
+    why = health.why_no_logs(disks)
+    if not disks or why is not None:
+        criterion.does_not_apply(f"on {node.label}" + (f": {why}" if disks else ""))
     criterion.judge(health.judge_disks(disks))
 
 

@@ -18,7 +18,7 @@ from pytest_gpucluster.inventory.error_codes import (
     sxid_of,
     xid_of,
 )
-from pytest_gpucluster.judging.finding import HERE, Finding, gather
+from pytest_gpucluster.judging.finding import HERE, NOBODY, Finding, gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,13 +41,15 @@ SXID_KINDS = ("system", "fatal", "unknown", "non-fatal", "cooling", "harmless")
 def judge_xids(found: GpuXids, peers: Callable[[], Mapping[Place, GpuXids]] | None = None) -> Finding:
     """The Xids of a GPU that no worker of this run caused, and its loss without an Xid.
 
-    An Xid that both sources show counts once; one source is enough. A lost GPU that NVML does not list leaves each GPU of its
-    host unknown: it may be one of them. ``peers``: the Xids of the other GPUs of its NVLink domain, called where these may be
-    the consequence of a link of theirs.
+    An Xid that both sources show counts once; one source is enough. Of an NVLink error the kernel log alone tells whether it is
+    fatal; where that is unknown, so is the GPU, and nobody is named (docs/decisions/0087). A lost GPU that NVML does not list
+    leaves each GPU of its host unknown: it may be one of them. ``peers``: the Xids of the other GPUs of its NVLink domain,
+    called where these may be the consequence of a link of theirs.
     """
     every = _xids(found)
+    roots = {} if peers is None or found.lost else _roots(found, [xid for xid in every if xid.count or xid.unread], peers)
+    every = [replace(xid, count=xid.count + xid.unread, unread=0) for xid in every] if roots else every
     bad = [xid for xid in every if xid.count]
-    roots = {} if peers is None or found.lost else _roots(found, bad, peers)
     lost = tuple(f"the driver lost the GPU: {line}" for line in found.lost)
     shown = {
         "of own workers": tuple(xid.text(xid.own) for xid in every if xid.own),
@@ -55,29 +57,41 @@ def judge_xids(found: GpuXids, peers: Callable[[], Mapping[Place, GpuXids]] | No
         "before the run": (*(xid.text(xid.before) for xid in every if xid.before), *found.lost_before),
     }
     remarks = tuple(xid.text(xid.harmless) for xid in every if xid.harmless)
-    why = _why(found)
-    unknown = f"Xids could not be read: {why}" if why is not None else None
-    elsewhere = [f"the kernel log shows a lost GPU that NVML does not list: {line}" for line in found.lost_elsewhere]
-    is_known = bad or lost or not (unknown or elsewhere)
+    unknown = _unknown(found, every)
     return Finding(
         bad={**{place: (f"{text}: the cause",) for place, (text, _) in roots.items()}, HERE: (*lost, *(map(str, bad)))},
-        unknown={HERE: (*([unknown] if unknown else []), *elsewhere)},
-        value=sum(xid.count for xid in bad) + len(lost) if is_known else None,
+        unknown=unknown,
+        value=sum(xid.count for xid in bad) + len(lost) if bad or lost or not any(unknown.values()) else None,
         kind="gpu",
-        unknown_kind="node" if elsewhere else "unknown",
+        unknown_kind="node" if found.lost_elsewhere else "unknown",
         advice=next((advice for _, advice in roots.values()), None) or _advice(found, bad),
         remark=f"no failure, by the driver's own word: {'; '.join(remarks)}" if remarks else None,
+        unknown_advice=SEVERITY_ADVICE if unknown[NOBODY] else None,
         evidence={name: texts for name, texts in {**shown, "harmless": remarks}.items() if texts},
     )
 
 
+def _unknown(found: GpuXids, every: Sequence[_Xid]) -> dict[str, list[str]]:
+    """What may be missing, lost GPUs that may be this one, and NVLink errors that may be without harm: these name nobody."""
+    why, log_why = _why(found), found.kernel_log_why
+    here = [f"Xids could not be read: {why}"] if why is not None else []
+    here += [f"the kernel log shows a lost GPU that NVML does not list: {line}" for line in found.lost_elsewhere]
+    no_log = "the kernel log does not say it" if log_why is None else f"not readable without the kernel log ({log_why})"
+    severity = [f"{xid.text(xid.unread, is_harmless=False)}: its severity is unknown, {no_log}" for xid in every if xid.unread]
+    return {HERE: here, NOBODY: severity}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Xid:
-    """All Xids of one code of a GPU: those that count, of own workers, without harm, and from before the run."""
+    """All Xids of one code of a GPU: those that count, of own workers, without harm, and from before the run.
+
+    ``unread``: those of NVLinks that count or not, by a severity which nothing tells.
+    """
 
     code: int
     details: tuple[XidDetail, ...]
     count: int
+    unread: int
     own: int
     harmless: int
     before: int
@@ -140,10 +154,14 @@ def _of_code(code: int, found: GpuXids) -> _Xid:
     harmless = _sum(xid for xid in log if _is_harmless(code, xid.detail))
     foreign = _sum(xid for xid in log if not xid.is_own) - harmless
     is_test = xid_of(code).kind == "test"
+    count = 0 if is_test else max(_sum(xid for xid in nvml if not xid.is_own) - harmless, foreign)
+    fatal = _sum(xid for xid in log if xid.detail is not None and xid.detail.severity is not None) - harmless
+    unread = count - fatal if code in NVLINK_XIDS else 0
     return _Xid(
         code=code,
         details=tuple(dict.fromkeys(xid.detail for xid in (log or _of(found.before, code)) if xid.detail is not None)),
-        count=0 if is_test else max(_sum(xid for xid in nvml if not xid.is_own) - harmless, foreign),
+        count=count - unread,
+        unread=unread,
         own=_sum(xid for xid in log or nvml if xid.is_own),
         harmless=harmless,
         before=_sum(_of(found.before, code)),
@@ -173,17 +191,21 @@ def _advice(found: GpuXids, bad: Sequence[_Xid]) -> str | None:
 
 
 def _roots(found: GpuXids, bad: Sequence[_Xid], peers: Callable[[], Mapping[Place, GpuXids]]) -> dict[Place, tuple[str, str]]:
-    """The GPUs whose link went down at that time, with the text and the advice, where a GPU only suffered from it."""
+    """The GPUs whose link went down at that time, with the text and the advice, where a GPU only suffered from it.
+
+    The severity of one of the two has to be known: both may be without harm.
+    """
     if not any(_suffers(xid) for xid in bad) or not all(_suffers(xid) or _follows(xid) for xid in bad):
         return {}
     at_s = [xid.age_s for xid in (*found.nvml, *found.kernel_log) if xid.code in {one.code for one in bad}]
     roots = {}
+    is_fatal = any(xid.count and _suffers(xid) for xid in bad)
     for place, other in peers().items():
-        theirs = [xid for xid in _xids(other) if xid.count]
+        theirs = [xid for xid in _xids(other) if xid.count or (is_fatal and xid.unread)]
         down = next((xid for xid in theirs if xid.code == LINK_DOWN), None)
         times_s = [xid.age_s for xid in (*other.nvml, *other.kernel_log) if xid.code == LINK_DOWN]
         if down is not None and _is_near(at_s, times_s):
-            roots[place] = str(down), theirs[0].advice
+            roots[place] = down.text(down.count + down.unread, is_harmless=False), theirs[0].advice
     return roots
 
 
@@ -210,6 +232,11 @@ def _why(found: GpuXids) -> str | None:
     return f"NVML's events: {found.nvml_why}; kernel log: {found.kernel_log_why}"
 
 
+SEVERITY_ADVICE = (
+    "let the run read /dev/kmsg there (root, or the capability SYSLOG), or look for the Xids in the kernel log of the host: "
+    "Nonfatal ones are no fault; gpu_worsened and nvlink_links judge the links by NVML"
+)
+"""What to do where NVML reports an NVLink error and nothing tells its severity."""
 LOST = "the kernel log has lost what it had before"
 
 

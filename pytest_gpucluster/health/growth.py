@@ -45,7 +45,7 @@ MINUTE_S = 60.0
 OF_GPU = ("ecc_uncorrected", "pcie_replays")
 PCIE_GREATEST: Mapping[str, int] = {"pcie_replays": 0xFFFF_FFFF}
 """NVML gives the PCIe replays as 32 bits (nvml.h, nvmlDeviceGetPcieReplayCounter)."""
-ENDS = (2**32 - 1, 2**64 - 1)
+ENDS = (2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 """Where counters of 32 and 64 bits end, whoever counts; -1 is also NVML's word for a value that it does not have."""
 OF_LINK = ("replays", "recoveries", "crc_flits", "crc_data")
 ON_ALL_LINKS = ("crc_flits", "crc_data")
@@ -56,6 +56,8 @@ RECOVERIES_ADVICE = "look at this NVLink and what it ends at; after a repair loa
 ROWS = ("remapped_rows_pending", "remapped_rows_failed")
 GOOD = (HEALTHY, False)
 """What the readings of repairs and rows are of a healthy GPU."""
+SETTINGS = {"ecc_enabled": True, "mig": False, "compute_mode": "default"}
+"""What somebody may set while the run goes on, each with its good value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,7 @@ class CounterGroup:
         if isinstance(both, NotAvailable):
             return both
         before, after = both
-        if name not in self.greatest and after in ENDS:
+        if after in ENDS:
             return _at_its_end(after)
         if self._fell(name, before, after):
             return after
@@ -375,14 +377,17 @@ def _link_group(gpu: Any, first: LinkCounters, last: LinkCounters) -> CounterGro
 
 
 def state_changes(first: GpuState, last: GpuState) -> Finding:
-    """Links that went down, repairs and recoveries that came to be needed, the fabric that was left.
+    """Links that went down, repairs and recoveries that came to be needed, the fabric that was left, settings that changed.
 
     What was refused or bad at the first reading already is judged there. What is refused only at the last one is not known.
     """
     flags = [(one.name, getattr(first.repair, one.name), getattr(last.repair, one.name)) for one in fields(first.repair)]
     flags += [(name, getattr(first, name), getattr(last, name)) for name in ROWS]
     changes = [*(_flag(*flag) for flag in flags), _links(first.nvlinks, last.nvlinks), _fabric(first.fabric, last.fabric)]
-    return merge([Finding(kind="gpu", advice=judge_recovery(last.repair).advice or judge_repair(last.repair).advice), *changes])
+    changed = [_flag(name, getattr(first, name), getattr(last, name), good=(good,)) for name, good in SETTINGS.items()]
+    is_set = any(one.bad for one in changed) and not any(one.bad for one in changes)
+    advice = judge_recovery(last.repair).advice or judge_repair(last.repair).advice
+    return merge([Finding(kind="settings" if is_set else "gpu", advice=advice), *changes, *changed])
 
 
 def throttled_s(first: GpuState, last: GpuState) -> dict[str, float] | NotAvailable:
@@ -402,12 +407,12 @@ def _unclear(text: str) -> Finding:
     return Finding(unknown={HERE: (text,)})
 
 
-def _flag(name: str, before: Any, now: Any) -> Finding:
+def _flag(name: str, before: Any, now: Any, good: Collection[Any] = GOOD) -> Finding:
     if isinstance(before, NotAvailable) or now == before:
         return Finding()
     if isinstance(now, NotAvailable):
         return _unclear(f"{name} is {now}")
-    return Finding() if now in GOOD else _worse(f"{name} is {now}, was {before}")
+    return Finding() if now in good else _worse(f"{name} is {now}, was {before}")
 
 
 def _links(before: list[NvLink] | NotAvailable, now: list[NvLink] | NotAvailable) -> Finding:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.agreement import majority
-from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.judging.finding import HERE, Finding, gather
 from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.measurements.host_parts import Disk, DiskHealth, HostParts, MemoryModule
 
-__all__ = ["judge_disks", "judge_modules", "why_no_modules"]
+__all__ = ["judge_disks", "judge_modules", "why_no_logs", "why_no_modules"]
 
 WARNINGS = (
     "the spare blocks are used up", "it is too hot or too cold", "it loses reliability", "it can only be read",
@@ -24,6 +24,8 @@ WARNINGS = (
 """Bits of the critical warning (NVM Express base specification, SMART / health information log)."""
 WORN_PERCENT = 100
 """At this the vendor's estimate of a disk's life is over (the same page)."""
+CLOSED = ("nor nvme is installed", "Permission denied", "Operation not permitted", "No such file or directory")
+"""Words of a health log that nobody can ask for here: there is no tool, no right, or a container hides the disk."""
 NAMED = 4
 NO_SPEED = "the firmware tells no speed of a memory module"
 
@@ -75,20 +77,38 @@ def _present(modules: Sequence[MemoryModule]) -> list[MemoryModule]:
     return [one for one in modules if one.size_gib != 0]
 
 
+def why_no_logs(disks: Sequence[Disk]) -> str | None:
+    """Why no disk shows its health log here, where nobody can ask for any of them, and nothing else is wrong or unknown."""
+    found = judge_disks(disks)
+    is_read = any(not isinstance(one.health, NotAvailable) for one in disks)
+    return None if is_read or found.bad or found.unknown else found.remark
+
+
 def judge_disks(disks: Sequence[Disk]) -> Finding:
-    """Disks that do not work, or whose own log says that they fail. Errors of the medium have no published limit: shown."""
-    unread = Counter(one.health.why for one in disks if isinstance(one.health, NotAvailable))
-    read = {one.name: one.health for one in disks if not isinstance(one.health, NotAvailable)}
-    remarks = [f"health log of {n} of {len(disks)} disks not read: {why}" for why, n in unread.items()]
+    """Disks that do not work, or whose own log says that they fail. Errors of the medium have no published limit: shown.
+
+    A log that nobody can ask for here is a remark. One that was asked for and not read may hide a disk that fails: unknown.
+    """
+    logs = {one.name: one.health for one in disks}
+    read = {name: log for name, log in logs.items() if not isinstance(log, NotAvailable)}
+    unread = {name: log.why for name, log in logs.items() if isinstance(log, NotAvailable)}
+    closed = Counter(why for why in unread.values() if _is_closed(why))
+    remarks = [f"health log of {n} of {len(disks)} disks not read: {why}" for why, n in closed.items()]
     remarks += [f"{name} has counted {one.media_errors} errors of its medium" for name, one in read.items() if one.media_errors]
+    unknown = [(one.name, f"its state is {one.state}") for one in disks if isinstance(one.state, NotAvailable)]
+    unknown += [(name, f"its health log was not read: {why}") for name, why in unread.items() if not _is_closed(why)]
     return Finding(
         bad={one.name: tuple(_faults(one)) for one in disks},
-        unknown={one.name: (f"its state is {one.state}",) for one in disks if isinstance(one.state, NotAvailable)},
+        unknown=gather(unknown),
         kind="host",
         remark="; ".join(remarks) or None,
         advice="replace the disk; what it holds may be lost",
         evidence={one.name: _shown(one) for one in disks},
     )
+
+
+def _is_closed(why: str) -> bool:
+    return any(words in why for words in CLOSED)
 
 
 def _faults(disk: Disk) -> Iterator[str]:

@@ -40,6 +40,8 @@ GREATEST: Mapping[str, int] = {
 WRAP = 1 << 32
 """Where the driver's own counters begin anew."""
 CARRIER = "carrier_changes"
+ABSENT = "No such file"
+"""What is not available for this is not there at all."""
 UNJUDGED = ("duplicate_request", "out_of_buffer", "out_of_sequence", "packet_seq_err")
 """Shown where they grew; nobody publishes a limit for them."""
 
@@ -112,21 +114,36 @@ def _losses(group: CounterGroup) -> int:
 
 
 def _judge_port(name: str, first: NicPort, last: NicPort | None, limits: Limits) -> Finding:
-    """A port that was up and is not, or is gone; and counters with a limit that it does not show."""
+    """A port that was up and is not, is slower or gone; and counters with a limit that it does not show."""
     if last is None:
         return Finding(bad={name: ("is gone",)})
-    bad, unknown = [], []
+    bad, unknown = [], [*_unread_counters(first, limits)]
     for before, after, up in ((first.state, last.state, ACTIVE), (first.physical_state, last.physical_state, LINK_UP)):
         if isinstance(after, NotAvailable):
             unknown.append(f"its state is {after}")
         elif before == up != after:
             bad.append(f"is {after} at the end, and was {before}")
             break
-    if isinstance(first.counters, NotAvailable) and isinstance(first.hw_counters, NotAvailable):
-        unknown.append(f"its counters are {first.counters}")
-    elif first.fabric == "infiniband":
-        known = first.counters if isinstance(first.counters, dict) else {}
-        missing = ", ".join(one for one in limits if one in GREATEST and one not in known)
-        why = first.counters.why if isinstance(first.counters, NotAvailable) else "the driver does not count it"
-        unknown += [f"{missing} cannot be read: {why}"] if missing else []
+    was, rate = first.rate_gbit_s, last.rate_gbit_s
+    if not bad and last.state == ACTIVE and not isinstance(was, NotAvailable):
+        if isinstance(rate, NotAvailable):
+            unknown.append(f"its rate is {rate}")
+        elif rate < was:
+            bad.append(f"is at {rate:g} Gb/s at the end, and was at {was:g}")
     return Finding(bad={name: bad}, unknown={name: unknown})
+
+
+def _unread_counters(port: NicPort, limits: Limits) -> Iterator[str]:
+    """Why counters with a limit are not known: InfiniBand has all of the architecture's, RoCE those of its driver."""
+    counted, own = port.counters, port.hw_counters
+    if isinstance(counted, NotAvailable) and isinstance(own, NotAvailable):
+        yield f"its counters are {counted}"
+        return
+    known = {*(() if isinstance(counted, NotAvailable) else counted), *(() if isinstance(own, NotAvailable) else own)}
+    if isinstance(own, NotAvailable) and (port.fabric == "roce" or ABSENT not in own.why):
+        yield f"its hw_counters are {own}"
+    elif port.fabric in ("infiniband", "roce") and not known & {*limits}:
+        yield f"it shows none of the counters {', '.join(limits)}"
+    elif port.fabric == "infiniband" and (missing := [one for one in limits if one in GREATEST and one not in known]):
+        why = counted.why if isinstance(counted, NotAvailable) else "the driver does not count it"
+        yield f"{', '.join(missing)} cannot be read: {why}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
-from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.judging.finding import HERE, NOBODY, Finding
 from pytest_gpucluster.judging.forecast import counted
 
 if TYPE_CHECKING:
@@ -113,9 +113,10 @@ def judge_ports(hosts: Mapping[str, Sequence[Nic] | NotAvailable], promise: Port
     usual = _usual_by_key(voters)
     has_peers = len(hosts) > 1 or promise.ports is not None
     names = {host: _names(nics, promise.fabric) for host, nics in hosts.items()}
-    doubts = {host: [*unread[host], *([] if has_peers else [_nothing_to_compare(promise)])] for host in hosts}
+    alone = [] if has_peers else [_nothing_to_compare(promise)]
+    doubts = {host: {HERE: unread[host], NOBODY: alone} for host in hosts}
     return {
-        host: Finding(kind="nic", unknown={HERE: tuple(doubts[host])}, evidence={"expected": _in_words(expected)})
+        host: Finding(kind="nic", unknown=doubts[host], evidence={"expected": _in_words(expected)})
         if isinstance(hosts[host], NotAvailable)
         else replace(
             _judged(ports, expected, usual, doubts[host], promise).with_evidence(**_special(hosts[host])),
@@ -227,7 +228,7 @@ def _judged(
     ports: Sequence[_Port],
     expected: Sequence[float],
     usual: Mapping[PortKey, tuple[float, str]],
-    doubts: Sequence[str],
+    doubts: Mapping[str, Sequence[str]],
     promise: PortPromise,
 ) -> Finding:
     rates = _rates(ports)
@@ -239,8 +240,8 @@ def _judged(
     total = {} if promise.total_gb_s is None else {"promised": f"{promise.total_gb_s * GBIT_PER_GB:g} Gb/s of all ports"}
     return Finding(
         bad={name: (fact,) for name, fact in (named or (_too_slow(ports, promise) if short else {})).items()},
-        unknown={HERE: doubts},
-        value=bad if bad or not doubts else None,
+        unknown=doubts,
+        value=bad if bad or not any(doubts.values()) else None,
         kind="nic",
         evidence={"up": _in_words(rate for rate in rates if 0 < rate < math.inf), "expected": _in_words(expected), **total},
     )

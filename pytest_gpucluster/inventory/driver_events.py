@@ -178,6 +178,8 @@ SXID = re.compile(
 """The lines of an error: its severity and link, then ``Severity 1 Engine instance 60 ...`` and ``Data {0x10000000, ...}``."""
 UNREAD = re.compile(rf"{BEGIN}|nvidia-nvswitch\d*:\s*SXid\b", re.ASCII | re.IGNORECASE)
 """How a line on an error begins, whether its rest can be read or not."""
+SUPPRESSED = re.compile(r"\b(?:NVRM|nvidia[\w-]*|nv_\w+)\b.*\b\d+ (?:callbacks|messages|lines) suppressed", re.IGNORECASE)
+"""What the kernel writes in place of the driver's lines where these come too fast."""
 OF_DRIVER = re.compile(r"NVRM: |\bnvidia (?=[0-9a-fA-F]{4,8}:)|\bnvidia: probe of ")
 PCI = re.compile(ADDRESS)
 SUBJECT = re.compile(rf"NVRM: The NVIDIA GPU (?:at )?{ADDRESS}")
@@ -305,6 +307,8 @@ class KernelLog:
         """What a line tells. An address in the first line of a message holds for those that follow, up to another address."""
         if (subject := SUBJECT.search(line)) is not None:
             self._subject = pci_key(subject["pci"])
+        if SUPPRESSED.search(line) is not None:
+            self._trouble = self._trouble or f"the kernel left out lines of the driver: {line[:LINE_CHARACTERS]}"
         found = parse_xid(line) or parse_sxid(line)
         if found is not None:
             self._subject = None

@@ -193,7 +193,7 @@ class NicPort:
     state: str | NotAvailable = row(SysfsFile("state"), "4: ACTIVE", "nic_ports, nic_errors", convert=_word)
     physical_state: str | NotAvailable = row(SysfsFile("phys_state"), "5: LinkUp", "nic_ports, nic_errors", convert=_word)
     rate: str | NotAvailable = row(SysfsFile("rate"), RATE, EVIDENCE, "of `nic_ports`")
-    rate_gbit_s: float | NotAvailable = row(SysfsFile("rate"), RATE, "nic_ports", convert=_gbit_s)
+    rate_gbit_s: float | NotAvailable = row(SysfsFile("rate"), RATE, "nic_ports, nic_errors", convert=_gbit_s)
     guid: str | NotAvailable = row(
         SysfsFile("gids/0"), "fe80:0:0:0:0:0:0:100", NOBODY, "for the fabric's own tools", convert=_port_guid
     )

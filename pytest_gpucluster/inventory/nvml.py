@@ -336,7 +336,7 @@ class GpuState:
         "`no_foreign_process` reads it before the run, as `Occupancy`",
         convert=lambda memory: _gib(memory.used),
     )
-    ecc_enabled: bool | NotAvailable = row(Nvml("nvmlDeviceGetEccMode"), (1, 1), "ecc_enabled", convert=_is_on)
+    ecc_enabled: bool | NotAvailable = row(Nvml("nvmlDeviceGetEccMode"), (1, 1), "ecc_enabled, gpu_worsened", convert=_is_on)
     ecc_uncorrected_volatile: int | NotAvailable = row(UNCORRECTED, 0, "ecc_uncorrected", convert=_count)
     ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, EVIDENCE, "of `ecc_uncorrected`", convert=_count)
     ecc_corrected_volatile: int | NotAvailable = row(CORRECTED, 0, NOBODY, REPAIRED, convert=_count)
@@ -370,9 +370,11 @@ class GpuState:
     power_limit_default_w: float | NotAvailable = row(
         Nvml("nvmlDeviceGetPowerManagementDefaultLimit"), 700000, "power_limit", convert=_watts
     )
-    mig: bool | NotAvailable = row(Nvml("nvmlDeviceGetMigMode"), (0, 0), "mig_disabled", convert=_is_on)
+    mig: bool | NotAvailable = row(Nvml("nvmlDeviceGetMigMode"), (0, 0), "mig_disabled, gpu_worsened", convert=_is_on)
     persistence: bool | NotAvailable = row(Nvml("nvmlDeviceGetPersistenceMode"), 1, "persistence", convert=bool)
-    compute_mode: str | NotAvailable = row(Nvml("nvmlDeviceGetComputeMode"), 0, "compute_mode", convert=_compute_mode)
+    compute_mode: str | NotAvailable = row(
+        Nvml("nvmlDeviceGetComputeMode"), 0, "compute_mode, gpu_worsened", convert=_compute_mode
+    )
     memory_temperature_c: float | NotAvailable = row(
         NvmlField(pynvml.NVML_FI_DEV_MEMORY_TEMP), 42, NOBODY, "no limit has a source yet"
     )

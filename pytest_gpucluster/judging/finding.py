@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 HERE = ""
 """The subject of facts about the judged place itself."""
+NOBODY = "no part is named"
+"""The subject of what is unknown where the judged place may well be healthy: an error of it blames nobody."""
+NOT_HARDWARE = ("software", "settings", "host")
+"""Kinds that are also to blame for what they keep from being read; nobody takes them out of service for it."""
 Subject: TypeAlias = "Place | str"
-"""What a fact is about: a GPU or a node, the name of a part inside the place (a port, a switch), or :data:`HERE`."""
+"""What a fact is about: a GPU or a node, the name of a part inside the place (a port), :data:`HERE` or :data:`NOBODY`."""
 Facts: TypeAlias = "Mapping[Any, Sequence[str]]"
 """Texts by :data:`Subject`."""
 Key = TypeVar("Key", bound=Subject)
@@ -39,7 +43,8 @@ class Finding:
         evidence: what else was seen, shown in reports.
         remark: what a value within its limit does not show.
         kind: the kind of the bad part, of the bad places where both are bad; None: what the place is.
-        unknown_kind: the kind to blame for what is unknown; None: ``kind``.
+        unknown_kind: the kind to blame for what is unknown; None: ``kind`` if that is one of :data:`NOT_HARDWARE`, otherwise
+            ``unknown``, as a part that cannot be read may be healthy.
         advice: what to do about the worst bad part; None: what is usual for its kind.
         unknown_advice: what to do about what is unknown; None: what is usual for the kind to blame.
         among: the nodes that share the bad part, if it is a part of none of them, such as a leaf switch. Places in ``bad`` are
@@ -104,9 +109,10 @@ class Finding:
 
     def error(self, place: Place | None, among: Iterable[Place] = ()) -> MeasurementError:
         """The error of what is unknown: at the unknown places of ``among`` if it is some of them, otherwise at ``place``."""
-        own = () if place is None else (place,)
+        own = () if place is None or {*self.unknown} == {NOBODY} else (place,)
         where = "" if place is None else f"{place.label}: "
-        part: Part = self.unknown_kind or self.kind or "unknown"
+        of_kind: Part = self.kind if self.kind in NOT_HARDWARE else "unknown"
+        part = self.unknown_kind or of_kind
         blame = Blame(part=part, cause=self.doubts[0], advice=self.unknown_advice)
         culprits = _some_of(self.unknown, among) or own
         step = f"\n  next: {self.unknown_advice}" if self.unknown_advice is not None else ""

@@ -28,8 +28,6 @@ REHEARSED_SELFTEST_S = 12.0
 FIRST_TRAINING_S = 15.0
 """What the first training of a run takes more than a later one: it loads, compiles and captures. Cold caches and warm ones
 hardly differ: 18 to 34 s where finetune_loss comes first, 13 to 15 s where it does not (docs/results)."""
-BUDGET = 3.0
-"""A measurement that can be made shorter takes at most so many times its entry's ``takes_s``."""
 REHEARSED = "tiny"
 """The preset of a training on a CPU."""
 REHEARSED_BUDGET_S = 6.0

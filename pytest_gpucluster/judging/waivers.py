@@ -18,6 +18,7 @@ from pytest_gpucluster.config.yaml_lines import Problem, read
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import WAIVED, Record, counted_as, may_be_waived
 from pytest_gpucluster.thresholds.layers import shown
+from pytest_gpucluster.thresholds.schema import Form  # noqa: TC001 -- pydantic reads it
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -199,7 +200,7 @@ class _Entry(BaseModel):
 class _File(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    schema_: Annotated[Literal[1], Field(alias="schema")]
+    schema_: Annotated[Form, Field(alias="schema")]
     waivers: list[_Entry]
 
 

@@ -27,7 +27,7 @@ from pytest_gpucluster.cluster.numbering import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
-from pytest_gpucluster.judging.forecast import BUDGET, REHEARSED_BUDGET_S, SELFTEST
+from pytest_gpucluster.judging.forecast import REHEARSED_BUDGET_S, SELFTEST
 from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.plugin.activation import as_usage_error
@@ -46,7 +46,7 @@ from pytest_gpucluster.reporting.files import require_takeable, require_writable
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
-from pytest_gpucluster.thresholds.resolve import BOUNDS_OF_FABRIC
+from pytest_gpucluster.thresholds.resolve import BOUNDS_OF_FABRIC, BUDGET
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -31,12 +31,14 @@ CANNOT_CHANGE_AN_OUTCOME = frozenset(
         "bound_waived",  # lint alone reads it
         "bound_value",  # the figure that ``bound`` names
         "requires",  # acts through ``skip``
-        "takes_s",  # the forecast alone reads this key and the next
+        "takes_s",  # the forecast reads this key and the next; :meth:`Threshold.differences` names a far shorter time
         "measured_with",
         "rates",  # a term of the profile, which is named by itself where it is less
     }
 )
 """Fields of :class:`Threshold` that a site may change without changing a limit. Every other field counts."""
+BUDGET = 3.0
+"""A measurement that can be made shorter takes at most so many times its entry's ``takes_s``."""
 RING = "fabric.ring_gb_s"
 """What ``of`` names for a part of the rate of rings over all nodes."""
 ALL_TO_ALL = "fabric.all_to_all_gb_s"
@@ -172,6 +174,8 @@ class Threshold(EntryKeys):
             words.insert(0, f"{other.written_limit} instead of {self.written_limit}")
         if "bound" in found:
             words.append(f"bound {other.bound} instead of {self.bound}")
+        if self.takes_s is not None and other.takes_s is not None and BUDGET * other.takes_s < self.takes_s:
+            words.append(f"takes_s {other.takes_s} instead of {self.takes_s}")
         return [*words, *(name for name in found if name not in {*LIMIT, *MAPPINGS, "bound"})]
 
     @property

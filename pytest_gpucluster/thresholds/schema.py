@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pytest_gpucluster.config.schema_errors import FileSection, did_you_mean, shape_problems
+from pytest_gpucluster.config.schema_errors import FileSection, described, did_you_mean, shape_problems
 from pytest_gpucluster.config.settings import SOAK_S
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def _validate_as_written(value: Any, handler: Any) -> Any:
 
 _AS_WRITTEN = WrapValidator(_validate_as_written)
 """A whole number stays one, so that messages show it as the file has it."""
+Form = Annotated[Literal[1], WrapValidator(lambda value, handler: handler(value if type(value) is int else described(value)))]
+"""The number of the form of a file, 1. Neither true nor 1.0, which Python takes for equal."""
 _Size = Annotated[int, Field(ge=1)]
 _Number = Annotated[float, _AS_WRITTEN]
 Seconds = Annotated[float, Field(gt=0), _AS_WRITTEN]
@@ -278,7 +280,7 @@ class File(_StrictModel):
 
     model_config = ConfigDict(title="thresholds.yaml of pytest-gpucluster")
 
-    schema_: Annotated[Literal[1], Field(alias="schema")]
+    schema_: Annotated[Form, Field(alias="schema")]
     extends: Literal["packaged"] | None = None
     cluster: ClusterSection = ClusterSection()
     profiles: Annotated[dict[str, ProfileEntry], Field(min_length=1)]

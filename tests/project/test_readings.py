@@ -148,5 +148,5 @@ def test_the_printed_table_has_every_row(capsys: pytest.CaptureFixture[str]) -> 
     table = {kind: reading.rows(found) for kind, found in dataclasses_here().items() if reading.rows(found)}
     assert printed.count("\n## ") == len(table)
     assert len(re.findall(r"(?m)^\| `", printed)) == sum(map(len, table.values()))
-    assert "| `ecc_enabled` | `nvmlDeviceGetEccMode` | True | `ecc_enabled` |  |" in printed
+    assert "| `ecc_enabled` | `nvmlDeviceGetEccMode` | True | `ecc_enabled`, `gpu_worsened` |  |" in printed
     assert "| `recovery_action` | field 230 | none | `recovery_action` |  |" in printed

@@ -16,6 +16,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 REFUSED = NotAvailable("Not Supported")
 REPAIR = healthy(GpuRepair)
 FLAGS = ("channel_repair_pending", "tpc_repair_pending", "memory_unrepairable", "sram_threshold_exceeded")
+SET = {"ecc_enabled": True, "mig": False, "compute_mode": "default"}
 FABRIC = GpuFabric(state="completed", error=None, cluster_uuid="0", clique=0, troubles=[])
 UP = NvLink(link=0, is_up=True, speed_gb_s=26.562, effective_ber=None, symbol_ber=None)
 DOWN = replace(UP, is_up=False)
@@ -23,7 +24,7 @@ DOWN = replace(UP, is_up=False)
 
 def gpu(**changes: Any) -> Any:
     """A healthy GPU of one link, but for these readings."""
-    rows = {"remapped_rows_pending": False, "remapped_rows_failed": False}
+    rows = {"remapped_rows_pending": False, "remapped_rows_failed": False, **SET}
     return SimpleNamespace(**{"repair": REPAIR, "fabric": FABRIC, "nvlinks": [UP], **rows, **changes})
 
 
@@ -44,6 +45,9 @@ WORSE: list[tuple[dict[str, Any], str]] = [
     ({"fabric": replace(FABRIC, error="Timeout")}, "fabric error is Timeout, was None"),
     ({"fabric": replace(FABRIC, clique=3)}, "fabric clique is 3, was 0"),
     ({"fabric": replace(FABRIC, troubles=["unhealthy"])}, "fabric: unhealthy"),
+    ({"ecc_enabled": False}, "ecc_enabled is False, was True"),
+    ({"mig": True}, "mig is True, was False"),
+    ({"compute_mode": "exclusive_process"}, "compute_mode is exclusive_process, was default"),
 ]
 UNKNOWN: list[dict[str, Any]] = [
     {"nvlinks": REFUSED},
@@ -53,6 +57,7 @@ UNKNOWN: list[dict[str, Any]] = [
     *({"repair": replace(REPAIR, **{flag: REFUSED})} for flag in FLAGS),
     {"remapped_rows_pending": REFUSED},
     {"fabric": REFUSED},
+    *({name: REFUSED} for name in SET),
 ]
 
 
@@ -85,3 +90,12 @@ def test_seconds_throttled() -> None:
     assert throttled_s(first, last) == {"power": 2.5}
     assert throttled_s(gpu(throttled_s=REFUSED), last) == REFUSED
     assert throttled_s(first, gpu(throttled_s=REFUSED)) == REFUSED
+
+
+@pytest.mark.parametrize(("name", "bad"), [("ecc_enabled", False), ("mig", True), ("compute_mode", "prohibited")])
+def test_what_somebody_set_during_the_run(name: str, bad: Any) -> None:
+    """A setting is to blame and no part; beside a fault of the GPU that one is. What was so before, or is good now, is not."""
+    assert state_changes(gpu(), gpu(**{name: bad})).kind == "settings"
+    assert state_changes(gpu(), gpu(**{name: bad}, nvlinks=[DOWN])).kind == "gpu"
+    for first, last in ((bad, bad), (bad, SET[name]), (REFUSED, bad)):
+        assert seen(gpu(**{name: first}), gpu(**{name: last})) == ((), ())

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.health.host_parts import judge_disks, judge_modules, why_no_modules
+from pytest_gpucluster.health.host_parts import judge_disks, judge_modules, why_no_logs, why_no_modules
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE
-from pytest_gpucluster.measurements.host_parts import DiskHealth, HostParts, MemoryModule, read_disks, read_health, read_modules
+from pytest_gpucluster.measurements.host_parts import (
+    Disk,
+    DiskHealth,
+    HostParts,
+    MemoryModule,
+    read_disks,
+    read_health,
+    read_modules,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,3 +227,39 @@ def test_a_log_that_cannot_be_read(path: Path, printed: str, exit_code: int, why
     found = read_health("/dev/nvme0")
     assert isinstance(found, NotAvailable)
     assert found.why.startswith(why)
+
+
+LIVE = Disk(name="nvme0", model="MZ", serial="S1", firmware="1", state="live", health=NotAvailable("none"))
+GOOD = DiskHealth(
+    tool="nvme", passed=None, critical_warning=0, spare_percent=99, spare_threshold_percent=9, used_percent=1, media_errors=0
+)
+CLOSED = (
+    "neither smartctl nor nvme is installed",
+    "smartctl: Smartctl open device: /dev/nvme0 failed: Permission denied",
+    "nvme printed no health log: JSONDecodeError('...'); exit code 1: /dev/nvme0: Operation not permitted",
+    "smartctl: Smartctl open device: /dev/nvme0 failed: No such file or directory",
+)
+SILENT = ("smartctl did not end within 20 s", "smartctl printed no health log: KeyError('x')", "smartctl: Input/output error")
+
+
+@pytest.mark.parametrize("why", CLOSED)
+def test_a_log_that_nobody_can_ask_for(why: str) -> None:
+    """It does not apply, whatever is told as the reason: a good state alone is not green, and a bad one fails."""
+    disks = [replace(LIVE, health=NotAvailable(why)), replace(LIVE, name="nvme1", health=NotAvailable(why))]
+    assert why in str(why_no_logs(disks))
+    dead = [*disks, replace(LIVE, name="nvme2", state="dead", health=NotAvailable(why))]
+    assert (why_no_logs(dead), judge_disks(dead).judged) == (None, 1)
+    odd = [*disks, replace(LIVE, name="nvme2", state=NotAvailable("I/O error"), health=NotAvailable(why))]
+    assert (why_no_logs(odd), judge_disks(odd).judged) == (None, None)
+    part = [*disks, replace(LIVE, name="nvme2", health=GOOD)]
+    assert (why_no_logs(part), judge_disks(part).judged, why in str(judge_disks(part).remark)) == (None, 0, True)
+
+
+@pytest.mark.parametrize("why", SILENT)
+@pytest.mark.parametrize("other", [GOOD, NotAvailable(CLOSED[0])])
+def test_a_log_that_was_asked_for_and_not_read(why: str, other: DiskHealth | NotAvailable) -> None:
+    """Its disk may fail: unknown, and never green."""
+    disks = [replace(LIVE, health=other), replace(LIVE, name="nvme1", health=NotAvailable(why))]
+    found = judge_disks(disks)
+    assert (why_no_logs(disks), found.judged) == (None, None)
+    assert found.doubts == (f"nvme1: its health log was not read: {why}",)

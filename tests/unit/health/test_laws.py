@@ -245,7 +245,7 @@ def test_judge_what_is_known_then_raise_what_is_unknown(bad: int, unknown: int, 
     elif unknown:
         with pytest.raises(MeasurementError, match="was refused") as raised:
             judge.judge(finding)
-        assert (raised.value.culprits, raised.value.blames) == ((NODE,), "nic")
+        assert (raised.value.culprits, raised.value.blames) == ((NODE,), "unknown")
         assert judge.judged is None
     else:
         judge.judge(finding)

@@ -241,3 +241,83 @@ def test_limits_of_another_form(recipe: Any) -> None:
     """A limit that judges nothing is wrong usage."""
     with pytest.raises(ConfigurationError, match="limits: "):
         read_limits(recipe)
+
+
+def on_port(*changes: tuple[str, str | None]) -> Callable[[MadeSys], None]:
+    """Files and folders of the second adapter's port: a text, or None for none."""
+
+    def change(made: MadeSys) -> None:
+        port = made.root / "class" / "infiniband" / "mlx5_1" / "ports" / "1"
+        for path, text in changes:
+            if text is not None:
+                (port / path).write_text(text, encoding="ascii")
+            elif path.endswith("/"):
+                for file in (port / path).iterdir():
+                    file.unlink()
+            else:
+                (port / path).rename(made.root / path)
+
+    return change
+
+
+@pytest.mark.parametrize("kind", [infiniband, roce])
+@pytest.mark.parametrize(
+    ("rate", "bad", "doubts"),
+    [
+        ("200 Gb/sec (4X HDR)", 1, 0),
+        ("200 Gb/sec (2X NDR)", 1, 0),
+        ("2.5 Gb/sec (1X SDR)", 1, 0),
+        ("", 0, 1),
+        ("-1 Gb/sec", 0, 1),
+        ("400 Gb/sec (4X NDR)", 0, 0),
+        ("800 Gb/sec (4X XDR)", 0, 0),
+    ],
+)
+def test_a_port_that_is_slower_at_the_end(tmp_path: Path, kind: Callable[..., Any], rate: str, bad: int, doubts: int) -> None:
+    """A link that was trained again with fewer lanes, or at a lower rate: no counter says it where the cut was short."""
+    found = Host(tmp_path, kind).between(on_port(("rate", rate)))
+    assert (found.count, len(found.doubts)) == (bad, doubts)
+    assert "is at" not in str(found.facts) or ("at the end, and was at 400" in found.facts[0] and PORT in found.facts[0])
+
+
+def test_a_port_that_is_down_and_slower(tmp_path: Path) -> None:
+    """That it is down is said once; the rate of a port without a link is no finding, nor is that of one that never had it."""
+    gone = (("state", "1: DOWN"), ("phys_state", "3: Disabled"), ("rate", "10 Gb/sec (4X SDR)"))
+    assert Host(tmp_path / "down").between(on_port(*gone)).count == 1
+    host = Host(tmp_path / "never")
+    on_port(*gone)(host.made)
+    assert said(host.between(on_port(("rate", "2.5 Gb/sec (1X SDR)")))) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "doubt"),
+    [
+        (roce, ("counters/", "hw_counters/"), "it shows none of the counters link_downed"),
+        (roce, ("counters", "hw_counters/"), "it shows none of the counters link_downed"),
+        (roce, ("hw_counters",), "its hw_counters are not available: No such file"),
+        (roce, ("counters", "hw_counters"), "its counters are not available"),
+        (infiniband, ("counters/", "hw_counters/"), "it shows none of the counters link_downed"),
+        (infiniband, ("counters/",), "cannot be read: the driver does not count it"),
+        (infiniband, ("counters",), "cannot be read: No such file"),
+        (infiniband, ("hw_counters",), None),
+        (roce, ("counters",), None),
+        (roce, ("counters/",), None),
+    ],
+)
+def test_counters_that_a_port_does_not_show(
+    tmp_path: Path, kind: Callable[..., Any], hidden: tuple[str, ...], doubt: str | None
+) -> None:
+    """What has a limit and is not read is unknown, unless ports of this kind need not count it."""
+    host = Host(tmp_path, kind)
+    on_port(*((path, None) for path in hidden))(host.made)
+    found = host.between(lambda _made: None)
+    assert (found.count, len(found.doubts)) == (0, doubt is not None)
+    assert doubt is None or doubt in found.doubts[0]
+
+
+@pytest.mark.parametrize("value", [2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("name", ["link_downed", "symbol_error", "local_ack_timeout_err", "port_rcv_errors"])
+def test_a_counter_at_the_end_of_its_bits(tmp_path: Path, name: str, value: int) -> None:
+    """It ends there, or is not counted: unknown, whatever greatest value its table gives it, and no port is bad."""
+    found = Host(tmp_path).between(counter(name, value))
+    assert (found.judged, found.facts, len(found.doubts)) == (None, (), 1)

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_gpucluster.health.nics import PortPromise, judge_ports
 from pytest_gpucluster.inventory.nics import read_nics
+from pytest_gpucluster.places import Place
 from tests.support.sysfs import HDR, MadeSys, infiniband, roce
 
 if TYPE_CHECKING:
@@ -282,6 +283,8 @@ def test_one_host_alone(tmp_path: Path) -> None:
     """Nothing to compare with: said. With a number from the profile it is judged, and the bad port is named."""
     hosts = Hosts(tmp_path, 1)
     assert "one host is there" in hosts.judge()[0].doubts[0]
+    error = hosts.judge()[0].error(Place(id="node0", node=0))
+    assert (error.culprits, error.blames) == ((), "unknown")
     promise = PortPromise(fabric="infiniband", ports=PORTS, gbit_s=400)
     assert hosts.judge(promise)[0].doubts == ()
     half_rate(hosts.made[0])

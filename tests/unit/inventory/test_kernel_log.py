@@ -140,6 +140,28 @@ def test_lines_of_the_switches(line: str, sxid: NodeSxid | None) -> None:
     assert parse_sxid(line) == sxid
 
 
+@pytest.mark.parametrize(
+    ("line", "is_whole"),
+    [
+        ("nvidia_ioctl: 1234 callbacks suppressed", False),
+        ("NVRM: 5 messages suppressed", False),
+        ("[  88.32] nv_printf_ratelimited: 12 callbacks suppressed", False),
+        ("nvidia-nvswitch0: 3 callbacks suppressed", False),
+        ("net_ratelimit: 33 callbacks suppressed", True),
+        ("nvme_queue_rq: 4 callbacks suppressed", True),
+        ("systemd[1]: 12 output lines suppressed due to ratelimiting", True),
+    ],
+)
+def test_lines_that_the_kernel_left_out(tmp_path: Path, line: str, is_whole: bool) -> None:  # noqa: FBT001
+    """The log is not complete where the driver's own came too fast; what others write too fast is theirs."""
+    file = tmp_path / "kmsg"
+    file.write_text(f"4,1,5,-;NVRM: loading\n4,2,6,-;{line}\n4,3,7,-;{BUS}\n", encoding="utf-8")
+    log = KernelLog(file)
+    assert [type(one) for one in log.read()] == [NodeXid]
+    assert (log.why is None) is is_whole
+    assert is_whole or "left out lines of the driver" in str(log.why)
+
+
 @pytest.mark.parametrize("address", ["00000000:1B:00.0", "0000:1b:00", "0000:1b:00.0", "00000000:1B:00"])
 def test_addresses_of_one_gpu(address: str) -> None:
     """NVML writes a domain of eight digits, the kernel one of four."""

@@ -142,6 +142,7 @@ def test_file(tmp_path: Path) -> None:
         ("place: GPU-6f1c", "place: node0-gpu3", ":3: a place id may mean another part tomorrow"),
         ("place: GPU-6f1c", "places: GPU-6f1c", ":3: 'places' is not a key of a waiver"),
         ("schema: 1", "schema: 2", ":1: 'schema' is 2"),
+        ("schema: 1", "schema: true", ":1: 'schema' is 'true'"),
         ("- {", "- !!python/object:os.system {", "tag"),
         ("  - {", "  - &a {", "the anchor '&a' is not allowed"),
         ("waivers:", "waiver:", ":1: 'waivers' is missing"),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.judging.forecast import BUDGET
 from pytest_gpucluster.measurements import collective_cases, collective_sizes, collectives, host_rates, pair_matrix, timing
 from pytest_gpucluster.measurements.timing import AT_THE_END, Budget, Launches, affordable
+from pytest_gpucluster.thresholds.resolve import BUDGET
 from tests.support.loopback_ranks import fork_ranks, results_of_ranks
 from tests.support.thresholds_files import packaged
 from tests_acceptance.conftest import remark_on, sizes_or_error

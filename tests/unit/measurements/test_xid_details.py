@@ -40,7 +40,13 @@ def nvlink(unit: str, severity: str, link: str = "13", status: str = "0x00000001
     return f"{unit} {severity} XC0 i0 Link {link} (0x0409a0c2 {status} {NUMBERS})"
 
 
-def xids(*lines: str, at_s: tuple[float, ...] = (), nvml: tuple[int, ...] = (), workers: Sequence[OwnWorker] = ()) -> GpuXids:
+def xids(
+    *lines: str,
+    at_s: tuple[float, ...] = (),
+    nvml: tuple[int, ...] = (),
+    workers: Sequence[OwnWorker] = (),
+    log_why: str | None = None,
+) -> GpuXids:
     """What was heard of GPU 0000:18:00: lines of the log, 100 s ago if no age is given, and codes of NVML."""
     gpu = NodeGpu(index=0, uuid="GPU-0", pci="00000000:18:00.0", why=None)
     logged = [one for one in map(parse_xid, lines) if one is not None]
@@ -51,7 +57,7 @@ def xids(*lines: str, at_s: tuple[float, ...] = (), nvml: tuple[int, ...] = (), 
         for one, age_s in zip(logged, ages_s, strict=True)
     ]
     of_nvml = [NodeXid(code=code, index=0, age_s=100.0) for code in nvml]
-    heard = NodeEvents(nvml_why=None, log_why=None, sees_host_pids=True, gpus=(gpu,), xids=(*of_log, *of_nvml))
+    heard = NodeEvents(nvml_why=None, log_why=log_why, sees_host_pids=True, gpus=(gpu,), xids=(*of_log, *of_nvml))
     return xids_of(gpu, NodeEvents.read(heard.to_json()), workers)
 
 
@@ -108,9 +114,9 @@ def test_a_line(code: int, text: str, detail: XidDetail | None) -> None:
 @pytest.mark.parametrize("code", range(144, 151))
 @pytest.mark.parametrize("nvml", [0, 1, 2])
 def test_an_nvlink_error_that_is_not_fatal(code: int, nvml: int) -> None:
-    """It is a remark with unit, link, status and count. What NVML reports of it is the same one; more than that counts."""
+    """It is a remark with unit, link, status and count. What NVML reports of it is the same one; more than that is unknown."""
     found = judge_xids(xids(line(code, nvlink("RLW_RXPIPE", "Nonfatal")), nvml=(code,) * nvml))
-    assert found.judged == max(0, nvml - 1)
+    assert found.judged == (None if nvml > 1 else 0)
     assert found.remark is not None
     assert f"Xid {code}" in found.remark
     assert "RLW_RXPIPE Nonfatal, link 13, error status 0x00000001" in found.remark
@@ -131,10 +137,50 @@ def test_a_fatal_nvlink_error() -> None:
     assert "link 5" not in found.facts[0]
 
 
-@pytest.mark.parametrize(("lines", "nvml"), [((line(145, "something new"),), ()), ((), (145,))])
-def test_a_severity_that_is_not_known(lines: tuple[str, ...], nvml: tuple[int, ...]) -> None:
-    """It counts."""
-    assert judge_xids(xids(*lines, nvml=nvml)).judged == 1
+NO_LOG = "/dev/kmsg cannot be read: Operation not permitted"
+
+
+@pytest.mark.parametrize("code", range(144, 151))
+@pytest.mark.parametrize(
+    ("lines", "heard", "why"),
+    [
+        (0, 1, NO_LOG),
+        (0, 700, NO_LOG),
+        (0, 1, "the kernel log lost records before they were read"),
+        (0, 1, None),
+        (1, 0, None),
+        (2, 2, None),
+    ],
+)
+def test_a_severity_that_is_not_known(code: int, lines: int, heard: int, why: str | None) -> None:
+    """It is unknown, never green, and no part is named: a healthy B200 in a Pod counts Nonfatal ones too."""
+    told = xids(*[line(code, "something new")] * lines, nvml=(code,) * heard, log_why=why)
+    found = judge_xids(told, lambda: {ROOT: told})
+    assert (found.judged, found.facts) == (None, ())
+    (doubt,) = found.doubts
+    assert f"Xid {code}" in doubt
+    assert "its severity is unknown" in doubt
+    assert f"not readable without the kernel log ({why})" in doubt or why is None
+    error = found.error(ROOT)
+    assert (error.culprits, error.blames) == ((), "unknown")
+    assert "/dev/kmsg" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("other", "judged"),
+    [((79,), 1), ((154,), 1), ((43,), 1), ((999,), 1), ((106,), None), ((79, 154), 2)],
+)
+def test_an_unknown_severity_beside_what_is_known(other: tuple[int, ...], judged: int | None) -> None:
+    """Another Xid of the GPU counts as ever."""
+    found = judge_xids(xids(nvml=(145, *other), log_why=NO_LOG))
+    assert found.judged == judged
+    assert len(found.doubts) == 1
+
+
+def test_an_unknown_severity_beside_a_fatal_one() -> None:
+    """What the log calls fatal counts; NVML reported more than the log has."""
+    found = judge_xids(xids(line(145, nvlink("RLW_CTRL", "Fatal", "7")), nvml=(145,) * 3))
+    assert (found.judged, len(found.facts), len(found.doubts)) == (1, 1, 1)
 
 
 def test_no_link() -> None:
@@ -211,19 +257,25 @@ def beside(own: GpuXids, *others: GpuXids) -> Finding:
         xids(REMOVED),
         xids(SUFFERED, REMOVED),
         xids(SUFFERED, PLAIN, RESET),
-        xids(nvml=(145,)),
+        xids(nvml=(145,), log_why=NO_LOG),
         xids(SUFFERED, at_s=(60.0,)),
     ],
 )
-@pytest.mark.parametrize("root", [xids(DOWN), xids(DOWN, SUFFERED, REMOVED), xids(nvml=(149,)), xids(DOWN, RESET)])
+@pytest.mark.parametrize(
+    "root", [xids(DOWN), xids(DOWN, SUFFERED, REMOVED), xids(nvml=(149,), log_why=NO_LOG), xids(DOWN, RESET)]
+)
 def test_the_consequence_of_a_link_of_another_gpu(own: GpuXids, root: GpuXids) -> None:
-    """It fails, and blames the other GPU, with that one's link and advice."""
+    """It fails, and blames the other GPU, with that one's link and advice. Of the two severities one has to be known."""
     found = beside(own, root, xids(SUFFERED))
+    if own.nvml and root.nvml:
+        assert (found.judged, found.facts) == (None, ())
+        return
     assert found.judged >= 1
     assert found.culprits(()) == (ROOT,)
     assert found.facts[0].startswith("node0-gpu0: Xid 149")
     assert ("link 14" in found.facts[0]) == bool(root.kernel_log)
-    assert found.advice == judge_xids(root).advice
+    assert found.advice == judge_xids(root).advice or root.nvml
+    assert found.advice is not None
 
 
 @pytest.mark.parametrize(

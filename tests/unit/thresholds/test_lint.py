@@ -48,6 +48,8 @@ def problems_of(path: Path) -> list[str]:
     ("old", "new", "expected"),
     [
         ("schema: 1", "schema: 2", "site.yaml:1: 'schema' is 2. Choose from: 1."),
+        ("schema: 1", "schema: true", "site.yaml:1: 'schema' is 'true'. Choose from: 1."),
+        ("schema: 1", "schema: 1.0", "site.yaml:1: 'schema' is '1.0'. Choose from: 1."),
         ("schema: 1", "limits: {}", "'limits' is not a key of a thresholds file. Keys: schema, extends, cluster"),
         ("schema: 1", "", "site.yaml:2: 'schema' is missing."),
         ("nodes: 2, gpus_per_node: auto", "nodes: all", "site.yaml:2: 'nodes' must be 'auto' or a whole number"),

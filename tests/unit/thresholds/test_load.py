@@ -366,6 +366,24 @@ def test_a_changed_bound_is_told_in_words(write: Write) -> None:
     assert (limit.bound.value, limit.bound.is_most) == (2000, True)
 
 
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("takes_s: 0.001", ["takes_s 0.001 instead of 6"]),
+        ("takes_s: 1.9", ["takes_s 1.9 instead of 6"]),
+        ("takes_s: 2", []),
+        ("takes_s: 6", []),
+        ("takes_s: 500", []),
+        ("takes_s: null", []),
+    ],
+)
+def test_a_far_shorter_time_is_a_changed_limit(written: str, words: list[str], write: Write) -> None:
+    """A measurement ends after three times ``takes_s``: below a third of what it takes, fewer repeats are judged."""
+    key = "inter_node_busbw[all_reduce]"
+    file = load(write(f"{OVERLAY}criteria:\n  '{key}': {{{written}}}\n"))
+    assert file.changed_entries(file.profiles["h200-sxm"]).get(key, []) == words
+
+
 def changed(field: str, value: Any) -> Any:
     """Another valid value of a field of Threshold."""
     others = {
