@@ -9,7 +9,7 @@ from pytest_gpucluster.controller.diagnosis import diagnose
 from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, GpuProcess
 from pytest_gpucluster.places import UNKNOWN_HOST, Place
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -108,7 +108,7 @@ def foreign_process_errors(replies: Mapping[int, Reply], group: Iterable[Place],
 def _foreign_process_error(place: Place, reply: Reply, what: str) -> MeasurementError:
     seen = reply.foreign_processes
     text = ", ".join(GpuProcess(pid=one.pid, name=one.name, memory_gib=one.memory_gib).text for one in seen[:SHOWN_PROCESSES])
-    more = f", {len(seen) - SHOWN_PROCESSES} more processes" if len(seen) > SHOWN_PROCESSES else ""
+    more = f", {counted(len(seen) - SHOWN_PROCESSES, 'more process', 'more processes')}" if len(seen) > SHOWN_PROCESSES else ""
     when = f"came during this run, before {what}" if seen[0].when == "before" else f"came while {what}"
     lines = [
         f"GPU not idle: {text}{more} on {place.label}",

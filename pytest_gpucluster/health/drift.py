@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding
-from pytest_gpucluster.judging.forecast import counted
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -195,7 +194,7 @@ def summary(rows: Sequence[FactRow], *, num_nodes: int) -> str:
     for row in compared:
         for one in row.outliers:
             odd[one.part].append(row.name)
-    what = f"{len({row.name for row in compared})} facts compared over {counted(num_nodes, 'node')}"
+    what = f"{counted(len({row.name for row in compared}), 'fact')} compared over {counted(num_nodes, 'node')}"
     if not odd:
         return f"{what}, all alike" if num_nodes > 1 else f"{what}, which has no other host to compare with"
     named = shortlist([f"{part} ({', '.join(dict.fromkeys(names))})" for part, names in odd.items()], most=NAMED)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +80,8 @@ def judge_disks(disks: Sequence[Disk]) -> Finding:
     unread = Counter(one.health.why for one in disks if isinstance(one.health, NotAvailable))
     read = {one.name: one.health for one in disks if not isinstance(one.health, NotAvailable)}
     remarks = [f"health log of {n} of {len(disks)} disks not read: {why}" for why, n in unread.items()]
-    remarks += [f"{name} has counted {one.media_errors} errors of its medium" for name, one in read.items() if one.media_errors]
+    errors = {name: one.media_errors for name, one in read.items() if one.media_errors}
+    remarks += [f"{name} has counted {counted(number, 'error')} of its medium" for name, number in errors.items()]
     return Finding(
         bad={one.name: tuple(_faults(one)) for one in disks},
         unknown={one.name: (f"its state is {one.state}",) for one in disks if isinstance(one.state, NotAvailable)},

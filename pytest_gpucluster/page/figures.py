@@ -13,7 +13,7 @@ from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_o
 from pytest_gpucluster.page.drawing import Chart, Curve, Mark, apart, axes_over
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.table_rows import COUNTS
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -154,7 +154,7 @@ def _map(run: RunDocument) -> ClusterMap:
         cells=tuple(cells),
         labels=tuple(labels),
         heads=tuple(heads),
-        label=f"Map of {len(nodes)} nodes with up to {columns} GPUs each: {bad} bad of {len(cells)} places",
+        label=f"Map of {len(nodes)} nodes with up to {counted(columns, 'GPU')} each: {bad} bad of {len(cells)} places",
     )
 
 
@@ -263,7 +263,7 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
     high = [(size, max(by_size[size])) for size in sizes]
     middle = [(size, statistics.median(by_size[size])) for size in sizes]
     return Chart(
-        label=f"{criterion}: bus bandwidth by message size, {len(records)} place{'s' if len(records) > 1 else ''}",
+        label=f"{criterion}: bus bandwidth by message size, {counted(len(records), 'place')}",
         x_title="message size",
         y_title="GB/s",
         curves=(Curve(name="median", kind="c1", points=axes.points(middle)),),
@@ -307,7 +307,7 @@ def _bands(title: str, unit: str, seen: Sequence[tuple[str, list[float]]]) -> Ch
     middle = [(x, statistics.median(found)) for x, (_, found) in zip(xs, seen, strict=True)]
     most = max(map(len, (found for _, found in seen)))
     return Chart(
-        label=f"{title} under load: median and range of up to {most} GPUs at {len(seen)} measurements",
+        label=f"{title} under load: median and range of up to {counted(most, 'GPU')} at {counted(len(seen), 'measurement')}",
         x_title=f"measurements in their order: {shortlist([name for name, _ in seen], most=5)}",
         y_title=unit,
         curves=(Curve(name="median", kind="c1", points=axes.points(middle)),),

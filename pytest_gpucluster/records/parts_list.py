@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.records.spreadsheet import FORMULA, as_text
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -167,7 +167,7 @@ def _csv_rows(text: str, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(names):
-                raise ConfigurationError(f"{where}: {len(cells)} cells, and the head has {len(names)}")
+                raise ConfigurationError(f"{where}: {counted(len(cells), 'cell')}, and the head has {len(names)}")
             yield where, dict(zip(names, cells, strict=True))
     except csv.Error as error:
         raise ConfigurationError(f"{file}:{reader.line_num}: no CSV: {error}") from None

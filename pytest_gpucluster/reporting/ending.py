@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from pytest_gpucluster.judging.culprits import HARDWARE
-from pytest_gpucluster.judging.forecast import clock, counted
+from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, REJECTED, WAIVED, Verdict, counted_as
 from pytest_gpucluster.reporting.hostlists import EXACT, hostlist, short_names
 from pytest_gpucluster.reporting.lines import shell_command, wrapped
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +73,7 @@ def good_lines(hosts: Sequence[str], places: Mapping[str, Place], *, width: int)
     lines = wrapped(text.replace(",", ", "), width=width, indent="good: ", later="      ")
     lines = [line.replace(", ", ",") for line in lines]  # a list that Slurm reads has no blanks
     if len(lines) > MOST_GOOD:
-        return [*lines[: MOST_GOOD - 1], f"      ... {len(hosts)} nodes in all; each is in results.json"]
+        return [*lines[: MOST_GOOD - 1], f"      ... {counted(len(hosts), 'node')} in all; each is in results.json"]
     return lines
 
 

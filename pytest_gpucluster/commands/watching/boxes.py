@@ -32,9 +32,10 @@ from pytest_gpucluster.commands.watch_screen import (
 )
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.inventory.watched_node import rate_gb_s
-from pytest_gpucluster.judging.forecast import clock, counted
+from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import FAILED
 from pytest_gpucluster.reporting.watched_run import BAD
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
