@@ -144,7 +144,11 @@ def _line(subject: str, own: Mapping[str, Sequence[Record]], *, missing: int | N
     measured, misses = len(every) - len(judged), sum(record.advisory for record in every)
     is_good = {*judged} <= {PASSED}
     more = [MISSING] * (missing or 0) if MISSING in judged else []  # of criteria that have no outcome at all
-    said = f"{'all ' if missing is None else ''}{len(judged)} {OK}" if is_good else outcome_text([*judged, *more])
+    said = (
+        f"{'all ' if missing is None and len(judged) > 1 else ''}{len(judged)} {OK}"
+        if is_good
+        else outcome_text([*judged, *more])
+    )
     words = [said] if judged else []
     words += [f"{missing} {WORDS[MISSING]}"] if missing and not more else []
     words += [f"{measured} {MEASURED}"] if measured else []

@@ -143,7 +143,7 @@ def test_a_long_command_is_not_written_at_each_part(words: int) -> None:
     lines = lines_of(places, bad, command=command)
     assert sum("siblings" in line for line in lines) == MOST_DETAILED
     assert sum("-k" in line for line in lines) == MOST_DETAILED
-    again = [line for line in lines if line.startswith("      the same command with --gpucluster-only ")]
+    again = [line for line in lines if line.startswith("      measure again: the same command with --gpucluster-only ")]
     assert len(again) == (MOST_DETAILED if words == 60 else 0)
 
 
