@@ -17,6 +17,7 @@ from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 NOUNS = (
     "alarms blocks cells checks connections cores CPUs criteria differences errors exceptions facts fabrics files GPUs groups "
@@ -94,3 +95,41 @@ def test_counted() -> None:
     """One, none and several."""
     assert [counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
     assert counted(1, "line was", "lines were") == "1 line was"
+
+
+MOST_WORDS = 25
+NEWCOMERS = [
+    *(
+        REPOSITORY / "docs" / f"{name}.md"
+        for name in ("tutorial", "handover", "quick-reference", "info", "commands", "records")
+    ),
+    *(REPOSITORY / "docs" / f"{name}.md" for name in ("report", "resume", "watch", "glossary", "how-it-works", "thresholds")),
+    *(REPOSITORY / "docs" / f"{name}.md" for name in ("troubleshooting", "writing-a-criterion", "scaling", "security", "dcgm")),
+    *(REPOSITORY / "docs" / "how-to").glob("*.md"),
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md")),
+]
+"""The pages by which somebody begins, hands over, or adds something."""
+NO_PROSE = re.compile(r"(?ms)^ *```.*?^ *```$|^\s*[|#!<].*?$")
+
+
+def long_sentences(text: str) -> list[str]:
+    """Sentences, or parts between colons and semicolons, of more than MOST_WORDS words. Code and a link are a word each."""
+    prose = NO_PROSE.sub("\n", text)
+    prose = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", prose))
+    parts = (
+        part for block in re.split(r"\n\s*\n|\n *(?:[-*]|\d+\.) ", prose) for part in re.split(r"[.!?:;]\W*\s", f"{block} ")
+    )
+    return [" ".join(part.split()) for part in parts if len(re.findall(r"\S*\w\S*", part)) > MOST_WORDS]
+
+
+@pytest.mark.parametrize("page", NEWCOMERS, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_sentences_are_short(page: Path) -> None:
+    """A page for whoever is new says one thing after the other."""
+    assert long_sentences(page.read_text(encoding="utf-8")) == []
+
+
+def test_long_sentences_are_seen() -> None:
+    """Over lines too; not tables and code, and a list is as many sentences as it has items."""
+    words = " ".join(["word"] * 20)
+    text = f"{words}\n{words}.\n\n| {words} {words} |\n\n```sh\n{words} {words}\n```\n\n* {words}\n* {words}\n"
+    assert long_sentences(text) == [f"{words} {words}"]
