@@ -84,7 +84,7 @@ def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
     usage = ", ".join(part for part in (used, busy) if part)
     return MeasurementError(
         f"GPU not idle: {one_line(found.text)} on {place.label}\n"
-        f"  before anything of this run was on it: {usage or 'NVML tells no more'}\n"
+        f"  before anything of this run was on it: {usage or 'NVML shows no more'}\n"
         "  next: end that process, or wait for its job, and start again; what is measured beside it would be wrong",
         culprits=(place,),
         kind="not_idle",

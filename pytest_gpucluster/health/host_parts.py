@@ -25,7 +25,7 @@ WARNINGS = (
 WORN_PERCENT = 100
 """At this the vendor's estimate of a disk's life is over (the same page)."""
 NAMED = 4
-NO_SPEED = "the firmware tells no speed of a memory module"
+NO_SPEED = "the firmware reports no speed of a memory module"
 
 
 def why_no_modules(parts: HostParts) -> str | None:
