@@ -19,7 +19,7 @@ from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import unavailable
 from pytest_gpucluster.records.parts_list import csv_text, json_text, parts_of
-from pytest_gpucluster.text import counted, one_line
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -106,7 +106,7 @@ def unseen(machine: Mapping[str, Any]) -> dict[str, str]:
         known = {sysfs_address(gpu["pci"]) for gpu in gpus["gpus"]}
         hidden = ", ".join(address for address in machine["gpu_ways"] if address not in known)
         more = (
-            f"NVML shows {gpus['count']} of the {counted(on_bus, 'NVIDIA GPU')} on the PCI bus, not {hidden} "
+            f"NVML shows {gpus['count']} of the {on_bus} NVIDIA GPUs on the PCI bus, not {hidden} "
             "(a container may have a part of them)"
         )
         found["gpus"] = "; ".join([*([found["gpus"]] if "gpus" in found else []), more])

@@ -222,6 +222,10 @@ OF_HOST: Mapping[str, str] = {
     "nofile": "open files limit",
     "shm_gib": "shared memory GiB",
     "mlx5_driver": "mlx5 driver",
+    "cpu_faults": "CPU faults without a mend",
+    "perf_events": "perf_event_paranoid",
+    "gpu_counters": "who may profile GPUs",
+    "gdrcopy": "gdrcopy",
 }
 """The fields of ``HostFacts``, each with its name in words."""
 OF_GPU: Mapping[str, str] = {

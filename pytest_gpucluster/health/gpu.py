@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
-from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +66,7 @@ def judge_gpu_count(state: GpuHealth, *, is_stated: bool) -> Finding:
     known = {*map(sysfs_address, state.nvml_pci)}
     hidden = ", ".join(f"{address} ({driver})" for address, driver in on_bus.items() if address not in known)
     advice = f"look in the kernel log for the GPU that NVML does not list: {hidden}"
-    text = f"NVML lists {listed} of the {counted(len(on_bus), 'NVIDIA GPU')} on the PCI bus; not {hidden}"
+    text = f"NVML lists {listed} of the {len(on_bus)} NVIDIA GPUs on the PCI bus; not {hidden}"
     if is_stated:
         return replace(found, remark=text, advice=advice, evidence={**found.evidence, "not in NVML": hidden})
     doubt = f"{text}. A container or job may have a part of them: {state_it}"

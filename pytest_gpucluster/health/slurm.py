@@ -126,8 +126,8 @@ def remark_on_blocks(node: str, blocks: Mapping[str, str | NotAvailable | None],
     if len(in_block) > 1:
         return f"Slurm's block {block} has hosts of {len(in_block)} NVLink domains: jobs are cut across racks (topology.conf)"
     if len(of_domain) > 1:
-        blocks = counted(len(of_domain), "block")
-    return f"the host's NVLink domain is in {blocks} of Slurm: {', '.join(of_domain)} (topology.conf)"
+        several = f"{counted(len(of_domain), 'block')} of Slurm: {', '.join(of_domain)}"
+        return f"the host's NVLink domain is in {several} (topology.conf)"
     return None
 
 

@@ -48,7 +48,7 @@ def numbers_before_plurals(source: str) -> Iterator[str]:
         for before, number, after in zip([None, *text.values], text.values, text.values[1:], strict=False):
             if not isinstance(number, ast.FormattedValue) or not isinstance(after, ast.Constant):
                 continue
-            is_part = isinstance(before, ast.Constant) and str(before.value).endswith("of ")
+            is_part = isinstance(before, ast.Constant) and str(before.value).endswith(("of ", "of the "))
             shown = ast.unparse(number.value)
             if COUNTS.match(str(after.value)) and not is_part and not re.fullmatch(r"[\w.]*[A-Z_]{4,}(\[\w+\])?", shown):
                 yield f"{{{shown}}}{COUNTS.match(str(after.value))[0]}"
