@@ -232,7 +232,8 @@ def compare_with_order(order: Sequence[ListedPart], found: Sequence[ListedPart])
             unknown += open_ones
             same += not differs and not open_ones
         elif one.part in unread:
-            unknown.append(f"{one.label} is ordered and was not seen; {len(unread[one.part])} {one.part} have no known serial")
+            others = counted(len(unread[one.part]), f"{one.part} has", f"{one.part} have")
+            unknown.append(f"{one.label} is ordered and was not seen; {others} no known serial")
         else:
             wrong.append(f"{one.label} is ordered, and is not there")
     for key, parts in there.items():
