@@ -118,7 +118,7 @@ def _unusable(seen: PathObservations, required: PathRequirements) -> Iterator[tu
 def _not_shared(seen: PathObservations) -> Iterator[tuple[str, str]]:
     """Files of other hosts that were missed: all, or some."""
     apart, others = _apart(seen), len(seen.usable) - 1
-    nothing = f"no file of the {counted(others, 'other host')} shows here"
+    nothing = f"no file of the {others} other hosts shows here" if others > 1 else "the other host's file does not show here"
     for host in apart:
         yield host, f"is not shared: {nothing} ({seen.marks[host].mount})"
     yield from _unseen(seen, apart)
