@@ -54,7 +54,7 @@ def read_step(variables: Mapping[str, str], *, whole_job: bool = False) -> Slurm
         tasks = variables.get("SLURM_STEP_NUM_TASKS", str(len(hosts)))
         if tasks != str(len(hosts)):
             raise ConfigurationError(
-                f"the step has {tasks} task(s) on {counted(len(hosts), 'node')}: one task a node "
+                f"the step has {tasks} {'task' if tasks == '1' else 'tasks'} on {counted(len(hosts), 'node')}: one task a node "
                 "starts all of its ranks (srun --ntasks-per-node=1)"
             )
     job, restarts = int(variables["SLURM_JOB_ID"]), int(variables.get("SLURM_RESTART_COUNT") or 0)
