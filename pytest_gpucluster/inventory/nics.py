@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pytest_gpucluster.inventory import ethtool
 from pytest_gpucluster.inventory.program import ProgramError, run
 from pytest_gpucluster.inventory.reading import (
     EVIDENCE,
@@ -35,6 +34,7 @@ from pytest_gpucluster.inventory.sysfs import (
     list_names,
     read_number,
     read_numbers,
+    read_statistics,
     read_text,
     target_of,
 )
@@ -148,7 +148,7 @@ def _pauses(port: Path) -> dict[str, int] | NotAvailable:
     """The pause counters of priorities (PFC) and of the receiver's storm guard, of the port's interfaces together."""
 
     def of_interface(name: str) -> dict[str, int] | NotAvailable:
-        return apply(lambda every: {one: every[one] for one in every if _PAUSE.fullmatch(one)}, ethtool.read_statistics(name))
+        return apply(lambda every: {one: every[one] for one in every if _PAUSE.fullmatch(one)}, read_statistics(name))
 
     every = apply(lambda names: all_or_why(map(of_interface, names)), _netdevs(port))
     return apply(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory import ethtool, nics
-from pytest_gpucluster.inventory.ethtool import GET_NAMES, GET_SIZES, NAME_BYTES, read_statistics
+from pytest_gpucluster.inventory import nics
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.sysfs import GET_NAMES, GET_SIZES, NAME_BYTES, read_statistics
 from tests.support.sysfs import MadeSys, roce
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_pauses_of_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """The pause counters of its interface, and no other number; why, where the interface refuses."""
     made = MadeSys(tmp_path, roce(1))
     read = {"enp1s0f0np0": read_statistics("eth0", call=Driver(COUNTED))}
-    monkeypatch.setattr(ethtool, "read_statistics", lambda name: read[name])
+    monkeypatch.setattr(nics, "read_statistics", lambda name: read[name])
     port = nics.read_nics(root=made.root)[0].ports[0]  # type: ignore[index, union-attr]
     assert port.pauses == {key: value for key, value in COUNTED.items() if "pause" in key}
     read["enp1s0f0np0"] = NotAvailable("not permitted")
