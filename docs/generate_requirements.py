@@ -52,6 +52,8 @@ def answers(content: Mapping[str, Any], criteria: Mapping[str, Any]) -> dict[str
         given |= {"judged": [*given.get("judged", ()), *by_id[name]]} if name in by_id else {}
         if foreign := one.keys() - {"list", "asks", *ANSWERS}:
             raise ValueError(f"{name} has {', '.join(sorted(foreign))}, which is no key: quote a text that has a comma")
+        if type(one["asks"]) is not str:
+            raise ValueError(f"{name} asks for {one['asks']}, which YAML takes for no text: quote it")
         if len(given) != 1:
             raise ValueError(f"{name} has {len(given)} answers, and needs one of: {', '.join(ANSWERS)}")
         ((kind, words),) = given.items()

@@ -30,6 +30,7 @@ from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.records.run_identity import limits_used
 from pytest_gpucluster.reporting.earlier_hosts import remembered_hosts
+from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import RING, rates_of
@@ -291,7 +292,8 @@ def _require_gpus(profile: Profile, launch: Launch | None, detected: Detected) -
     if launch is None or profile.rehearsal or launch.local_world_size <= num_gpus:
         return
     raise ConfigurationError(
-        f"torchrun started {launch.local_world_size} ranks on this node, which has {num_gpus} visible GPUs; "
+        f"torchrun started {counted(launch.local_world_size, 'rank')} on this node, "
+        f"which has {counted(num_gpus, 'visible GPU')}; "
         f"say --nproc-per-node={num_gpus}. If a GPU is missing, say so with --gpucluster-expect instead"
     )
 

@@ -72,6 +72,11 @@ def lines(text: str) -> list[str]:
     return visible(text).removesuffix("\n").split("\n") if text else []
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``1 check``, ``3 checks``."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def with_commas(pieces: Sequence[str]) -> list[str]:
     """The pieces of a list, each but the last with its comma: they may be wrapped between any two."""
     return [*(f"{piece}," for piece in pieces[:-1]), *pieces[-1:]]

@@ -10,7 +10,7 @@ from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, GpuProcess
 from pytest_gpucluster.places import UNKNOWN_HOST, Place
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -76,7 +76,7 @@ def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
     usage = ", ".join(part for part in (used, busy) if part)
     return MeasurementError(
         f"GPU not idle: {one_line(found.text)} on {place.label}\n"
-        f"  before anything of this run was on it: {usage or 'NVML tells no more'}\n"
+        f"  before anything of this run was on it: {usage or 'NVML shows no more'}\n"
         "  next: end that process, or wait for its job, and start again; what is measured beside it would be wrong",
         culprits=(place,),
         kind="not_idle",
@@ -100,7 +100,7 @@ def foreign_process_errors(replies: Mapping[int, Reply], group: Iterable[Place],
 def _foreign_process_error(place: Place, reply: Reply, what: str) -> MeasurementError:
     seen = reply.foreign_processes
     text = ", ".join(GpuProcess(pid=one.pid, name=one.name, memory_gib=one.memory_gib).text for one in seen[:SHOWN_PROCESSES])
-    more = f", {len(seen) - SHOWN_PROCESSES} more processes" if len(seen) > SHOWN_PROCESSES else ""
+    more = f", {counted(len(seen) - SHOWN_PROCESSES, 'more process', 'more processes')}" if len(seen) > SHOWN_PROCESSES else ""
     when = f"came during this run, before {what}" if seen[0].when == "before" else f"came while {what}"
     lines = [
         f"GPU not idle: {text}{more} on {place.label}",

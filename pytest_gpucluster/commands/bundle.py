@@ -16,7 +16,7 @@ from pytest_gpucluster.evidence.contents import contents_of
 from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE, manifest_of
 from pytest_gpucluster.evidence.verification import UNSIGNED, steps, summary
 from pytest_gpucluster.reporting.files import whole_file
-from pytest_gpucluster.text import one_line, visible
+from pytest_gpucluster.text import counted, one_line, visible
 
 if TYPE_CHECKING:
     import argparse
@@ -64,7 +64,7 @@ def _write(chosen: argparse.Namespace, target: Path) -> int:
             _require_new(target)
     except OSError as error:
         raise ConfigurationError(f"the bundle {target} cannot be written: {error.strerror}") from None
-    sys.stdout.write(f"{target}  {len(content):,} bytes, {len(whole)} files\n")
+    sys.stdout.write(f"{target}  {len(content):,} bytes, {counted(len(whole), 'file')}\n")
     sys.stdout.write(f"SHA-256 of the manifest {hashlib.sha256(manifest).hexdigest()}\n")
     _foretell(whole)
     sys.stdout.write(f"verdict {one_line(str(run.facts.get('verdict_line') or run.word))}\n")

@@ -20,7 +20,7 @@ from pytest_gpucluster.records.matching import label_of
 from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, read_parts
 from pytest_gpucluster.records.reading import read_results
 from pytest_gpucluster.reporting.files import require_writable, write_report
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -83,7 +83,7 @@ def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
     ordered = read_parts(order, is_order=True)
     found = [one for file in inventories for one in read_parts(file, is_order=False)]
     differs = compare_with_order(ordered, found if inventories else parts_of(read_machine()))
-    counts = f"{len(differs.wrong)} differences, {len(differs.undecided)} unknown"
+    counts = f"{counted(len(differs.wrong), 'difference')}, {len(differs.undecided)} unknown"
     lines = [f"{differs.same} of {len(ordered)} parts as ordered, {counts}"]
     lines += [f"differs: {text}" for text in differs.wrong] + [f"unknown: {text}" for text in differs.undecided]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -133,13 +133,13 @@ def conclusion(found: RunComparison) -> str:
     """The comparison in one line."""
     worse = {
         "the verdict": int(found.verdict_is_worse),
-        _counted(len(found.worse_outcomes), "outcome"): len(found.worse_outcomes),
-        _counted(len(found.worse_values), "value"): len(found.worse_values),
-        f"{_counted(len(found.parts.gone), 'part')} gone": len(found.parts.gone),
+        counted(len(found.worse_outcomes), "outcome"): len(found.worse_outcomes),
+        counted(len(found.worse_values), "value"): len(found.worse_values),
+        f"{counted(len(found.parts.gone), 'part')} gone": len(found.parts.gone),
     }
     named = [words for words, number in worse.items() if number]
     said = f"worse: {', '.join(named)}" if named else "nothing is worse"
-    return f"{said}; {found.compared} values compared"
+    return f"{said}; {counted(found.compared, 'value')} compared"
 
 
 def sections(found: RunComparison) -> list[Section]:
@@ -214,7 +214,7 @@ def _worse_outcomes(found: RunComparison, label: Callable[[PartKey], str]) -> li
         else:
             lines.append(_outcome(one, label))
     for part, some in lost.items():
-        what = some[0].criterion if len(some) == 1 else f"{len(some)} criteria"
+        what = some[0].criterion if len(some) == 1 else counted(len(some), "criterion", "criteria")
         lines.append(f"{what} at {label(part)}: {WORDS[some[0].before]} -> {WORDS[MISSING]}: {some[0].reason}")
     return lines
 
@@ -223,7 +223,8 @@ def _value(one: Change, label: Callable[[PartKey], str]) -> str:
     if one.part is None:
         return f"{one.criterion}: {_percent(one.change)} at all parts together, {_numbers((one.before, one.after))} (medians)"
     beside = f"{_percent(one.change)} beside its siblings, {100 * one.allowed:.2g} % may be noise"
-    numbers = _numbers((one.before, one.after)) if not one.members else f"over {len(one.members)} criteria"
+    members = counted(len(one.members), "criterion", "criteria")
+    numbers = f"over {members}" if one.members else _numbers((one.before, one.after))
     return f"{one.criterion} at {label(one.part)}: {beside}, {numbers}"
 
 
@@ -234,10 +235,6 @@ def _numbers(values: Sequence[Any]) -> str:
 def _percent(change: float) -> str:
     """A relative change; above 0 is better."""
     return f"{abs(100 * change):.2f} % {'better' if change > 0 else 'worse'}"
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _escaped(text: str) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.records.matching import label_of
 from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

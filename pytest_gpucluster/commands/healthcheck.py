@@ -20,7 +20,7 @@ from pytest_gpucluster.commands.info_tables import value_at
 from pytest_gpucluster.inventory import machine as whole_machine
 from pytest_gpucluster.inventory.reading import NotAvailable, unavailable
 from pytest_gpucluster.inventory.slurm import change, read_node
-from pytest_gpucluster.text import one_line, within_bytes
+from pytest_gpucluster.text import counted, one_line, within_bytes
 
 if TYPE_CHECKING:
     import argparse
@@ -93,7 +93,7 @@ def condition(chosen: argparse.Namespace) -> int:
         wrong, unread, code = _judge(machine, chosen.gpus)
     except Exception as error:  # noqa: BLE001 -- Python would leave with 1, which says that the node has a problem
         wrong, unread, code = [], [f"the health check failed: {type(error).__name__}: {error}"], UNSEEN
-    found = [*wrong, *unread] or [f"{len(machine['gpus']['gpus'])} GPUs are healthy"]
+    found = [*wrong, *unread] or [f"{counted(len(machine['gpus']['gpus']), 'GPU is', 'GPUs are')} healthy"]
     sys.stdout.write(f"{_in_one_line(found)}\n")
     return CONDITIONS.get(code, UNKNOWN)
 

@@ -11,7 +11,7 @@ from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, p
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.records.kept_runs import KeptRun, find_runs, read_run
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +55,7 @@ def trend(runs: Sequence[KeptRun], criterion: str, *, part: str | None) -> str:
     what = f"median of {criterion}" if part is None else f"{criterion} of {part}"
     change = f", {100 * (after - before) / abs(before):+.2f} %" if before else ""
     numbers = f"{format_number(before)} -> {format_number(after)} {last.unit or ''}".strip()
-    return f"{what} over {len(known)} runs: {numbers}{change}, from {_when(first)} to {_when(last)}"
+    return f"{what} over {counted(len(known), 'run')}: {numbers}{change}, from {_when(first)} to {_when(last)}"
 
 
 def _require(runs: Sequence[KeptRun], chosen: argparse.Namespace) -> None:

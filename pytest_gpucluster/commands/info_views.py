@@ -13,8 +13,7 @@ from pytest_gpucluster.commands.info_tables import NOTHING, Column, cell, number
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.pci_tree import NO_NUMA_NODE, Position, nearness
 from pytest_gpucluster.inventory.reading import unavailable
-from pytest_gpucluster.judging.forecast import counted
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

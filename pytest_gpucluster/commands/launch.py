@@ -29,6 +29,7 @@ from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.reporting.earlier_hosts import hosts_from
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.run_setup import require_torch
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -202,7 +203,7 @@ def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[st
         if given[option] < 1:
             raise ConfigurationError(f"--{option.replace('_', '-')} {given[option]} is not a number above zero")
     if hosts and len(hosts) != nodes:
-        raise ConfigurationError(f"--hosts names {len(hosts)} hosts, --nnodes says {nodes}")
+        raise ConfigurationError(f"--hosts names {counted(len(hosts), 'host')}, --nnodes says {nodes}")
     if given["run"] and (given["node_rank"] is None or not 0 <= given["node_rank"] < nodes):
         raise ConfigurationError(f"--run needs --node-rank, from 0 to {nodes - 1}, another one on each node")
     if port is not None and not 0 < port < 65536:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.commands.packaged.names_of_tests import JudgingTests, read_tests, tests_beside
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
+from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.layers import packaged_path
 from pytest_gpucluster.thresholds.load import check
@@ -55,7 +56,7 @@ def _lint(path: Path, named: list[JudgingTests], *, has_tests: bool) -> bool:
     for one in sorted({*problems, *remarks}, key=lambda one: (one.file, one.line, one.message)) if file else problems:
         sys.stdout.write(f"{one}\n")
     if not problems:
-        count = f", {len(remarks)} remark{'s' * (len(remarks) > 1)}" if remarks else ""
+        count = f", {counted(len(remarks), 'remark')}" if remarks else ""
         sys.stdout.write(f"{path}: no problems{count}\n")
     return not problems
 
@@ -65,7 +66,7 @@ def _without_test(file: ThresholdsFile, named: list[JudgingTests]) -> list[tuple
     own = [key for key in file.content.criteria if key not in file.packaged.content.criteria]
     own = [key for key in own if not ("[" in key and key.partition("[")[0] in _ANY_PARAMETER)]
     tests = [*named, *tests_beside(file.path)] if own else []
-    others = f", nor one of {len(tests)} other test file{'s' * (len(tests) > 1)}" if tests else ""
+    others = f", nor one of {counted(len(tests), 'other test file')}" if tests else ""
     return [(_untested(file, key, others), key) for key in own if not any(one.judges(key) for one in tests)]
 
 

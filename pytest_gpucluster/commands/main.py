@@ -98,7 +98,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
     condition.set_defaults(act="healthcheck:condition")
     _add_sweep(commands.add_parser("sweep", help="each node alone, then the fabric, as jobs of Slurm", allow_abbrev=False))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
-    _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
+    _add_info(commands.add_parser("info", help="what this machine shows of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
     docs = commands.add_parser("docs", help="the pages of the documentation, which are installed too")
     docs.add_argument("page", nargs="?", metavar="PAGE", help="handover, slurm, decisions/0012; default: the list")

@@ -15,7 +15,7 @@ from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.reporting.files import JOURNAL
 from pytest_gpucluster.reporting.unfinished_run import read_unfinished_run
-from pytest_gpucluster.text import visible
+from pytest_gpucluster.text import counted, visible
 
 if TYPE_CHECKING:
     import argparse
@@ -82,7 +82,8 @@ def command(results: Path, more: Sequence[str], *, launch: Launch | None) -> tup
     if found.torchrun.nodes > 1:
         again = shlex.join(["-m", "pytest_gpucluster.cli", "resume", str(results)])
         raise ConfigurationError(
-            f"the run in {results} was started by torchrun on {found.torchrun.nodes} nodes; enter this on each node, with its "
+            f"the run in {results} was started by torchrun on {counted(found.torchrun.nodes, 'node')}; "
+            "enter this on each node, with its "
             f"own R: torchrun {' '.join(shape)} --node-rank=R --master-addr=HOST {again}"
         )
     return [sys.executable, "-m", "pytest_gpucluster.commands.torchrun", "--standalone", *shape, *pytest], Path(found.folder)

@@ -42,7 +42,7 @@ from pytest_gpucluster.protocol.channel import ChannelLostError
 from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.run_setup import REHEARSAL_RANKS, require_torch
 from pytest_gpucluster.session import JOIN_S
-from pytest_gpucluster.text import barred, lines, one_line, visible
+from pytest_gpucluster.text import barred, counted, lines, one_line, visible
 
 if TYPE_CHECKING:
     import argparse
@@ -177,7 +177,7 @@ class _Measuring:
                 order.function, per=order.per, places=order.places, deadline_s=order.deadline_s, **order.arguments
             )
         if not len(results):
-            raise ConfigurationError(f"--per {order.per}: nothing to measure among {len(order.places or ())} places")
+            raise ConfigurationError(f"--per {order.per}: nothing to measure among {counted(len(order.places or ()), 'place')}")
         return results
 
     def _announce(self, order: Order, cluster: calls.Cluster, binding: Binding) -> None:
@@ -275,5 +275,5 @@ def fields_of(value: Any, name: str = "value") -> list[Field]:
     if isinstance(value, str):
         return [(one_line(name), one_line(value))]
     if isinstance(value, list) and len(value) > SHOWN_ITEMS and all(isinstance(item, (int, float)) for item in value):
-        return [(name, f"{len(value)} values: {summarize(value)}")]
+        return [(name, f"{counted(len(value), 'value')}: {summarize(value)}")]
     return [(name, json.dumps(value))]

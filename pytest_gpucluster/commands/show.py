@@ -11,10 +11,10 @@ from pytest_gpucluster.commands import criteria
 from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, pairs, print_parts, table_by_heading
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, WORDS
+from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, WORDS, count_of
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.records.spreadsheet import csv_text
-from pytest_gpucluster.text import framed, one_line
+from pytest_gpucluster.text import counted, framed, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -86,7 +86,7 @@ def _head(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     run, limits = document.get("run", {}), str(document.get("limits_sha256") or NOTHING)
     shown = {
         "run": f"{run.get('id') or NOTHING}   {run.get('started') or NOTHING} to {run.get('ended') or 'no end'}",
-        "where": f"{run.get('user') or NOTHING} on {run.get('host') or NOTHING}; {len(run.get('hosts', ()))} hosts",
+        "where": f"{run.get('user') or NOTHING} on {run.get('host') or NOTHING}; {counted(len(run.get('hosts', ())), 'host')}",
         "command": " ".join(run.get("command", ())) or NOTHING,
         "profile": f"{document.get('profile')}   level {document.get('level')}",
         "limits": f"{limits[:DIGITS]}   changed: {', '.join(document.get('changed_limits', ())) or 'none'}",
@@ -111,10 +111,10 @@ def _line_of(name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, 
 def _outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
     """``64 passed``; ``1 failed of 64`` where something is not good."""
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES}
-    bad = [f"{number} {WORDS[outcome]}" for outcome, number in counts.items() if number and outcome not in GOOD]
+    bad = [count_of(outcome, number) for outcome, number in counts.items() if number and outcome not in GOOD]
     if bad:
         return f"{', '.join(bad)} of {len(rows)}"
-    return ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in counts.items() if number)
+    return ", ".join(count_of(outcome, number) for outcome, number in counts.items() if number)
 
 
 def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Shown]:
@@ -140,9 +140,9 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
 def _reasons(rows: Iterable[Mapping[str, Any]]) -> list[Shown]:
     """Why outcomes are what they are, the worst first; equal reasons once."""
     reasons = list(dict.fromkeys(row["reason"] or row["remark"] for row in rows if row["reason"] or row["remark"]))
-    more = len(reasons) - MOST_REASONS
-    shown = [Text(framed(reason)) for reason in reasons[:MOST_REASONS]]
-    return [*shown, *([Text(f"... and {more} more reasons; --csv writes all")] if more > 0 else [])]
+    left_out = len(reasons) - MOST_REASONS
+    more = [Text(f"... and {counted(left_out, 'more reason')}; --csv writes all")] if left_out > 0 else []
+    return [*(Text(framed(reason)) for reason in reasons[:MOST_REASONS]), *more]
 
 
 def _limit_of(document: Mapping[str, Any], criterion: str, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

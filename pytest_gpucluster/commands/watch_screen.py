@@ -10,11 +10,11 @@ from rich.text import Text
 from pytest_gpucluster.inventory.nvml import FAULT_REASONS
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none, split
 from pytest_gpucluster.inventory.watched_node import rate_gb_s
-from pytest_gpucluster.judging.forecast import clock, counted
-from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES, WAIVED, WORDS
+from pytest_gpucluster.judging.forecast import clock
+from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES, WAIVED, count_of
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.lines import wrapped
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -290,7 +290,7 @@ def counts_lines(run: RunPicture) -> list[Text]:
     """How many outcomes of each kind there are; no line where the verdict has said it."""
     if run.verdict_line is not None:
         return []
-    words = [f"{run.counts[kind]} {WORDS[kind]}" for kind in (*OUTCOMES, WAIVED) if run.counts.get(kind)]
+    words = [count_of(kind, run.counts[kind]) for kind in (*OUTCOMES, WAIVED) if run.counts.get(kind)]
     text = ", ".join(words) or "nothing is measured yet"
     return [Text(f"{INDENT}{text}", style="red" if run.counts.get(FAILED) else "")]
 
@@ -359,7 +359,8 @@ def _part(culprit: Culprit, places: Mapping[str, Place]) -> str:
         where = "(unknown host)" if is_nameless else culprit.place if place is None else place.named
     criteria = culprit.criteria
     why = next(iter(culprit.evidence), ", ".join(criteria))
-    return f"{culprit.kind} {where}{f', {len(criteria)} criteria' if len(criteria) > 1 else ''}: {why}"
+    number = f", {counted(len(criteria), 'criterion', 'criteria')}" if len(criteria) > 1 else ""
+    return f"{culprit.kind} {where}{number}: {why}"
 
 
 def _folded(text: str, width: int, *, indent: str, style: str) -> list[Text]:

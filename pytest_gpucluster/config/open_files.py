@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.text import counted
 
 SPARE_FILES = 64
 """What a process that hosts the store has open besides: torchrun about 20, pytest with its plugins less than 50."""
@@ -36,7 +37,8 @@ def require_open_files(num_connections: int, *, num_ranks: int, pid: int = 0) ->
         else:
             return
     raise ConfigurationError(
-        f"the process that hosts the store needs {needed} open files for the {num_connections} connections of {num_ranks} ranks"
+        f"the process that hosts the store needs {counted(needed, 'open file')} "
+        f"for the {counted(num_connections, 'connection')} of {num_ranks} ranks"
         f", and may have {soft} (hard limit {hard}): raise the limit on node 0 before the start (ulimit -n {needed})"
     )
 

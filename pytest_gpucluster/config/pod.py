@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +73,8 @@ def require_index(index: int, num_nodes: int | None) -> None:
     """
     if num_nodes is not None and index >= max(1, num_nodes):
         raise ConfigurationError(
-            f"this is the Pod with index {index}, and the run has {num_nodes} nodes ({NODES[0]}): set completions and "
+            f"this is the Pod with index {index}, and the run has {counted(num_nodes, 'node')} ({NODES[0]}): set "
+            "completions and "
             f"parallelism of the Job to {num_nodes}, or {NODES[0]} to the number of completions"
         )
 

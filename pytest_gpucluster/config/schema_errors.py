@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.text import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -72,7 +74,7 @@ def listed(problems: Sequence[Problem]) -> str:
     """The text of an error: one problem a line, at most 10 of them."""
     lines = [str(problem) for problem in problems[:_MAX_SHOWN]]
     more = len(problems) - len(lines)
-    return "\n".join([*lines, f"... and {more} more problems."] if more else lines)
+    return "\n".join([*lines, f"... and {counted(more, 'more problem')}."] if more else lines)
 
 
 def _spelling(_path: KeyPath, word: str, choices: Sequence[str]) -> str:

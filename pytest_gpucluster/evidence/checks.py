@@ -21,7 +21,7 @@ from pytest_gpucluster.records.run_identity import limits_digest, limits_used
 from pytest_gpucluster.reporting.journal import FOUND_AT_END
 from pytest_gpucluster.reporting.rebuild import JournalState, state_of
 from pytest_gpucluster.reporting.writer import texts_of
-from pytest_gpucluster.text import one_line, shortened
+from pytest_gpucluster.text import counted, one_line, shortened
 from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.layers import read_source
 from pytest_gpucluster.thresholds.released import DIGEST
@@ -102,7 +102,7 @@ def limits(bundle: Bundle) -> Found:
         return Found(STALE, f"the file that the run read is not in the bundle; {RESULTS} has each limit")
     if entries and _resolved(as_read, str(facts.get("profile"))) != facts.get("limits_sha256"):
         return bundle.other(f"{AS_READ} gives other limits than those in {RESULTS}")
-    return Found(OK, f"{AS_READ} is the file of the verdict, and gives the {len(entries)} limits in {RESULTS}")
+    return Found(OK, f"{AS_READ} is the file of the verdict, and gives the {counted(len(entries), 'limit')} in {RESULTS}")
 
 
 def _resolved(content: bytes, profile: str) -> str | None:
@@ -132,7 +132,7 @@ def results(bundle: Bundle) -> Found:
     for name in changed:
         path, one, other = first_difference(kept.get(name), made.get(name), name)
         return bundle.other(f"{path} is {_short(one)}, and the journal gives {_short(other)}")
-    return Found(OK, f"the verdict {kept['verdict']} and {len(bundle.run.records)} outcomes follow from the journal")
+    return Found(OK, f"the verdict {kept['verdict']} and {counted(len(bundle.run.records), 'outcome')} from the journal")
 
 
 def _other_outcome(kept: RunDocument, made: RunDocument) -> str | None:
@@ -168,8 +168,8 @@ def junit(bundle: Bundle) -> Found:
     if fault is not None:
         return bundle.other(fault) if is_of_wording else Found(NOT_OK, fault)
     more = len(kept.cases) - len(made.cases)
-    own = f"; {more} tests of the site judge no criterion" if more else ""
-    return Found(OK, f"{len(made.cases)} testcases follow from the journal{own}")
+    own = f"; {counted(more, 'test')} of the site without a criterion" if more else ""
+    return Found(OK, f"{counted(len(made.cases), 'testcase follows', 'testcases follow')} from the journal{own}")
 
 
 def page(bundle: Bundle) -> Found:

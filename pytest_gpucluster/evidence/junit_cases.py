@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as ET
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +53,7 @@ def read_cases(content: bytes) -> CaseFile:
     except (ET.ParseError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"it is no whole XML: {one_line(str(error))}") from None
     if len(suites) != 1:
-        raise ConfigurationError(f"it has {len(suites)} suites, and a run writes one")
+        raise ConfigurationError(f"it has {counted(len(suites), 'suite')}, and a run writes one")
     suite = suites[0]
     cases: dict[tuple[str, str], Case] = {}
     seen: Counter[tuple[str, str]] = Counter()  # the file of merged runs has a testcase of each of them

@@ -18,7 +18,7 @@ from pytest_gpucluster.evidence.manifest import (
     read_manifest,
 )
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,11 +50,11 @@ def steps(archive: Archive, *, signers: Path | None) -> Iterator[VerifyStep]:
     if not {MANIFEST, SIGNATURE, JOURNAL, RESULTS} & archive.files.keys():
         raise ConfigurationError("the zip is no bundle of gpucluster: it has neither manifest nor results")
     manifest = _manifest(archive)
-    yield _listed("zip", archive.faults, good=f"{len(archive.files)} files, whole")
+    yield _listed("zip", archive.faults, good=f"{counted(len(archive.files), 'file')}, whole")
     if isinstance(manifest, str):
         yield VerifyStep("manifest", NOT_OK, manifest)
     else:
-        yield VerifyStep("manifest", OK, f"it names {len(manifest.entries)} files")
+        yield VerifyStep("manifest", OK, f"it names {counted(len(manifest.entries), 'file')}")
         yield _listed("files", [*differences(manifest, archive.files)], good="each has its size and SHA-256")
         yield _ordered(manifest, archive)
     yield _signed(manifest, archive, signers)

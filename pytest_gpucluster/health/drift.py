@@ -17,8 +17,7 @@ from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding
-from pytest_gpucluster.judging.forecast import counted
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -193,7 +192,7 @@ def summary(rows: Sequence[FactRow], *, num_nodes: int) -> str:
     """One line: how much was compared, and which parts differ in what."""
     compared = [row for row in rows if row.is_compared]
     odd = grouped((one.part, row.name) for row in compared for one in row.outliers)
-    what = f"{len({row.name for row in compared})} facts compared over {counted(num_nodes, 'node')}"
+    what = f"{counted(len({row.name for row in compared}), 'fact')} compared over {counted(num_nodes, 'node')}"
     if not odd:
         return f"{what}, all alike" if num_nodes > 1 else f"{what}, which has no other host to compare with"
     named = shortlist([f"{part} ({', '.join(dict.fromkeys(names))})" for part, names in odd.items()], most=NAMED)
@@ -221,6 +220,10 @@ OF_HOST: Mapping[str, str] = {
     "nofile": "open files limit",
     "shm_gib": "shared memory GiB",
     "mlx5_driver": "mlx5 driver",
+    "cpu_faults": "CPU faults without a mend",
+    "perf_events": "perf_event_paranoid",
+    "gpu_counters": "who may profile GPUs",
+    "gdrcopy": "gdrcopy",
 }
 """The fields of ``HostFacts``, each with its name in words."""
 OF_GPU: Mapping[str, str] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding, gather
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ WORN_PERCENT = 100
 CLOSED = ("nor nvme is installed", "Permission denied", "Operation not permitted", "No such file or directory")
 """Words of a health log that nobody can ask for here: there is no tool, no right, or a container hides the disk."""
 NAMED = 4
-NO_SPEED = "the firmware tells no speed of a memory module"
+NO_SPEED = "the firmware reports no speed of a memory module"
 
 
 def why_no_modules(parts: HostParts) -> str | None:
@@ -94,7 +94,8 @@ def judge_disks(disks: Sequence[Disk]) -> Finding:
     unread = {name: log.why for name, log in logs.items() if isinstance(log, NotAvailable)}
     closed = Counter(why for why in unread.values() if _is_closed(why))
     remarks = [f"health log of {n} of {len(disks)} disks not read: {why}" for why, n in closed.items()]
-    remarks += [f"{name} has counted {one.media_errors} errors of its medium" for name, one in read.items() if one.media_errors]
+    errors = {name: one.media_errors for name, one in read.items() if one.media_errors}
+    remarks += [f"{name} has counted {counted(number, 'error')} of its medium" for name, number in errors.items()]
     unknown = [(one.name, f"its state is {one.state}") for one in disks if isinstance(one.state, NotAvailable)]
     unknown += [(name, f"its health log was not read: {why}") for name, why in unread.items() if not _is_closed(why)]
     return Finding(

@@ -13,7 +13,7 @@ from pytest_gpucluster.health.growth import CounterGroup, compare_counters
 from pytest_gpucluster.inventory.host import UNLIMITED, MachineChecks, MemoryController, PcieErrors
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -61,7 +61,7 @@ def judge_limits(facts: HostFacts, least: HostMinimum, *, fabric: str) -> Findin
     """Limits below which jobs end: NCCL without shared memory, RDMA without locked memory, too few files."""
     bad = []
     if isinstance(facts.nofile, int) and facts.nofile < least.nofile:
-        bad.append(f"a process may open {facts.nofile} files, and {least.nofile} are needed (ulimit -n)")
+        bad.append(f"a process may open {counted(facts.nofile, 'file')}, and {least.nofile} are needed (ulimit -n)")
     if not isinstance(facts.shm_gib, NotAvailable) and facts.shm_gib < least.shm_gib:
         size = f"{facts.shm_gib * 2**30 / MIB:.4g} MiB"
         bad.append(f"shared memory has {size}, and {least.shm_gib:g} GiB are needed (docker run --shm-size)")
@@ -109,7 +109,7 @@ def judge_shared_link(
     by_way = zip(ways, zip(*own_host, strict=True), strict=True)
     shown = [f"{way} {min(values):.4g} to {max(values):.4g} GB/s" for way, values in by_way]
     return Finding(
-        bad={place.of_node: (f"all {len(own_host)} GPUs of this host are slow {'; '.join(shown)}",)},
+        bad={place.of_node: (f"all {counted(len(own_host), 'GPU')} of this host are slow {'; '.join(shown)}",)},
         kind="node",
         advice="look at what the GPUs share: memory channels, PCIe root complex, IOMMU and power settings of the host; "
         "a virtual machine cannot see what its neighbours do to the memory",

@@ -42,8 +42,11 @@ WRAP = 1 << 32
 CARRIER = "carrier_changes"
 ABSENT = "No such file"
 """What is not available for this is not there at all."""
-UNJUDGED = ("duplicate_request", "out_of_buffer", "out_of_sequence", "packet_seq_err")
-"""Shown where they grew; nobody publishes a limit for them."""
+UNJUDGED = (
+    "duplicate_request", "np_cnp_sent", "np_ecn_marked_roce_packets", "out_of_buffer", "out_of_sequence", "packet_seq_err",
+    "rp_cnp_handled", "rp_cnp_ignored",
+)  # fmt: skip
+"""Shown where they grew; nobody publishes a limit for them. Those of CNP and ECN count congestion, which is no error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,10 @@ def judge_nic_counters(readings: NicReadings, *, fabric: str, limits: Limits) ->
     """What happened on a host's ports of a fabric between two readings: counters, ports that lost their link or are gone."""
     doubts, pairs = _ports(readings, fabric)
     groups = [group for name, pair in pairs.items() for group in _groups(name, *pair)]
-    counted = [compare_counters(groups, seconds=readings.seconds, limits=limits, shown=UNJUDGED)] if groups else []
+    pauses = [_pauses(name, *pair) for name, pair in pairs.items()]
+    shown = (*UNJUDGED, *dict.fromkeys(counter for group in pauses for counter in group.first))
+    groups += pauses if groups else []
+    counted = [compare_counters(groups, seconds=readings.seconds, limits=limits, shown=shown)] if groups else []
     states = [_judge_port(name, first, last, limits) for name, (first, last) in pairs.items()]
     unknown = {HERE: doubts}
     return merge([Finding(kind="nic", unknown=unknown), *states, *counted])
@@ -93,6 +99,14 @@ def _groups(name: str, first: NicPort, last: NicPort | None) -> Iterator[Counter
     if last is not None:
         for of, wraps_at in ((_of_architecture, None), (_of_driver, WRAP)):
             yield CounterGroup(part=name, first=of(first), last=of(last), greatest=GREATEST, wraps_at=wraps_at)
+
+
+def _pauses(name: str, first: NicPort, last: NicPort | None) -> CounterGroup:
+    """The pause counters that did not fall. Whoever resets them leaves the counters of errors as they are."""
+    before = first.pauses if isinstance(first.pauses, dict) else {}
+    after = last.pauses if last is not None and isinstance(last.pauses, dict) else {}
+    kept = {counter: value for counter, value in before.items() if after.get(counter, -1) >= value}
+    return CounterGroup(part=name, first=kept, last={counter: after[counter] for counter in kept})
 
 
 def _of_architecture(port: NicPort) -> Counters:

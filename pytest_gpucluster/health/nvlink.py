@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.agreement import is_majority, majority
 from pytest_gpucluster.judging.finding import HERE, Finding
-from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ def judge_nvlinks(nvlinks: Mapping[Any, list[NvLink] | NotAvailable], *, gb_s: f
     for gpu, links in known.items():
         faults = [f"link {one.link} {fault}" for one in links if (fault := _link_fault(one, gb_s)) is not None]
         number_up[gpu] = len(links) - len(faults)
-        faults += [f"{len(links)} links, and others have {most}"] if len(links) < most else []
+        faults += [f"{counted(len(links), 'link')}, and others have {most}"] if len(links) < most else []
         whys = tuple(f"link {one.link}: {why}" for one in links if (why := _unknown_of(one)) is not None)
         bad.update({gpu: faults})
         unknown.update({gpu: whys})
@@ -121,7 +121,7 @@ def judge_fabric(peers: Mapping[Any, str | NotAvailable], fabrics: Mapping[Any, 
     if usual is not None:
         bad.update({gpu: (text,) for gpu, text in cliques.items() if joined[gpu] != usual})
     elif joined:  # nobody can say which of them are wrong
-        texts = ", ".join(f"{number} GPUs {text}" for text, number in Counter(cliques.values()).items())
+        texts = ", ".join(f"{counted(number, 'GPU')} {text}" for text, number in Counter(cliques.values()).items())
         bad[HERE] = (f"no clique has the majority: {texts}",)
     return Finding(bad=bad, unknown=unknown, kind="gpu", advice=FABRIC_ADVICE)
 
@@ -160,7 +160,7 @@ def outside_domains(fabrics: Mapping[str, Sequence[str | None]], *, nodes_per_do
             without = len(of_gpus) - len(own)
             found[node] = f"{without} of {counted(len(of_gpus), 'GPU')} show no NVLink fabric beyond the node"
         elif len({*own}) > 1:
-            found[node] = f"its GPUs are in {len({*own})} NVLink fabrics"
+            found[node] = f"its GPUs are in {counted(len({*own}), 'NVLink fabric')}"
         else:
             domains[node] = own[0]
     return {**found, **_odd_ones(domains, expected=-(-len(fabrics) // nodes_per_domain))}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.finding import HERE, Finding, gather
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ def _evidence(path: str, seen: PathObservations, host: str) -> dict[str, object]
     if slowest:
         found[f"{path} s until seen"] = max(slowest)
     if (seen_here := seen.replaced.get(host)) is not None:
-        found[f"{path} rename"] = f"{seen_here.reads} reads, {seen_here.stale} of them stale"
+        found[f"{path} rename"] = f"{counted(seen_here.reads, 'read')}, {seen_here.stale} of them stale"
     if mark.leftovers:
         found[f"{path} leftovers removed"] = len(mark.leftovers)
     return found
@@ -139,8 +139,8 @@ def _unknown(seen: PathObservations, required: PathRequirements, host: str, *, i
 
 def _not_tried(seen: PathObservations, *, is_one_of_many: bool) -> Iterator[str]:
     """Locks for which nobody waited, and a rename that nobody made."""
-    for lock, counted in (("lock", seen.counted), ("flock", seen.flocked)):
-        if is_one_of_many and counted and not any(its.waited for its in counted.values()):
+    for lock, hosts in (("lock", seen.counted), ("flock", seen.flocked)):
+        if is_one_of_many and hosts and not any(its.waited for its in hosts.values()):
             yield f"no host ever had to wait for another one's {lock}, so nothing says that {lock}s hold"
     if seen.replaced and not any(its.replaced or its.problem is not None for its in seen.replaced.values()):
         yield "no host replaced a file while it was read, so nothing says that a rename is atomic"
@@ -154,7 +154,7 @@ def _own(mark: PathMark, required: PathRequirements) -> Iterator[str]:
     if mark.free_gib is not None and mark.free_gib < required.least_free_gib:
         yield f"has {mark.free_gib:.3g} GiB free, and {required.least_free_gib:g} GiB are required"
     if mark.free_inodes is not None and mark.free_inodes < required.least_free_inodes:
-        yield f"has room for {mark.free_inodes} files, and {required.least_free_inodes} are required"
+        yield f"has room for {counted(mark.free_inodes, 'file')}, and {required.least_free_inodes} are required"
 
 
 def _missed(seen: PathObservations) -> list[tuple[str, str, str, str]]:

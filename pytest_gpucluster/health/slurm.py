@@ -10,6 +10,7 @@ from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,9 @@ def _shown(state: SlurmState) -> dict[str, str]:
         "node": node
         if isinstance(node, NotAvailable)
         else f"{node.name}: {'+'.join(node.states)}, GPUs {node.gpus}, Slurm {node.version}",
-        "job": share if isinstance(share, NotAvailable) else f"{share.cpus} CPUs, {share.memory_mib} MiB, GPUs {share.gpus}",
+        "job": share
+        if isinstance(share, NotAvailable)
+        else f"{counted(share.cpus, 'CPU')}, {share.memory_mib} MiB, GPUs {share.gpus}",
         "partitions": partitions
         if isinstance(partitions, NotAvailable)
         else ", ".join(f"{name} {found}" for name, found in partitions.items()) or "none",
@@ -99,9 +102,9 @@ def _judge_gpus(node: SlurmNode, state: SlurmState, bad: list[str], unknown: lis
     if isinstance(has, NotAvailable) or isinstance(seen, NotAvailable):
         return
     if seen < has:
-        bad.append(f"NVML shows {seen} GPUs, and the job has {has} here")
+        bad.append(f"NVML shows {counted(seen, 'GPU')}, and the job has {has} here")
     elif not isinstance(node.gpus, NotAvailable) and has == node.gpus < seen:
-        bad.append(f"NVML shows {seen} GPUs, and Slurm knows of {node.gpus} (Gres)")
+        bad.append(f"NVML shows {counted(seen, 'GPU')}, and Slurm knows of {node.gpus} (Gres)")
 
 
 def remark_on_blocks(node: str, blocks: Mapping[str, str | NotAvailable | None], domains: Mapping[str, str]) -> str | None:
@@ -123,7 +126,8 @@ def remark_on_blocks(node: str, blocks: Mapping[str, str | NotAvailable | None],
     if len(in_block) > 1:
         return f"Slurm's block {block} has hosts of {len(in_block)} NVLink domains: jobs are cut across racks (topology.conf)"
     if len(of_domain) > 1:
-        return f"the host's NVLink domain is in {len(of_domain)} blocks of Slurm: {', '.join(of_domain)} (topology.conf)"
+        several = f"{counted(len(of_domain), 'block')} of Slurm: {', '.join(of_domain)}"
+        return f"the host's NVLink domain is in {several} (topology.conf)"
     return None
 
 
@@ -196,9 +200,9 @@ def _wrong_cores(node: SlurmNode, share: SlurmShare, bindings: Sequence[RankBind
     usable = len(frozenset[int]().union(*(parse_cpulist(one.cores) for one in bindings)))
     given = -(-share.cpus // node.threads_per_core)
     if usable < given:
-        yield f"the ranks may use {usable} cores, and the job has {given} here (srun --cpus-per-task, --cpu-bind)"
+        yield f"the ranks may use {counted(usable, 'core')}, and the job has {given} here (srun --cpus-per-task, --cpu-bind)"
     elif usable > given:
-        yield f"the ranks may use {usable} cores, and the job has {given} here: nothing confines it (TaskPlugin)"
+        yield f"the ranks may use {counted(usable, 'core')}, and the job has {given} here: nothing confines it (TaskPlugin)"
 
 
 def _wrong_memory(node: SlurmNode, share: SlurmShare, bindings: Sequence[RankBinding], unknown: list[str]) -> Iterator[str]:

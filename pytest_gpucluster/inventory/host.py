@@ -171,6 +171,28 @@ def _chosen(text: str) -> str | NotAvailable:
     return found[1] if found else NotAvailable(f"{text[:80]!r} chooses nothing")
 
 
+def _cpu_faults(host: _Roots) -> list[str] | NotAvailable:
+    """Faults of the processors (``vmscape``) for which this kernel has no mend in effect, by its own words."""
+
+    def open_ones(names: list[str]) -> list[str] | NotAvailable:
+        texts = {name: read_text(host.cpu / "vulnerabilities" / name) for name in sorted(names)}
+        return apply(
+            lambda _: [name for name, text in texts.items() if str(text).startswith("Vulnerable")], all_or_why(texts.values())
+        )
+
+    return apply(open_ones, list_names(host.cpu / "vulnerabilities"))
+
+
+def _profilers(params: str) -> str | NotAvailable:
+    """Who may read a GPU's performance counters, by the parameters of the NVIDIA driver."""
+    found = re.search(r"^RmProfilingAdminOnly: ([01])$", params, re.MULTILINE)
+    return ("all users", "root")[int(found[1])] if found else NotAvailable("the driver does not show RmProfilingAdminOnly")
+
+
+def _signed(text: str) -> int | NotAvailable:
+    return int(text) if re.fullmatch(r"-?\d{1,9}", text, re.ASCII) else NotAvailable(f"{text[:80]!r} is no number")
+
+
 def _limit(kind: int, _host: _Roots) -> int | str:
     soft, _ = resource.getrlimit(kind)
     return UNLIMITED if soft == resource.RLIM_INFINITY else soft
@@ -196,7 +218,8 @@ class HostFacts:
     ``governors`` are those of all processors, each once; ``idle_states`` those that the first processor may enter.
     ``iommu`` is ``off``, or the kinds of the groups of GPUs and adapters: ``DMA-FQ`` translates, ``identity`` does not.
     ``memlock`` and ``nofile`` are this process's soft limits, in bytes and files, or ``unlimited``; with ``ipc_lock``
-    (CAP_IPC_LOCK) the first does not count.
+    (CAP_IPC_LOCK) the first does not count. ``cpu_faults`` are those of the processors that the kernel calls vulnerable.
+    ``perf_events`` is the kernel's ``perf_event_paranoid``, ``gpu_counters`` who may profile a GPU: ``root`` or ``all users``.
     """
 
     kernel: str = row(lambda _: platform.release(), "6.8.0-simulated", "drift, known_versions")
@@ -238,6 +261,14 @@ class HostFacts:
     mlx5_driver: str | NotAvailable = row(
         lambda host: read_text(host.sys / "module" / "mlx5_core" / "version"), "simulated", FACT
     )
+    cpu_faults: list[str] | NotAvailable = row(_cpu_faults, [], FACT)
+    perf_events: int | NotAvailable = row(
+        lambda host: read_text(host.proc / "sys" / "kernel" / "perf_event_paranoid"), "2", FACT, convert=_signed
+    )
+    gpu_counters: str | NotAvailable = row(
+        lambda host: read_text(host.proc / "driver" / "nvidia" / "params"), "RmProfilingAdminOnly: 1", FACT, convert=_profilers
+    )
+    gdrcopy: str | NotAvailable = row(lambda host: read_text(host.sys / "module" / "gdrdrv" / "version"), "2.4", FACT)
 
 
 def read_host(*, proc: Path = PROC, sys: Path = SYS, os_release: Path = OS_RELEASE, shm: Path = SHARED_MEMORY) -> HostFacts:

@@ -6,6 +6,7 @@ Each value stands alone. What one port refuses to give is "not available: why" t
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from pytest_gpucluster.inventory.sysfs import (
     list_names,
     read_number,
     read_numbers,
+    read_statistics,
     read_text,
     target_of,
 )
@@ -60,6 +62,8 @@ LOOPBACK = "lo"
 GBIT_PER_MBIT = 1e-3
 BITS_PER_BYTE = 8
 _LAYERS: dict[str, NicFabric] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+_PAUSE = re.compile(r"[rt]x_prio\d_pause(_duration|_transition)?|tx_pause_storm_(warning|error)_events")
+"""Names of mlx5 (Linux' page on its counters). Other drivers have other names, and show none here."""
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _PKEY = re.compile(r"0x[0-9a-fA-F]{4}")
 _STATE = re.compile(r"\d+: *(?P<word>\S.*)")
@@ -144,6 +148,18 @@ def _ecn(port: Path) -> list[int] | NotAvailable:
     return apply(lambda lists: sorted({one for found in lists for one in found}), every)
 
 
+def _pauses(port: Path) -> dict[str, int] | NotAvailable:
+    """The pause counters of priorities (PFC) and of the receiver's storm guard, of the port's interfaces together."""
+
+    def of_interface(name: str) -> dict[str, int] | NotAvailable:
+        return apply(lambda every: {one: every[one] for one in every if _PAUSE.fullmatch(one)}, read_statistics(name))
+
+    every = apply(lambda names: all_or_why(map(of_interface, names)), _netdevs(port))
+    return apply(
+        lambda found: {one: sum(some.get(one, 0) for some in found) for one in sorted({*itertools.chain(*found)})}, every
+    )
+
+
 def _gid_types(port: Path) -> list[str] | NotAvailable:
     """The kinds of the port's GIDs (``RoCE v2``); the kernel refuses to read the kind of an empty entry."""
     folder = port / "gid_attrs" / "types"
@@ -204,6 +220,7 @@ class NicPort:
     gid_types: list[str] | NotAvailable = row(_gid_types, ["IB/RoCE v1"], "nic_settings", "of RoCE ports that are up")
     mtu: int | NotAvailable = row(_mtu, 4092, "drift, nic_settings", "bytes of the network interface; NCCL uses the RDMA MTU")
     ecn: list[int] | NotAvailable = row(_ecn, [], "drift", "priorities with congestion control, of RoCE ports that are up")
+    pauses: dict[str, int] | NotAvailable = row(_pauses, {}, "nic_errors, nic_flaps_soak", "PFC, as evidence where it grew")
     netdevs: list[str] | NotAvailable = row(_netdevs, ["ib0"], NOBODY, "for the fabric's own tools")
     carrier_changes: int | NotAvailable = row(_carrier_changes, 2, "nic_errors, nic_flaps_soak", "what they grew by")
     counters: dict[str, int | NotAvailable] | NotAvailable = row(

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.text import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -70,7 +72,7 @@ class Occupancy:
         parts = [process.text for process in (self.processes or ())[:SHOWN_PROCESSES]]
         more = len(self.processes or ()) - SHOWN_PROCESSES
         if more > 0:
-            parts.append(f"{more} more processes")
+            parts.append(counted(more, "more process", "more processes"))
         if self._holds_memory and self._unseen_gib > self.memory_limit_gib:
             parts.append(f"{self._unseen_gib:.1f} GiB held by nobody who can be seen from here (another container?)")
         if self._is_busy:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
+import os
+import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pytest_gpucluster.inventory.reading import NotAvailable, apply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 Value = TypeVar("Value")
 SYS = Path("/sys")
@@ -75,3 +80,57 @@ class SysfsFile:
     def __call__(self, folder: Path) -> Any:
         """Its content, or why there is none."""
         return self.how(folder / self.name)
+
+
+# --- Statistics of network interfaces, which are in no file ---
+
+SIOCETHTOOL = 0x8946
+GET_SIZES, GET_NAMES, GET_VALUES = 0x37, 0x1B, 0x1D
+OF_STATISTICS = 1
+NAME_BYTES = 32
+LONGEST_INTERFACE = 15
+SPARE = 4096
+"""The kernel writes as many entries as there are by then, however many were asked for: room for those that came since."""
+
+
+def ask(interface: str, buffer: array.array[int]) -> None:
+    """The call on this machine."""
+    request = struct.pack("16sQ16x", interface.encode(), buffer.buffer_info()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCETHTOOL, request)
+
+
+def read_statistics(interface: str, *, call: Callable[[str, array.array[int]], None] = ask) -> Mapping[str, int] | NotAvailable:
+    """Every number that the driver counts for this interface, by its own names, as `ethtool -S` does; no root is needed.
+
+    ``call`` has the driver fill a buffer, or raises OSError. Layouts: Linux' ``include/uapi/linux/ethtool.h``.
+    """
+    if not 0 < len(interface.encode()) <= LONGEST_INTERFACE:
+        return NotAvailable(f"{interface[:80]!r} is no name of an interface")
+    try:
+        number = _number(interface, call)
+        names = _buffer(struct.pack("III", GET_NAMES, OF_STATISTICS, number), (number + SPARE) * NAME_BYTES)
+        call(interface, names)
+        values = _buffer(struct.pack("II", GET_VALUES, number), (number + SPARE) * 8)
+        call(interface, values)
+    except OSError as error:
+        return NotAvailable(f"{os.strerror(error.errno) if error.errno else error} (statistics of {interface})")
+    texts = names.tobytes()[12:]
+    keys = [texts[at : at + NAME_BYTES].partition(b"\0")[0].decode("ascii", "replace") for at in _steps(number, NAME_BYTES)]
+    return dict(zip(keys, struct.unpack_from(f"={number}Q", values.tobytes(), 8), strict=True))
+
+
+def _number(interface: str, call: Callable[[str, array.array[int]], None]) -> int:
+    """How many statistics there are; the kernel clears the bit of a set that the driver does not have."""
+    sizes = _buffer(struct.pack("=IIQ", GET_SIZES, 0, 1 << OF_STATISTICS), 4)
+    call(interface, sizes)
+    _, _, known, number = struct.unpack_from("=IIQI", sizes.tobytes())
+    return int(number) if known else 0
+
+
+def _steps(number: int, size: int) -> range:
+    return range(0, number * size, size)
+
+
+def _buffer(head: bytes, more_bytes: int) -> array.array[int]:
+    return array.array("B", head + bytes(more_bytes))

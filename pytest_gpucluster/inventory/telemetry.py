@@ -22,6 +22,7 @@ from pytest_gpucluster.inventory.nvml import EVENT_REASONS, event_reason_names
 from pytest_gpucluster.inventory.nvml_calls import NvmlPart
 from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable, all_or_why, apply, or_none, rows
 from pytest_gpucluster.protocol.rank import ranges
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -242,7 +243,7 @@ def _summary(window: list[_Sample], *, reasons_of: list[_Sample], stopped: str |
 def _reasons(samples: list[_Sample], stopped: str | None) -> list[str] | NotAvailable:
     """The event reasons of all samples together; not available if one sample lacks them or sampling was cut short."""
     if stopped is not None:
-        return NotAvailable(f"NVML stopped after {len(samples)} samples: {stopped}")
+        return NotAvailable(f"NVML stopped after {counted(len(samples), 'sample')}: {stopped}")
     union = apply(lambda bits: functools.reduce(operator.or_, bits, 0), all_or_why(sample.reasons for sample in samples))
     return apply(nvml.event_reason_names, union)
 

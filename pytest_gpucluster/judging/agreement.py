@@ -11,6 +11,8 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pytest_gpucluster.text import counted
+
 Member = TypeVar("Member", bound=Hashable)
 Value = TypeVar("Value", bound=Hashable)
 
@@ -32,7 +34,7 @@ def is_majority(votes: int, total: int) -> bool:
 
 def only_itself(num_rounds: int) -> str:
     """The remark about a GPU that agrees with itself, where no other of its model could be compared."""
-    return f"compared with itself over {num_rounds} rounds; no other GPU to compare with"
+    return f"compared with itself over {counted(num_rounds, 'round')}; no other GPU to compare with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class AlikeGroup(Generic[Member]):
             return f"{outvoted} of {size} {'is' if outvoted == 1 else 'are'} not like the others"
         if size == 2:
             return f"{' and '.join(map(str, self.members))} differ; it takes three to say which is wrong"
-        return f"{size} hold {len(set(self.digests.values()))} different digests, none of them in the majority"
+        return f"{size} hold {counted(len(set(self.digests.values())), 'different digest')}, none of them in the majority"
 
 
 def groups_of(digests_by_member: Mapping[Member, str], group_of: Mapping[Member, str]) -> tuple[AlikeGroup[Member], ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyError, MeasurementError
 from pytest_gpucluster.judging import failure_text
-from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.failure_text import format_number, unit_beside
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, Settled, hidden_by_median, samples_of, settle, stalls_of
 from pytest_gpucluster.judging.possible import require_possible
@@ -196,7 +196,8 @@ class Criterion:
         if len(settled.rounds) > 1:
             evidence = {f"first measured {unit}": float(first.value), "measured again because": settled.why}
             evidence |= {"rounds": len(settled.rounds), "repeats": len(samples)}
-            doubt = doubt and f"{doubt}; measured first: {format_number(float(first.value))} {unit}, {settled.why}"
+            number = format_number(float(first.value))
+            doubt = doubt and f"{doubt}; measured first: {number}{unit_beside(unit, number)}, {settled.why}"
         reading = _Reading(
             value=value,
             limit=self.limit,

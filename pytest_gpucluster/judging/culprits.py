@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, Record
 from pytest_gpucluster.places import UNKNOWN_HOST
-from pytest_gpucluster.text import first_line, shortlist, text_of
+from pytest_gpucluster.text import counted, first_line, shortlist, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -265,7 +265,8 @@ def _culprit_at(place: Place, records: Sequence[Record], keys: set[str]) -> Culp
     )
     if not found.is_absent_node:
         return found
-    headline = f"{place.hostname or UNKNOWN_HOST} is absent: {len(records)} expected outcomes are missing with it"
+    outcomes = counted(len(records), "expected outcome is", "expected outcomes are")
+    headline = f"{place.hostname or UNKNOWN_HOST} is absent: {outcomes} missing with it"
     return Culprit(kind="node", place=place.id, places=(place.id,), records=found.records, headline=headline)
 
 
@@ -301,7 +302,7 @@ def _culprit_of_node(node: str, kind: Part, cause: str, ranks: Sequence[str], sa
         place=node,
         places=tuple(ranks),
         records=tuple(records.values()),
-        headline=f"all {len(ranks)} ranks alike: {cause}",
+        headline=f"all {counted(len(ranks), 'rank')} alike: {cause}",
     )
 
 

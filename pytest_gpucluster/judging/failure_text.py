@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 DIGITS, ALL_DIGITS = 4, 17
+COUNTED = frozenset({"GPUs", "nodes", "errors", "rows", "reasons", "links"})
+"""Units that are plain plurals. A distance in percent says nothing about such a number, nor about one of ``count``."""
 WHOLE = 1e7
 """Whole numbers below this are shown with all of their digits: they may be counts."""
 
@@ -40,21 +42,25 @@ def format_number(value: float, *, digits: int = DIGITS) -> str:
 
 def format_miss(limit: Limit, value: float) -> str:
     """A value outside its limit, and the limit: ``699.99 TFLOPS, not above 700 TFLOPS``."""
-    bound, shown = format_beside(limit, value)
-    unit = _unit(limit)
-    return f"{shown}{unit}, {limit.missed_word} {bound}{unit}"
+    bound, shown = _with_units(limit, value)
+    return f"{shown}, {limit.missed_word} {bound}"
 
 
 def format_asked(limit: Limit, value: float) -> str:
     """A value and its limit, without a word on which is better: ``-42.26 %, <= 6 % asked``."""
-    bound, shown = format_beside(limit, value)
-    unit = _unit(limit)
-    return f"{shown}{unit}, {SIGNS[limit.kind]} {bound}{unit} asked"
+    bound, shown = _with_units(limit, value)
+    return f"{shown}, {SIGNS[limit.kind]} {bound} asked"
 
 
-def _unit(limit: Limit) -> str:
-    """A blank and the unit; nothing where the number only counts what is not as it should be, or is 1 for yes."""
-    return "" if limit.unit in ("", "count") else f" {limit.unit}"
+def _with_units(limit: Limit, value: float) -> list[str]:
+    return [f"{number}{unit_beside(limit.unit, number)}" for number in format_beside(limit, value)]
+
+
+def unit_beside(unit: str, number: str) -> str:
+    """A blank and the unit: ``1 row``, ``2 rows``. Nothing where the number counts what is bad, or is 1 for yes."""
+    if unit in ("", "count"):
+        return ""
+    return f" {unit.removesuffix('s') if number == '1' and unit in COUNTED else unit}"
 
 
 def format_beside(limit: Limit, *values: float) -> tuple[str, ...]:

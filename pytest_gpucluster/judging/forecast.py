@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.text import with_commas
+from pytest_gpucluster.text import counted, with_commas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -300,8 +300,3 @@ def memory_remark(tests: int, *, available_gib: float) -> str | None:
 def _half_a_round_s(soaking: list[Threshold]) -> float:
     """Half a round: a soak ends with the round in which its time is over, half a round late on average."""
     return sum(threshold.takes_s or 0.0 for threshold in soaking) / 2
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """``1 check``, ``3 checks``."""
-    return f"{number} {one if number == 1 else many or f'{one}s'}"

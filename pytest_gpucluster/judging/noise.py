@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.text import text_of
+from pytest_gpucluster.text import counted, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,7 +145,7 @@ def doubt_of_median(rounds: Sequence[Repeats], *, limit: Limit) -> str | None:
     low, high = interval_of_median(samples)
     if limit.holds(low) != limit.holds(high):
         name = f"the {100 * CONFIDENCE:g} % interval of the median of" if len(samples) >= ENOUGH else "the range of"
-        return f"the limit lies inside {name} {len(samples)} repeats, {low:.6g} to {high:.6g}"
+        return f"the limit lies inside {name} {counted(len(samples), 'repeat')}, {low:.6g} to {high:.6g}"
     missing = sum(not limit.holds(statistics.median(one.samples)) for one in rounds)
     if not limit.holds(low) and 2 * missing <= len(rounds):
         return f"{len(samples)} repeats miss the limit, but by its own median only {missing} of {len(rounds)} rounds does"
@@ -208,7 +208,8 @@ def settle(first: Repeats, *, limit: Limit, allowed: float | None, stalls: float
         assert rounds[-1].again is not None
         rounds.append(rounds[-1].again())
         if len(rounds[-1].samples) < len(first.samples):
-            short = f"measured again with {len(rounds[-1].samples)} repeats, fewer than the {len(first.samples)} before"
+            repeats = counted(len(rounds[-1].samples), "repeat")
+            short = f"measured again with {repeats}, fewer than the {len(first.samples)} before"
             return Settled(value=rounds[-1].value, rounds=tuple(rounds), why=why, doubt=short, is_final=False)
         unclear = doubt_of_median(rounds, limit=limit)
         reason = unclear or _unconfirmed(rounds, limit, allowed) or _many_stalls(rounds, limit, stalls)
@@ -237,7 +238,7 @@ def _unconfirmed(rounds: Sequence[Repeats], limit: Limit, allowed: float | None)
         return None
     best = seen.high if limit.is_floor else seen.low
     is_disturbed = allowed is not None and seen.relative > allowed and limit.holds(best)
-    return f"a miss in {len(rounds)} rounds" if is_disturbed or len(rounds) < CONFIRMED else None
+    return f"a miss in {counted(len(rounds), 'round')}" if is_disturbed or len(rounds) < CONFIRMED else None
 
 
 def _near_miss(first: Repeats, limit: Limit, allowed: float | None) -> str | None:

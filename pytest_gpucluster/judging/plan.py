@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,13 +131,13 @@ def _too_few(threshold: Threshold, facts: Mapping[str, int]) -> Iterator[Rule]:
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
     if group < needs.places:
         why = "to compare" if threshold.per == "gpu" else "that work together"
-        text = f"needs {needs.places} GPUs {why}, and {group} is expected"
+        text = f"needs {counted(needs.places, 'GPU')} {why}, and {group} is expected"
         yield Rule(text=text, cause=_number_of(group, "GPU"))
     if facts["nodes"] < needs.nodes:
-        text = f"needs {needs.nodes} nodes, and {facts['nodes']} is expected"
+        text = f"needs {counted(needs.nodes, 'node')}, and {facts['nodes']} is expected"
         yield Rule(text=text, cause=_number_of(facts["nodes"], "node"))
     if facts["gpus_per_node"] < needs.gpus_per_node:
-        text = f"needs {needs.gpus_per_node} GPUs in each node, and {facts['gpus_per_node']} is expected"
+        text = f"needs {counted(needs.gpus_per_node, 'GPU')} in each node, and {facts['gpus_per_node']} is expected"
         yield Rule(text=text, cause=f"{_number_of(facts['gpus_per_node'], 'GPU')} a node")
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.judging.forecast import counted, in_words
+from pytest_gpucluster.judging.forecast import in_words
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -179,4 +180,4 @@ def _other_texts(nodes: Sequence[tuple[str, Mapping[str, str]]], *, absent: str)
 
 
 def _hosts(hostnames: Sequence[str]) -> str:
-    return hostnames[0] if len(hostnames) == 1 else f"{len(hostnames)} nodes ({hostnames[0]}, ...)"
+    return hostnames[0] if len(hostnames) == 1 else f"{counted(len(hostnames), 'node')} ({hostnames[0]}, ...)"

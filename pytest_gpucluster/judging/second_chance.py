@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.failure_text import format_number, unit_beside
 from pytest_gpucluster.judging.verdict import ERROR, MISSING, NOISY, PASSED, WORDS, Record
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +63,7 @@ def in_words(records: Iterable[Record]) -> str:
     for record in records:
         counts[record.criterion] = counts.get(record.criterion, 0) + 1
     shown = [name if number == 1 else f"{name} {number}" for name, number in counts.items()]
-    more = [f"and {len(shown) - SHOWN} more criteria"] if len(shown) > SHOWN else []
+    more = [f"and {counted(len(shown) - SHOWN, 'more criterion', 'more criteria')}"] if len(shown) > SHOWN else []
     return ", ".join([*shown[:SHOWN], *more])
 
 
@@ -75,4 +76,5 @@ def _short(record: Record) -> str:
 def _value(record: Record) -> str:
     if record.value is None:
         return WORDS[record.outcome]
-    return f"{format_number(float(record.value))} {record.unit}"
+    number = format_number(float(record.value))
+    return f"{number}{unit_beside(record.unit or '', number)}"

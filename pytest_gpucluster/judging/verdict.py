@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import Part  # noqa: TC001 -- as above
-from pytest_gpucluster.text import first_line, one_line, shortlist
+from pytest_gpucluster.text import counted, first_line, one_line, shortlist
 from pytest_gpucluster.thresholds.limit import Limit  # noqa: TC001 -- as above
 
 if TYPE_CHECKING:
@@ -149,12 +149,12 @@ class Verdict:
     @property
     def line(self) -> str:
         """One line for people: word, simulation, counts, shape, objections, changed limits and terms, remarks."""
-        counts = [f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number]
+        counts = [count_of(outcome, number) for outcome, number in self.counts.items() if number]
         unlimited = [count_unlimited(self.without_limit)] if self.without_limit else []
-        counted = ", ".join([*counts, *self._advisory, *unlimited])
+        shown = ", ".join([*counts, *self._advisory, *unlimited])
         why = f" ({'; '.join(self.objections)})" if self.objections else ""
         remarks = "".join(f"; {remark}" for remark in self.remarks)
-        found = (counted or "nothing was expected") + (f" on {self.shape}" if self.shape else "")
+        found = (shown or "nothing was expected") + (f" on {self.shape}" if self.shape else "")
         simulated = f"{SIMULATED}: " if self.simulated else ""
         return one_line(f"{self.word.replace('_', ' ')}: {simulated}{found}{why}{self._changed}{remarks}")
 
@@ -242,14 +242,20 @@ def counted_as(record: Record) -> str:
     return WAIVED if record.waiver is not None and may_be_waived(record) else record.outcome
 
 
+def count_of(outcome: str, number: int) -> str:
+    """How many have this outcome, in words: ``3 failed``, ``1 does not apply``."""
+    words = "does not apply" if outcome == SKIPPED and number == 1 else WORDS.get(outcome, outcome)
+    return f"{number} {words}"
+
+
 def count_misses(number: int) -> str:
     """How many advisory limits were missed, in words."""
-    return f"{number} advisory miss{'' if number == 1 else 'es'}"
+    return counted(number, "advisory miss", "advisory misses")
 
 
 def count_unlimited(number: int) -> str:
     """How many criteria are measured, and judged by no number, in words."""
-    return f"{number} {'criterion' if number == 1 else 'criteria'} without a limit"
+    return f"{counted(number, 'criterion', 'criteria')} without a limit"
 
 
 def may_be_waived(record: Record) -> bool:

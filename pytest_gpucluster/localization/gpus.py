@@ -16,9 +16,8 @@ from pytest_gpucluster.inventory.pci_tree import nearness, position
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
-from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.localization.parts import Lag
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,7 +74,7 @@ def slow_gpus(names: Sequence[str], matrix: PairMatrix, usual_gb_s: float) -> Sl
         ValueError: fewer than three GPUs.
     """
     if len(names) < FEWEST_GPUS:
-        raise ValueError(f"{len(names)} GPUs: expected at least {FEWEST_GPUS}")
+        raise ValueError(f"{counted(len(names), 'GPU')}: expected at least {FEWEST_GPUS}")
     rates = _rates(names, matrix)
     slow = {pair for pair, gb_s in rates.items() if gb_s < SLOW_SHARE * usual_gb_s}
     bad = [name for name in names if _is_slow_with_all(name, names, slow)]

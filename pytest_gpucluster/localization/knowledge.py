@@ -22,6 +22,7 @@ from pytest_gpucluster.localization.connections import (
     probability_explained_by,
 )
 from pytest_gpucluster.localization.parts import WEIGHTS, GroupTest, NamedPart, Roster, SearchReport
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -163,7 +164,7 @@ class Knowledge:
     def note(self, groups: Sequence[MemberGroup], results: Sequence[Result]) -> None:
         """Take in the results of a round."""
         if len(groups) != len(results):
-            raise ValueError(f"{len(results)} results for {len(groups)} groups: expected one for each")
+            raise ValueError(f"{counted(len(results), 'result')} for {counted(len(groups), 'group')}: expected one for each")
         self.rounds += 1
         for group, result in zip(groups, results, strict=True):
             self.tests.append(GroupTest(round=self.rounds, group=group, result=result))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.localization.parts import Result, SearchPart
 from pytest_gpucluster.localization.search import search
+from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.versions import needed, packaged_versions, parse
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def search_nodes(
         ValueError: too few nodes.
     """
     if len(nodes) < FEWEST_NODES:
-        raise ValueError(f"{len(nodes)} nodes: expected at least {FEWEST_NODES}")
+        raise ValueError(f"{counted(len(nodes), 'node')}: expected at least {FEWEST_NODES}")
     began_s, measured, is_cut = clock(), 0, False
 
     def in_time(groups: Sequence[MemberGroup]) -> Sequence[Result]:

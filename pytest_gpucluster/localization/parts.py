@@ -141,7 +141,9 @@ class Roster:
     def __init__(self, parts: Sequence[SearchPart]) -> None:
         self.parts = {part.name: part for part in parts}
         if len(self.parts) < 2 or len(self.parts) < len(parts):
-            raise ValueError(f"{len(parts)} parts, {len(self.parts)} names: expected at least 2 parts, each with its own name")
+            raise ValueError(
+                f"{len(self.parts)} names of {len(parts)} parts: expected at least 2 parts, each with its own name"
+            )
         if shared := sorted(self.parts.keys() & {name for part in parts for name in part.within}):
             raise ValueError(f"{shared[0]} names a part and what parts are in: expected different names")
         sizes = Counter(name for part in parts for name in dict.fromkeys(part.within))

@@ -31,6 +31,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import gemm, progress, timing
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -379,9 +380,9 @@ def _model() -> str:
     """All that the bits may depend on: cuBLAS repeats for one version, one architecture and one number of SMs."""
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        hardware = f"{properties.name}, {properties.multi_processor_count} SMs, CUDA {torch.version.cuda}"
+        hardware = f"{properties.name}, {counted(properties.multi_processor_count, 'SM')}, CUDA {torch.version.cuda}"
     else:
-        hardware = f"CPU, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+        hardware = f"CPU, {torch.backends.cpu.get_cpu_capability()}, {counted(torch.get_num_threads(), 'thread')}"
     return f"{hardware}, torch {torch.__version__}"
 
 

@@ -38,6 +38,7 @@ from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import Folder, remove_leftovers, within_own_folder
 from pytest_gpucluster.protocol.functions import without_device
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,7 +111,7 @@ def file_rates(*, path: str | None, size_bytes: int, files: int, within_s: float
     """
     each_bytes = size_bytes // max(1, files) // PAGE_BYTES * PAGE_BYTES
     if files < 1 or each_bytes < 1:
-        raise ValueError(f"{size_bytes} bytes in {files} files are less than a page of {PAGE_BYTES} bytes each")
+        raise ValueError(f"{size_bytes} bytes in {counted(files, 'file')} are less than a page of {PAGE_BYTES} bytes each")
     folder = Path(path or tempfile.gettempdir())
     progress.report(f"look at {folder}", 0.0)
     remove_leftovers(folder)

@@ -26,6 +26,7 @@ from pytest_gpucluster.inventory.host_load import HostLoad, HostWatch
 from pytest_gpucluster.inventory.sysfs import SYS
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.protocol.functions import without_device
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,7 +142,7 @@ def _triad(cpus: Sequence[int], size_bytes: int, repeats: int, *, budget_s: floa
     """GB/s of each span, over all of these CPUs at once."""
     elements = size_bytes // (ARRAYS * ELEMENT_BYTES * len(cpus))
     if elements < 1 or repeats < 1:
-        raise ValueError(f"{size_bytes} bytes, {repeats} times, on {len(cpus)} CPUs are nothing to measure")
+        raise ValueError(f"{size_bytes} bytes, {repeats} times, on {counted(len(cpus), 'CPU')} are nothing to measure")
     together = _Together(len(cpus), repeats, time.perf_counter() + budget_s)
     parts = [_Part(cpu, elements, together) for cpu in cpus]
     before = torch.get_num_threads()
@@ -240,14 +241,14 @@ def launch_latency(*, launches: int, repeats: int) -> LaunchLatency:
         ArithmeticError: a launch was lost.
     """
     if launches < 1 or repeats < 1:
-        raise ValueError(f"{launches} launches, {repeats} times, are nothing to measure")
+        raise ValueError(f"launches = {launches}, repeats = {repeats}: nothing to measure")
     counter = torch.zeros(1, dtype=torch.int64, device=timing.current_device())
     with HostWatch(reads=torch.cuda.is_available()) as watch:
         spans_us = [_row_us(counter, launches) for _ in range(repeats + 1)][1:]  # the first one loads the kernel
         progress.report("round trips", 0.5)
         trips_us = [_row_us(counter, 1) for _ in range(launches)]
     if (total := int(counter.item())) != (repeats + 2) * launches:
-        raise ArithmeticError(f"{(repeats + 2) * launches} launches added up to {total}")
+        raise ArithmeticError(f"{counted((repeats + 2) * launches, 'launch', 'launches')} added up to {total}")
     return LaunchLatency(
         launch_us=statistics.median(spans_us),
         round_trip_us=statistics.median(trips_us),

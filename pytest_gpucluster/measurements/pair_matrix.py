@@ -21,6 +21,7 @@ from pytest_gpucluster.measurements.collectives import gather_texts
 from pytest_gpucluster.measurements.timing import Budget
 from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
 from pytest_gpucluster.protocol.rank import ordered_rounds
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -84,7 +85,7 @@ def pair_matrix(
     """
     ranks, own = dist.get_world_size(), dist.get_rank()
     if ranks < 2 or min(size_bytes, small_bytes, iterations, warmup) < 1:
-        raise ValueError(f"two ranks, and sizes and counts of at least 1 are needed; there are {ranks} ranks")
+        raise ValueError(f"two ranks, and sizes and counts of at least 1 are needed; there are {counted(ranks, 'rank')}")
     case = Transfers(size_bytes=size_bytes, small_bytes=small_bytes, iterations=iterations, warmup=warmup, budget_s=budget_s)
     before = read_log()
     group = dist.new_group(list(range(ranks)))

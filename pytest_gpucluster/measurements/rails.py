@@ -17,6 +17,7 @@ from pytest_gpucluster.measurements.pair_matrix import Transfers, time_rounds
 from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
 from pytest_gpucluster.protocol.functions import without_device
 from pytest_gpucluster.protocol.rank import ordered_rounds
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nics import NetInterface
@@ -99,7 +100,7 @@ def rail(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     """
     ranks = dist.get_world_size()
     if ranks < 2:
-        raise ValueError(f"a rail needs two nodes; there are {ranks} ranks")
+        raise ValueError(f"a rail needs two nodes; there are {counted(ranks, 'rank')}")
     case = Transfers(size_bytes=size_bytes, small_bytes=SMALL_BYTES, iterations=iterations, warmup=warmup, budget_s=budget_s)
     rows = time_rounds(case, dist.group.WORLD, ordered_rounds(ranks, most=partners))
     bad = [int(row[0]) for row in rows if row[4]]

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.errors import GpuMemoryError
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,12 +183,8 @@ class Launches(NamedTuple):
         """What became of ``full`` within so many seconds; None if nothing fell."""
         if self == full:
             return None
-        now, before = (f"{_counted(one.spans, 'span')} of {_counted(one.each, 'launch', 'es')}" for one in (self, full))
+        now, before = (f"{counted(one.spans, 'span')} of {counted(one.each, 'launch', 'launches')}" for one in (self, full))
         return f"timed {now} instead of {before}, within {budget_s:.3g} s"
-
-
-def _counted(number: int, what: str, plural: str = "s") -> str:
-    return f"{number} {what}{'' if number == 1 else plural}"
 
 
 class Budget:

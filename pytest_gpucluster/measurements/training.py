@@ -11,6 +11,7 @@ import torch
 from finetune_smoke.settings import config as finetune_config
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched, evidence
 from pytest_gpucluster.measurements import collectives, progress, timing
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,8 @@ class Trained(Finetuned):
             "ms a step": outcome.step_ms,
             "tokens/s/GPU with padding": outcome.positions_per_s_per_gpu,
             "lowest to highest window": _spread(outcome.window_rates),
-            "timed": f"{outcome.timed_steps} steps, {outcome.timed_s:.1f} s, {len(outcome.window_rates)} windows",
+            "timed": f"{counted(outcome.timed_steps, 'step')}, {outcome.timed_s:.1f} s, "
+            f"{counted(len(outcome.window_rates), 'window')}",
             "s waiting for rows": outcome.rows_s,
             "peak GiB": None if outcome.memory_peak_gib is None else max(outcome.memory_peak_gib),
             "GB sent a step": outcome.wire_gb_per_step,
@@ -145,7 +147,7 @@ def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Traine
     """
     config = _config(preset, overrides)
     if config.steps < 2 * config.window_steps:
-        raise ValueError(f"{config.steps} steps are fewer than two windows of {config.window_steps}: the first is left out")
+        raise ValueError(f"steps = {config.steps} is less than two windows of {config.window_steps}: the first is left out")
     found = _run(config, single_rank=single_rank)
     checks = found.outcome.checks
     wrong = [f"{name}: {check['detail']}" for name, check in checks.items() if not check["passed"] and name != SPREAD]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -164,7 +165,7 @@ def _bins(numbers: Sequence[float], at: Callable[[float], float]) -> list[Bar]:
     for index, inside in sorted(found.items()):
         height = round(3.0 + 27.0 * math.sqrt(len(inside) / most), 1)
         low, high = format_number(min(inside)), format_number(max(inside))
-        title = f"{len(inside)} values, {low}" + (f" to {high}" if high != low else "")
+        title = f"{counted(len(inside), 'value')}, {low}" + (f" to {high}" if high != low else "")
         x = round(EDGE + index * width, 1)
         bars.append(Bar(x=x, y=round(40.0 - height, 1), width=round(width - 1, 1), height=height, title=title))
     return bars

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SKIPPED, counted_as
 from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_of, plain
 from pytest_gpucluster.page.drawing import Chart, Curve, Mark, apart, axes_over
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.table_rows import COUNTS
-from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -153,7 +152,7 @@ def _map(run: RunDocument) -> ClusterMap:
         cells=tuple(cells),
         labels=tuple(labels),
         heads=tuple(heads),
-        label=f"Map of {len(nodes)} nodes with up to {columns} GPUs each: {bad} bad of {len(cells)} places",
+        label=f"Map of {len(nodes)} nodes with up to {counted(columns, 'GPU')} each: {bad} bad of {len(cells)} places",
     )
 
 
@@ -309,7 +308,7 @@ def _bands(title: str, unit: str, seen: Sequence[tuple[str, list[float]]]) -> Ch
     middle, range_ = _spread(dict(zip(xs, (found for _, found in seen), strict=True)), axes)
     most = max(map(len, (found for _, found in seen)))
     return Chart(
-        label=f"{title} under load: median and range of up to {most} GPUs at {len(seen)} measurements",
+        label=f"{title} under load: median and range of up to {counted(most, 'GPU')} at {counted(len(seen), 'measurement')}",
         x_title=f"measurements in their order: {shortlist([name for name, _ in seen], most=5)}",
         y_title=unit,
         curves=(middle,),

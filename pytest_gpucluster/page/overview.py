@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
     ERROR,
@@ -33,7 +32,7 @@ from pytest_gpucluster.reporting.at_a_glance import HANDOVER
 from pytest_gpucluster.reporting.ending import duration
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.table_rows import NOTHING, PlaceNames
-from pytest_gpucluster.text import first_line, shortlist
+from pytest_gpucluster.text import counted, first_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,9 +110,10 @@ def _reason(run: RunDocument, counts: Counter[str]) -> str:
     parts = [name_of(run.places[one["place"]["id"]]) for one in run.culprits if one.get("place") is not None]
     named = f"; named: {shortlist(parts, most=3)}" if parts else ""
     without = [f"{counts[outcome]:,} {words}" for outcome, words in WITHOUT.items() if counts[outcome]]
+    checks = f"{counts[PASSED]:,} {'check' if counts[PASSED] == 1 else 'checks'}"
     text = {
-        ACCEPTED: f"all {counts[PASSED]:,} checks that apply passed",
-        WITH_WAIVERS: f"{counts[PASSED]:,} checks passed and {counts[WAIVED]:,} failed that somebody answers for",
+        ACCEPTED: f"all {checks} that apply passed",
+        WITH_WAIVERS: f"{checks} passed and {counts[WAIVED]:,} failed that somebody answers for",
         REJECTED: f"{counts[FAILED]:,} of {applied:,} checks failed{named}",
         INCOMPLETE: f"of {applied:,} checks {', '.join(without)}{named}" if without else "the verdict line says what is open",
         REHEARSED: "the tests ran without a GPU, which shows that they work and accepts nothing",

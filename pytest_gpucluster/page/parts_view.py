@@ -10,7 +10,7 @@ from pytest_gpucluster.judging.failure_text import format_beside, format_number
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, WAIVED, counted_as
 from pytest_gpucluster.page.criteria_view import Number, exact, host_of
 from pytest_gpucluster.page.templating import markdown
-from pytest_gpucluster.text import first_line, one_line, shortlist
+from pytest_gpucluster.text import counted, first_line, one_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion
     nodes = {one.node: one.id for one in run.places.values() if one.gpu is None}
     node = None if place is None else nodes.get(place.node)
     misses, more = _misses(culprit["criteria"], {*names, node, None}, by_criterion)
-    title = name_of(place) if place is not None else f"{len(names)} places" if names else "the cluster"
+    title = name_of(place) if place is not None else counted(len(names), "place") if names else "the cluster"
     where = _where(place) if place is not None else (("Places", shortlist(names, most=16)),)
     concerned = [record for name in culprit["criteria"] for record in by_criterion.get(name, ()) if record.place in names]
     bad = [record for record in concerned if record.outcome != PASSED]

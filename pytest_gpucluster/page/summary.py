@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.judging.failure_text import unit_beside
 from pytest_gpucluster.judging.verdict import ACCEPTED, REJECTED
 from pytest_gpucluster.page.criteria_view import NOT_RECORDED
 from pytest_gpucluster.page.parts_view import NAMES
@@ -81,8 +82,7 @@ def _misses_of(part: PartView) -> str:
 
 
 def _miss_of(one: Miss) -> str:
-    unit = "" if one.unit == "count" else f" {one.unit}"
-    return f"{one.criterion} {one.value.text}{unit}, limit {one.limit.text}"
+    return f"{one.criterion} {one.value.text}{unit_beside(one.unit, one.value.text)}, limit {one.limit.text}"
 
 
 def annotations_of(model: PageModel, written: Mapping[str, Written]) -> list[str]:

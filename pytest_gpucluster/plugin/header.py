@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import SIMULATED
 from pytest_gpucluster.reporting import hostlists
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import cut, tied, wrapped
-from pytest_gpucluster.text import one_line, with_commas
+from pytest_gpucluster.text import counted, one_line, with_commas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -91,7 +90,7 @@ def groups_of(binding: Binding) -> list[tuple[tuple[str, ...], list[str]]]:
 
 
 def _with_count(what: tuple[str, ...], num_nodes: int) -> tuple[str, ...]:
-    return what if num_nodes == 1 else (f"{num_nodes} nodes x {what[0]}", *what[1:])
+    return what if num_nodes == 1 else (f"{counted(num_nodes, 'node')} x {what[0]}", *what[1:])
 
 
 def _facts_of(gpus: Sequence[Place], binding: Binding) -> tuple[str, ...]:

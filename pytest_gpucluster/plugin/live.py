@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory.identity import NOT_INSTALLED, version_of
 from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.judging.failure_text import format_asked, format_miss
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, PASSED, WAIVED, WORDS, counted_as
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, PASSED, WAIVED, WORDS, count_of, counted_as
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.screen import bar_line
 from pytest_gpucluster.reporting.ending import duration
 from pytest_gpucluster.session import UNSIGNED
-from pytest_gpucluster.text import lines, one_line
+from pytest_gpucluster.text import counted, lines, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -258,9 +258,9 @@ class Tally:
     @property
     def line(self) -> str:
         """``compute     3 criteria    23 passed, 1 failed    52.0 s``."""
-        counts = ", ".join(f"{self.outcomes[word]} {WORDS[word]}" for word in WORDS if self.outcomes[word])
-        missing = f" of {forecast.counted(self.tests, 'check')}, cut short" if self.done < self.tests else ""
-        criteria = forecast.counted(self.criteria, "criterion", "criteria")
+        counts = ", ".join(count_of(word, self.outcomes[word]) for word in WORDS if self.outcomes[word])
+        missing = f" of {counted(self.tests, 'check')}, cut short" if self.done < self.tests else ""
+        criteria = counted(self.criteria, "criterion", "criteria")
         return f"{self.name:<9} {criteria:>12}   {counts}{missing}   {duration(self.seconds)}"
 
     @property

@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpucluster.inventory.identity import version_of
-from pytest_gpucluster.judging.forecast import clock, counted
+from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.activation import RUN
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
-from pytest_gpucluster.text import one_line, with_commas
+from pytest_gpucluster.text import counted, one_line, with_commas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -46,6 +46,7 @@ from pytest_gpucluster.reporting.files import require_takeable, require_writable
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
+from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.resolve import BOUNDS_OF_FABRIC, BUDGET
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ class Run:
         live.begin(Pairing(criterion=SELFTEST, place=None, judges=False))
         live.say(f"gpucluster: {SELFTEST}: planting a slow, a wrong, a dead and a hung rank in software")
         facts = run_selftest(self.session, lambda step, fraction: live.progress(0, step, fraction)).facts
-        live.say(f"gpucluster: {SELFTEST}: {facts['places']} places, {facts['seconds']:.1f} s")
+        live.say(f"gpucluster: {SELFTEST}: {counted(facts['places'], 'place')}, {facts['seconds']:.1f} s")
         for line in selftest_lines(facts):
             live.say(f"gpucluster: {SELFTEST}: {line}", red=line in facts["objections"])
         self.session.take_selftest(facts)

@@ -345,7 +345,7 @@ def unreached(host: str, port: int, *, within_s: float, problem: str) -> str:
         f"node 0's launcher was not reached at {host}:{port} within {within_s:g} s: {problem}\n"
         f"  address: is --master-addr node 0's, as this node sees it? {host} is {', '.join(addresses) or 'unknown'} here\n"
         f"  port: does `gpucluster launch --run --node-rank 0` run there, with --master-port {port}?\n"
-        f"  firewall: is TCP port {port} open from this node to that one? `nc -vz {host} {port}` tells"
+        f"  firewall: is TCP port {port} open from this node to that one? `nc -vz {host} {port}` shows it"
     )
 
 

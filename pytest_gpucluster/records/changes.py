@@ -13,6 +13,8 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.judging.failure_text import COUNTED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -46,7 +48,7 @@ FAMILIES = {
     "GB/s": "bandwidth of links",
 }
 """Units of criteria that measure the same parts of a GPU: they lose together."""
-COUNTS = ("count", "errors", "rows", "reasons", "links", "GPUs", "nodes")
+COUNTS = (*COUNTED, "count")
 """Units of values that are judged by their outcome alone."""
 
 

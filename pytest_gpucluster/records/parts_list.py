@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.records.spreadsheet import FORMULA, as_text
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -167,7 +167,7 @@ def _csv_rows(text: str, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(names):
-                raise ConfigurationError(f"{where}: {len(cells)} cells, and the head has {len(names)}")
+                raise ConfigurationError(f"{where}: {counted(len(cells), 'cell')}, and the head has {len(names)}")
             yield where, dict(zip(names, cells, strict=True))
     except csv.Error as error:
         raise ConfigurationError(f"{file}:{reader.line_num}: no CSV: {error}") from None
@@ -232,7 +232,8 @@ def compare_with_order(order: Sequence[ListedPart], found: Sequence[ListedPart])
             unknown += open_ones
             same += not differs and not open_ones
         elif one.part in unread:
-            unknown.append(f"{one.label} is ordered and was not seen; {len(unread[one.part])} {one.part} have no known serial")
+            others = counted(len(unread[one.part]), f"{one.part} has", f"{one.part} have")
+            unknown.append(f"{one.label} is ordered and was not seen; {others} no known serial")
         else:
             wrong.append(f"{one.label} is ordered, and is not there")
     for key, parts in there.items():

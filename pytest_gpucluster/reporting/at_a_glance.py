@@ -133,7 +133,7 @@ def _line(subject: str, own: Mapping[str, Sequence[Record]], *, missing: int | N
     is_good = {*judged} <= {PASSED}
     more = [MISSING] * (missing or 0) if MISSING in judged else []  # of criteria that have no outcome at all
     said = (
-        f"{'all ' if missing is None else ''}{len(judged)} {table_rows.OK}"
+        f"{'all ' if missing is None and len(judged) > 1 else ''}{len(judged)} {table_rows.OK}"
         if is_good
         else table_rows.outcome_text([*judged, *more])
     )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from pytest_gpucluster.judging.culprits import HARDWARE, find_culprits
-from pytest_gpucluster.judging.failure_text import format_number, show_evidence
-from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.judging.failure_text import format_number, show_evidence, unit_beside
 from pytest_gpucluster.judging.selection import ONLY, identity_of
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
 from pytest_gpucluster.reporting import ending
@@ -18,7 +17,7 @@ from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import CONTINUED, cut, quoted, tied, wrapped
 from pytest_gpucluster.reporting.one_cause import MOST_ROWS, GoodPeers, rows_beside, sentence_of
 from pytest_gpucluster.reporting.table_rows import allows_nothing, value_cells
-from pytest_gpucluster.text import first_line, framed, one_line, shortlist
+from pytest_gpucluster.text import counted, first_line, framed, one_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -294,7 +293,8 @@ class _Writer:
         elif self._is_one_cause(entry, measured):
             lines += wrapped(sentence_of(measured, self._siblings), width=width, indent="    ")
             shown = rows_beside(measured, has_first=not is_short)
-            more = f"    the other {len(measured) - len(shown)} values are in {self._shown.report}; -v shows them"
+            others = counted(len(measured) - len(shown), "other value is", "other values are")
+            more = f"    {others} in {self._shown.report}; -v shows them"
             lines += [*self._values_of(shown), *([] if is_short else [cut(more, width)])]
         else:
             lines += self._values_of(measured)
@@ -322,7 +322,8 @@ class _Writer:
             start = f"    {cut(record.criterion, WIDEST_NAME):<{column}} "
             lines += wrapped(self._measured(record), width=self._shown.width, indent=start, later=" " * min(len(start), 8))
         more = len(measured) - MOST_CRITERIA
-        return [*lines, *([f"    and {more} more criteria, in {self._shown.report}"] if more > 0 else [])]
+        rest = f"    and {counted(more, 'more criterion', 'more criteria')}, in {self._shown.report}"
+        return [*lines, rest] if more > 0 else lines
 
     def _criteria(self, records: Sequence[Record]) -> list[str]:
         names = list(dict.fromkeys(record.criterion for record in records))
@@ -362,11 +363,10 @@ class _Writer:
         assert limit is not None
         if record.value is None:
             return record.message
-        unit = "" if limit.unit == "count" else f" {limit.unit}"
         waived = " (waived)" if counted_as(record) == WAIVED else ""
         others = self._siblings.values.get(record.criterion, []) if record.place is not None else []
         bound, value, *ends = value_cells(limit, record.value, *((min(others), max(others)) if others else ()))
-        text = f"{value}{unit}, limit {bound}{waived}"
+        text = f"{value}{unit_beside(limit.unit, value)}, limit {bound}{waived}"
         if ends:
             text += f"; {tied('siblings ' + ' to '.join(dict.fromkeys(ends)))}"
         is_of_a_part = bool(record.culprits) and record.place not in record.culprits

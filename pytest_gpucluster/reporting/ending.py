@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from pytest_gpucluster.judging.culprits import HARDWARE
-from pytest_gpucluster.judging.forecast import clock, counted
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, REJECTED, WAIVED, Verdict, counted_as
+from pytest_gpucluster.judging.forecast import clock
+from pytest_gpucluster.judging.verdict import (
+    ERROR,
+    FAILED,
+    MISSING,
+    NOISY,
+    PASSED,
+    REJECTED,
+    SIMULATED,
+    WAIVED,
+    Verdict,
+    counted_as,
+)
 from pytest_gpucluster.reporting.hostlists import EXACT, hostlist, short_names
 from pytest_gpucluster.reporting.lines import shell_command, wrapped
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +53,7 @@ def again(arguments: Sequence[str], command: Sequence[str], *, width: int, inden
     later = f"{indent}  "
     if command:
         return shell_command([*command, *arguments], width=width, indent=indent, later=later)
-    return shell_command(arguments, width=width, indent=f"{indent}the same command with ", later=later)
+    return shell_command(arguments, width=width, indent=f"{indent}measure again: the same command with ", later=later)
 
 
 def good_hosts(records: Iterable[Record], culprits: Iterable[Culprit], places: Mapping[str, Place]) -> list[str]:
@@ -72,7 +84,7 @@ def good_lines(hosts: Sequence[str], places: Mapping[str, Place], *, width: int)
     lines = wrapped(text.replace(",", ", "), width=width, indent="good: ", later="      ")
     lines = [line.replace(", ", ",") for line in lines]  # a list that Slurm reads has no blanks
     if len(lines) > MOST_GOOD:
-        return [*lines[: MOST_GOOD - 1], f"      ... {len(hosts)} nodes in all; each is in results.json"]
+        return [*lines[: MOST_GOOD - 1], f"      ... {counted(len(hosts), 'node')} in all; each is in results.json"]
     return lines
 
 
@@ -130,7 +142,7 @@ def verdict_block(verdict: Verdict, ending: Ending, *, width: int, quiet: bool) 
     """A rule, the line that begins with ``verdict``, what it does not say, and a rule. Without rules if ``quiet``."""
     colour = "green" if verdict.is_acceptance else "red" if verdict.word == REJECTED else "yellow"
     rule = [] if quiet else [Text("=" * width, colour)]
-    mode = [] if ending.mode is None else [Text(f"  {ending.mode}", "bold yellow")]
+    mode = [] if ending.mode is None else [Text(f"  {ending.mode.removeprefix(f'{SIMULATED}: ')}", "bold yellow")]
     seconds = ending.timings
     parts = ", ".join(f"{duration(seconds[f'{name}_s'])} {words}" for name, words in PARTS_OF_TIME)
     files = f"  {', '.join(ending.files)}" if ending.files else ""

@@ -6,6 +6,8 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.text import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -41,8 +43,8 @@ def names_of_absent(nodes: Sequence[Place]) -> str:
     """The hosts of absent nodes in Slurm's short form, as far as a list names them: ``gpu-node-[1,7], 2 unknown hosts``."""
     known = [node.hostname for node in nodes if node.hostname is not None]
     unknown = len(nodes) - len(known)
-    counted = [f"{unknown} unknown host{'s' if unknown > 1 else ''}"] if unknown else []
-    return ", ".join([*([hostlist(known)] if known else []), *counted])
+    rest = [counted(unknown, "unknown host")] if unknown else []
+    return ", ".join([*([hostlist(known)] if known else []), *rest])
 
 
 def short_names(hostnames: Sequence[str], *, among: Iterable[str]) -> list[str]:

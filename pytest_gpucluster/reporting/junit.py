@@ -40,7 +40,7 @@ from pytest_gpucluster.reporting.junit_folding import (
 )
 from pytest_gpucluster.reporting.parts import words_of_parts
 from pytest_gpucluster.reporting.results import selftest_lines
-from pytest_gpucluster.text import first_line, visible
+from pytest_gpucluster.text import counted, first_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -246,7 +246,7 @@ def _bad_parts(report: RunReport) -> list[str]:
         return []  # the verdict's line says what is open
     lines, blamed = [], set()
     for one in find_culprits((case.record for case in report.cases), report.places):
-        where = report.places[one.place].label if one.place is not None else f"{len(one.places)} places"
+        where = report.places[one.place].label if one.place is not None else counted(len(one.places), "place")
         lines.append(f"bad: {where}: {', '.join(one.criteria)}: {next(iter(one.evidence), one.advice)}")
         blamed |= {id(record) for record in one.records}
     left = (case.record for case in report.cases if id(case.record) not in blamed)

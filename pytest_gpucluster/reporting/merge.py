@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.numbering import natural_sort_key
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.promises import doubled_gpus
 from pytest_gpucluster.judging.verdict import (
     ERROR,
@@ -36,6 +35,7 @@ from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links
 from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.rebuild import read_journal, rebuild
 from pytest_gpucluster.reporting.results import bound_facts
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -200,7 +200,8 @@ def _add_records(merged: Merged, runs: Sequence[OneRun]) -> None:
                 merged.records[new.criterion, new.place] = new
                 merged.nodeids[new.criterion, new.place] = run.renamed(run.state.nodeids.get(key, key[0]))
     for host, number in doubles.items():
-        merged.doubles.append(f"{host} is in several runs, {number} values were measured twice: the latest run counts")
+        values = counted(number, "value was", "values were")
+        merged.doubles.append(f"{host} is in several runs, {values} measured twice: the latest run counts")
     merged.doubles += [f"one GPU in two places: {text}" for text in doubled_gpus(tuple(merged.places.values()))]
 
 
@@ -284,7 +285,7 @@ def _terms(merged: Merged, runs: Sequence[OneRun]) -> Terms:
     terms = [run.state.terms for run in runs]
     objections = [f"{run.folder.name}: {text}" for run in runs for text in run.state.terms.objections]
     kinds = {one.shape.partition(" x ")[2] for one in terms if " x " in one.shape}
-    number = f"{len(merged.hosts)} node{'s' if len(merged.hosts) > 1 else ''}"
+    number = counted(len(merged.hosts), "node")
     return Terms(
         rehearsal=any(one.rehearsal for one in terms),
         simulated=any(one.simulated for one in terms),

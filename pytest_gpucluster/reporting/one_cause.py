@@ -6,10 +6,10 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import WAIVED, counted_as
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
 from pytest_gpucluster.reporting.table_rows import family_of
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.verdict import MISSING, NOT_SELECTED, PENDING, SKIPPED
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -89,12 +90,12 @@ def parts_remarks(facts: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     if not facts:
         return ()
     each = [f"part {number} {words}" for number, words in enumerate(words_of_parts({"parts": facts}), start=1)]
-    return (f"measured in {len(facts)} parts: {', '.join(each)}",)
+    return (f"measured in {counted(len(facts), 'part')}: {', '.join(each)}",)
 
 
 def words_of_parts(facts: Mapping[str, Any]) -> list[str]:
     """When each part was measured and how many outcomes stand from it; ``facts`` are the members of results.json."""
-    return [f"from {one['began']} to {one['ended']} ({one['outcomes']} outcomes)" for one in facts.get("parts", ())]
+    return [f"from {one['began']} to {one['ended']} ({counted(one['outcomes'], 'outcome')})" for one in facts.get("parts", ())]
 
 
 def utc(at_s: float) -> str:

@@ -18,6 +18,7 @@ from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_fr
 from pytest_gpucluster.reporting.parts import Part, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import texts_of, write_reports
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -188,7 +189,7 @@ class JournalState:
 
     @property
     def _damage(self) -> str:
-        lines = "1 line was" if len(self.unread) == 1 else f"{len(self.unread)} lines were"
+        lines = counted(len(self.unread), "line was", "lines were")
         return f"the journal is damaged at line {self.unread[0]}; {lines} not read"
 
     def report(self, verdict: Verdict) -> RunReport:

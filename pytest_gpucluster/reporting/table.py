@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting.at_a_glance import ABOUT_NEAR, HANDOVER, chosen_rows, measured_texts, subject_lines
@@ -27,7 +26,7 @@ from pytest_gpucluster.reporting.table_rows import (
     without_absent_nodes,
     without_result,
 )
-from pytest_gpucluster.text import one_line, shortlist
+from pytest_gpucluster.text import counted, one_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.culprits import absent_nodes
-from pytest_gpucluster.judging.failure_text import format_beside
+from pytest_gpucluster.judging.failure_text import COUNTED, format_beside
 from pytest_gpucluster.judging.verdict import (
     ERROR,
     FAILED,
@@ -26,9 +26,11 @@ from pytest_gpucluster.judging.verdict import (
     WORDS,
     Record,
     count_misses,
+    count_of,
     counted_as,
     is_only_measured,
 )
+from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
 
 NOTHING = "-"
-COUNTS = ("GPUs", "nodes", "errors", "rows", "reasons", "links", "count")
-"""Units of what is counted. A distance in percent says nothing about such a number."""
+COUNTS = (*COUNTED, "count")
 TINY_PERCENT, TINY_RATIO = 0.005, 1e-3
 """A percentage below both, the second as a part of its limit, is shown as 0."""
 TWICE_PERCENT, WHOLE_PERCENT = 100.0, 9.95
@@ -139,8 +140,8 @@ def outcome_text(outcomes: Sequence[str]) -> str:
     (first, number), *others = bad
     others = [one for one in others if one[0] != SKIPPED]  # what a rule leaves out is no news beside what is bad
     among = sum(outcome in JUDGED for outcome in outcomes) if first in JUDGED else len(outcomes)
-    of_all = f"{number}" if number == among else f"{number} of {among}"
-    return ", ".join([f"{of_all} {WORDS.get(first, first)}", *(f"{count} {WORDS.get(word, word)}" for word, count in others)])
+    rest = [count_of(word, count) for word, count in others]
+    return ", ".join([count_of(first, number) if number == among else f"{number} of {among} {WORDS.get(first, first)}", *rest])
 
 
 def with_values(row: TableRow, records: Sequence[Record], names: PlaceNames) -> TableRow:
@@ -354,7 +355,7 @@ def summary_lines(left_out: Sequence[Sequence[Record]]) -> list[tuple[str, str]]
         counts = Counter(cause for cause in causes if cause is not None)
         found = counts.most_common(SHOWN_CAUSES)
         shown = [cause if number == len(causes) else f"{cause} ({number})" for cause, number in found]
-        shown += [f"{len(counts) - SHOWN_CAUSES} other reasons"] if len(counts) > SHOWN_CAUSES else []
+        shown += [counted(len(counts) - SHOWN_CAUSES, "other reason")] if len(counts) > SHOWN_CAUSES else []
         if causes:
             lines.append((outcome, f"{words} ({len(causes)}): {', '.join(shown)}" if shown else f"{words}: {len(causes)}"))
     return lines

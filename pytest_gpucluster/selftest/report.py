@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.grouping import grouped
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,7 +146,8 @@ class SelftestReport:
     def statement(self) -> str:
         """One sentence: what this run finds."""
         results = ", ".join(self._result(what) for what in self.planted) or "nothing that was planted, as nothing was"
-        clean = f"; {len(self.false_alarms) or 'no'} false alarms in {len(self.clean)} clean repeats" if self.clean else ""
+        alarms = counted(len(self.false_alarms), "false alarm") if self.false_alarms else "no false alarms"
+        clean = f"; {alarms} in {counted(len(self.clean), 'clean repeat')}" if self.clean else ""
         not_planted = "".join(f"; {one.text}" for one in self.not_planted)
         return f"this {'rehearsal' if self.rehearsal else 'run'} finds: {results}{clean}{not_planted}"
 

@@ -24,7 +24,7 @@ from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Healthy, Sibling
 from pytest_gpucluster.measurements import digest
 from pytest_gpucluster.selftest import planted
 from pytest_gpucluster.selftest.report import DEAD, HUNG, SLOW, WRONG, NotPlanted, Trial
-from pytest_gpucluster.text import first_line
+from pytest_gpucluster.text import counted, first_line
 
 if TYPE_CHECKING:
     import random
@@ -254,7 +254,7 @@ def promised_percent(threshold: Threshold, alike: Collection[Place]) -> float:
 def _why_not_judged(percent: float, threshold: Threshold, alike: Collection[Place]) -> str | None:
     """Why this run may miss such a fault; None if it must find it."""
     if len(alike) < FEWEST_PLACES:
-        return f"{len(alike)} GPUs of one model are too few to say which is slow"
+        return f"{counted(len(alike), 'GPU')} of one model: too few to say which is slow"
     promised = promised_percent(threshold, alike)
     return None if percent >= promised else f"{threshold.key} promises {promised:.3g} % and more"
 
@@ -394,7 +394,7 @@ def _try_fault(
 def _sum_up(setup: Setup) -> None:
     counts = set(setup.run(planted.add_up, per="cluster").each(float).values())
     if counts != {float(len(setup.places))}:
-        raise MeasurementError(f"a sum over {len(setup.places)} ranks counted {', '.join(map(str, sorted(counts)))}")
+        raise MeasurementError(f"a sum over {counted(len(setup.places), 'rank')} counted {', '.join(map(str, sorted(counts)))}")
 
 
 def _timed(call: Callable[[], Value]) -> tuple[Value, float]:

@@ -18,6 +18,8 @@ In an all_to_all each GPU has S / n for every other one. No ring helps there: (n
 
 from __future__ import annotations
 
+from pytest_gpucluster.text import counted
+
 
 def ring_gb_s(*, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink_gb_s: float) -> float:
     """The bus bandwidth of rings over all nodes: that of the ports of a node together, or of a GPU's NVLinks if that is less.
@@ -61,7 +63,7 @@ def most_by_nvlink_gb_s(*, gpus: int, nvlink_gb_s: float) -> float:
         ValueError: fewer than two GPUs.
     """
     if gpus < 2:
-        raise ValueError(f"{gpus} GPUs have nothing between them")
+        raise ValueError(f"{counted(gpus, 'GPU has', 'GPUs have')} nothing between them")
     return 2 * (gpus - 1) / gpus * nvlink_gb_s / _sent_in_node(gpus)
 
 

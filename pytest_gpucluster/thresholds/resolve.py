@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_possible_gb_s, ring_gb_s
 from pytest_gpucluster.thresholds.layers import KINDS, MAPPINGS, THE_LIMIT, Kind, winners
 from pytest_gpucluster.thresholds.limit import Bound, Limit
@@ -247,7 +248,8 @@ class Threshold(EntryKeys):
         where = f"{self.file}:{self.line}"
         if number is None:
             sizes = ", ".join(str(size) for size in self.numbers)
-            message = f"{where}: '{self.key}' has no limit for {gpus} GPUs, only for {sizes}. Add that size, or 'any'."
+            message = f"{where}: '{self.key}' has no limit for {counted(gpus, 'GPU')}, only for {sizes}. "
+            message += "Add that size, or 'any'."
             raise ConfigurationError(message)
         if self.of is None:
             return number, None

@@ -15,6 +15,7 @@ from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory.error_codes import ACTIONS
 from pytest_gpucluster.protocol.functions import RefusedError
 from pytest_gpucluster.protocol.messages import Failure
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     import types
@@ -211,7 +212,7 @@ def _traceback(chain: Sequence[BaseException]) -> list[str]:
     lines = _lines_of(chain[0])
     shown = chain[1:] if len(chain) <= 3 else chain[-2:]
     if len(shown) < len(chain) - 1:
-        lines += ["", f"... {len(chain) - 1 - len(shown)} more exceptions, each raised because of the one before ..."]
+        lines += ["", f"... {counted(len(chain) - 1 - len(shown), 'more exception')}, each raised because of the one before"]
     for error in shown:
         lines += ["", DIRECT if _cause_of(error) is not None else HANDLING, "", *_lines_of(error)]
     return lines
@@ -225,5 +226,5 @@ def _lines_of(error: BaseException) -> list[str]:
         lines = "".join(itertools.islice(found.format(chain=False), 10 * LINES)).splitlines()
     except BaseException:  # noqa: BLE001 -- it reads attributes that the function's own code may have made
         lines = _describe(error).splitlines()
-    cut = [f"  ... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
+    cut = [f"  ... {counted(len(lines) - LINES, 'more line')}"] if len(lines) > LINES else []
     return [line[:LINE_CHARACTERS] for line in lines[:LINES]] + cut

@@ -25,6 +25,7 @@ from pytest_gpucluster.protocol.messages import (
     Success,
     Task,
 )
+from pytest_gpucluster.text import counted
 from pytest_gpucluster.worker import flight_recorder, python_stacks
 from pytest_gpucluster.worker.last_collective import CollectiveRecorder
 from pytest_gpucluster.worker.raised import NoGpuError, failure_of
@@ -139,7 +140,7 @@ class _Worker:
         if index >= num_gpus and not required:
             return torch.device("cpu")
         if index >= num_gpus:
-            raise NoGpuError(f"torch sees {num_gpus} GPUs on {socket.gethostname()}, so local rank {index} has none")
+            raise NoGpuError(f"torch sees {counted(num_gpus, 'GPU')} on {socket.gethostname()}, so local rank {index} has none")
         device = torch.device("cuda", index)
         if self._watch is None:
             self._watch = _take_gpu(index, self._send)

@@ -373,6 +373,7 @@ def test_every_requirement_is_answered_once() -> None:
     for name in content["requirements"]:
         assert f"| {name} | " in page
     assert "5 listed: 2 judged, 0 shown, 3 refused. It has 33 in all." in page
+    assert sum(one["list"] == "cmax" for one in content["requirements"].values()) == content["lists"]["cmax"]["numbered"]
 
 
 @pytest.mark.parametrize(
@@ -382,6 +383,7 @@ def test_every_requirement_is_answered_once() -> None:
         ("ABC1", {"refused": ""}, "ABC1 has 0 answers"),
         ("ABC1", {"refused": "Why.", "shown": "there"}, "ABC1 has 2 answers"),
         ("ABC1", {"judged": ["no_such"]}, "ABC1 names no_such"),
+        ("ABC1", {"asks": True, "refused": "Why."}, "ABC1 asks for True, which YAML takes for no text"),
         ("ABC1", {"refused": "Why", "and why not.": None}, "ABC1 has and why not., which is no key"),
         ("N-011", {"refused": "Why."}, "N-011 has 2 answers"),
         ("N-011", None, "thresholds.yaml has the ids N-011, which docs/requirements.yaml does not list"),

@@ -23,8 +23,9 @@ COUNTERS = (
     "port_xmit_wait", "symbol_error",
 )  # fmt: skip
 HW_COUNTERS = (
-    "duplicate_request", "implied_nak_seq_err", "lifespan", "local_ack_timeout_err", "np_cnp_sent", "out_of_buffer",
-    "out_of_sequence", "packet_seq_err", "req_cqe_error", "rnr_nak_retry_err", "roce_slow_restart", "rx_icrc_encapsulated",
+    "duplicate_request", "implied_nak_seq_err", "lifespan", "local_ack_timeout_err", "np_cnp_sent",
+    "np_ecn_marked_roce_packets", "out_of_buffer", "out_of_sequence", "packet_seq_err", "req_cqe_error", "rnr_nak_retry_err",
+    "roce_slow_restart", "rp_cnp_handled", "rp_cnp_ignored", "rx_icrc_encapsulated",
 )  # fmt: skip
 EFA_COUNTERS = ("lifespan", "rx_bytes", "rx_drops", "tx_bytes", "tx_pkts")
 NDR, HDR = "400 Gb/sec (4X NDR)", "200 Gb/sec (4X HDR)"

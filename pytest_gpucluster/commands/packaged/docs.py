@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -75,7 +76,7 @@ def listed(found: Mapping[str, Path]) -> str:
     width = max(map(len, shown), default=0)
     lines = [f"{name:<{width}}  {title}" for name, title in shown.items()]
     counts = {folder: sum(name.startswith(folder) for name in found) for folder in UNLISTED}
-    more = [f"{folder}...: {count} more pages" for folder, count in counts.items() if count]
+    more = [f"{folder}...: {counted(count, 'more page')}" for folder, count in counts.items() if count]
     return "\n".join([*lines, *more, "gpucluster docs NAME prints a page"]) + "\n"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.host_list import JOB, STEP, expand
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,8 +54,8 @@ def read_step(variables: Mapping[str, str], *, whole_job: bool = False) -> Slurm
         tasks = variables.get("SLURM_STEP_NUM_TASKS", str(len(hosts)))
         if tasks != str(len(hosts)):
             raise ConfigurationError(
-                f"the step has {tasks} tasks on {len(hosts)} nodes: one task a node starts all of its ranks "
-                "(srun --ntasks-per-node=1)"
+                f"the step has {tasks} {'task' if tasks == '1' else 'tasks'} on {counted(len(hosts), 'node')}: one task a node "
+                "starts all of its ranks (srun --ntasks-per-node=1)"
             )
     job, restarts = int(variables["SLURM_JOB_ID"]), int(variables.get("SLURM_RESTART_COUNT") or 0)
     return SlurmStep(

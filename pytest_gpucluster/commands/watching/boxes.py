@@ -13,9 +13,10 @@ from rich.text import Text
 
 from pytest_gpucluster.commands import watch_screen as plain
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
-from pytest_gpucluster.judging.forecast import clock, counted
+from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import FAILED
 from pytest_gpucluster.reporting.watched_run import BAD
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,6 +15,7 @@ from pytest_gpucluster.reporting.files import require_unused
 from pytest_gpucluster.reporting.parts import UNMEASURED, is_known, why_other_parts
 from pytest_gpucluster.reporting.run_spans import with_latest_known, with_now
 from pytest_gpucluster.reporting.unfinished_run import NothingUnfinishedError, UnfinishedRun, read_unfinished_run
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -145,7 +146,8 @@ class EarlierParts:
             return None
         number = self._session.recorder.parts.number
         num_kept = sum(one.part < number and one.outcome not in UNMEASURED for one in self._session.plan)
-        return f"part {number} of the run in {unfinished.folder}: {num_kept} outcomes stay as they were measured"
+        kept = counted(num_kept, "outcome stays as it was", "outcomes stay as they were")
+        return f"part {number} of the run in {unfinished.folder}: {kept} measured"
 
     def write_readings(self, readings: Readings) -> None:
         """Write what was read before the first test into the journal, once, with what earlier parts had read.

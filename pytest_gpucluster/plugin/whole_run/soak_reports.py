@@ -15,6 +15,7 @@ from pytest_gpucluster.judging.possible import impossible
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
 from pytest_gpucluster.plugin.outcome import blamed
 from pytest_gpucluster.reporting import run_spans
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -202,7 +203,7 @@ class Reports:
             self._session.recorder.record_outcome(record)
             self._terminal.live.show_failure(record)
         else:
-            reason = f"{kept.rounds} rounds of its soak so far"
+            reason = f"{counted(kept.rounds, 'round')} of its soak so far"
             self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=reason, advisory=False))
 
 

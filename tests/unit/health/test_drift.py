@@ -156,16 +156,16 @@ def test_only_like_with_like() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (["6.8"] * 4, "1 facts compared over 4 nodes, all alike"),
-        (["6.8", "6.5", "6.8"], "1 facts compared over 3 nodes; 1 part differs: node1 (kernel)"),
+        (["6.8"] * 4, "1 fact compared over 4 nodes, all alike"),
+        (["6.8", "6.5", "6.8"], "1 fact compared over 3 nodes; 1 part differs: node1 (kernel)"),
         (
             ["6.8"] * 7 + ["6.5"] * 6,
             (
-                "1 facts compared over 13 nodes; 6 parts differ: "
+                "1 fact compared over 13 nodes; 6 parts differ: "
                 "node7 (kernel), node8 (kernel), node9 (kernel), node10 (kernel) and 2 more"
             ),
         ),
-        (["6.8"], "1 facts compared over 1 node, which has no other host to compare with"),
+        (["6.8"], "1 fact compared over 1 node, which has no other host to compare with"),
     ],
 )
 def test_summary(values: list[str], said: str) -> None:

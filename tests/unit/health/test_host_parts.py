@@ -102,7 +102,7 @@ def test_a_module_without_a_speed_beside_others(tmp_path: Path) -> None:
     finding = judged(table(tmp_path, structure("A1"), structure("A2", runs=0)))
     assert list(finding.unknown) == ["A2"]
     nothing = table(tmp_path, structure("DIMM 0", runs=0, rated=0), structure("DIMM 1", length=0x15))
-    assert why_no_modules(HostParts(modules=nothing, disks=[])) == "the firmware tells no speed of a memory module"
+    assert why_no_modules(HostParts(modules=nothing, disks=[])) == "the firmware reports no speed of a memory module"
     assert why_no_modules(HostParts(modules=table(tmp_path, structure("A1")), disks=[])) is None
 
 

@@ -21,6 +21,7 @@ HEALTHY = HostFacts(
     translated=[], memory_gib=2015.0,
     huge_pages=0, transparent_huge_pages="madvise",
     memlock="unlimited", ipc_lock=False, nofile=1048576, shm_gib=1007.0, mlx5_driver=HIDDEN,
+    cpu_faults=[], perf_events=2, gpu_counters="root", gdrcopy=HIDDEN,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -109,6 +110,42 @@ def test_a_counter_without_a_limit_is_shown(tmp_path: Path) -> None:
     growth = Host(tmp_path, roce).between(counter("out_of_sequence", 7))
     assert said(growth) == NOTHING
     assert growth.evidence == {"within": (f"{PORT}: out_of_sequence +7 in 60 min (7 an hour)",)}
+
+
+@pytest.mark.parametrize("name", ["np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored"])
+def test_congestion_is_shown(tmp_path: Path, name: str) -> None:
+    """A healthy network marks packets and slows senders down: no error, and a number to look at. Without growth: nothing."""
+    host = Host(tmp_path, roce)
+    host.made.change("mlx5_1", f"hw_counters/{name}", "5")
+    assert host.between(traffic).evidence == {}
+    growth = host.between(counter(name, 12))
+    assert said(growth) == NOTHING
+    assert growth.evidence == {"within": (f"{PORT}: {name} +7 in 60 min (7 an hour)",)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        ({"rx_prio3_pause": 4}, {"rx_prio3_pause": 4}, ""),
+        ({"rx_prio3_pause": 4}, {"rx_prio3_pause": 9}, "rx_prio3_pause +5 in 60 min (5 an hour)"),
+        ({"tx_pause_storm_error_events": 0}, {"tx_pause_storm_error_events": 1}, "tx_pause_storm_error_events +1 in 60 min"),
+        ({"rx_prio3_pause": 4}, {"rx_prio3_pause": 0}, ""),  # somebody reset them, which is no doubt about errors
+        ({"rx_prio3_pause": 4}, {}, ""),
+        (None, {"rx_prio3_pause": 9}, ""),
+        ({"rx_prio3_pause": 4}, None, ""),
+    ],
+)
+def test_pauses_are_shown(before: dict[str, int] | None, after: dict[str, int] | None, shown: str) -> None:
+    """PFC holds a priority of the network up: where that grew it stands in the evidence, and no port is bad or unknown."""
+    first, last = (
+        [replace(nic, ports=[replace(nic.ports[0], pauses=NotAvailable("why") if one is None else one)])]
+        for nic, one in ((port_with()[0], before), (port_with()[0], after))
+    )
+    found = judge_nic_counters(NicReadings(first=first, last=last, seconds=HOUR_S), fabric="roce", limits=LIMITS)
+    quiet = judge_nic_counters(NicReadings(first=port_with(), last=port_with(), seconds=HOUR_S), fabric="roce", limits=LIMITS)
+    assert (found.count, found.names, found.doubts) == (quiet.count, quiet.names, quiet.doubts)
+    assert shown in "".join(found.evidence.get("within", ("",)))
+    assert bool(shown) is bool(found.evidence.get("within"))
 
 
 @pytest.mark.parametrize("name", ["link_downed", "port_xmit_data", "rnr_nak_retry_err"])

@@ -170,7 +170,7 @@ def test_what_is_hidden_of_a_host(changed: SlurmState) -> None:
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [
-        ([rank(cpus="0", cores="0")], "the ranks may use 1 cores, and the job has 4 here"),
+        ([rank(cpus="0", cores="0")], "the ranks may use 1 core, and the job has 4 here"),
         ([rank(cores="0"), rank(cores="1")], "the ranks may use 2 cores, and the job has 4 here"),
         ([rank(cpus="0-15", cores="0-7")], "the ranks may use 8 cores, and the job has 4 here: nothing confines it"),
         ([rank(memory_limit_bytes=1000 * MIB)], "the cgroups give the ranks 1000 MiB, and the job has 2000 MiB here"),

@@ -45,6 +45,11 @@ def made(tmp_path: Path) -> dict[str, Path]:
         write(sys / "kernel" / "iommu_groups" / str(group) / "type", f"{kind}\n")
     write(sys / "kernel" / "mm" / "transparent_hugepage" / "enabled", "always [madvise] never\n")
     write(sys / "module" / "mlx5_core" / "version", "24.10-0.7.0\n")
+    write(sys / "module" / "gdrdrv" / "version", "2.4.4\n")
+    for name, text in (("meltdown", "Not affected"), ("vmscape", "Mitigation: IBPB before exit to userspace")):
+        write(cpus / "vulnerabilities" / name, f"{text}\n")
+    write(proc / "driver" / "nvidia" / "params", "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\nDmaRemapPeerMmio: 1\n")
+    write(proc / "sys" / "kernel" / "perf_event_paranoid", "2\n")
     for node in range(2):
         write(sys / "devices" / "system" / "node" / f"node{node}" / "cpulist", f"{node}\n")
     write(proc / "cpuinfo", CPUINFO)
@@ -85,6 +90,10 @@ def test_a_whole_host(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) ->
         nofile=1048576,
         shm_gib=found.shm_gib,
         mlx5_driver="24.10-0.7.0",
+        cpu_faults=[],
+        perf_events=2,
+        gpu_counters="root",
+        gdrcopy="2.4.4",
     )
 
 
@@ -98,6 +107,10 @@ def test_a_whole_host(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) ->
         ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]", {"transparent_huge_pages": "never"}),
         ("proc/self/status", "CapEff:\t00000000a80425fb", {"ipc_lock": False}),
         ("proc/sys/kernel/numa_balancing", "1", {"numa_balancing": True}),
+        ("sys/devices/system/cpu/vulnerabilities/vmscape", "Vulnerable", {"cpu_faults": ["vmscape"]}),
+        ("sys/devices/system/cpu/vulnerabilities/mds", "Vulnerable: No microcode", {"cpu_faults": ["mds"]}),
+        ("proc/sys/kernel/perf_event_paranoid", "-1", {"perf_events": -1}),
+        ("proc/driver/nvidia/params", "RmProfilingAdminOnly: 0", {"gpu_counters": "all users"}),
     ],
 )
 def test_what_differs(tmp_path: Path, made: dict[str, Path], file: str, text: str, expected: dict[str, Any]) -> None:
@@ -118,6 +131,9 @@ def test_what_differs(tmp_path: Path, made: dict[str, Path], file: str, text: st
         ("proc/self/status", ("ipc_lock",)),
         ("proc/cpuinfo", ("cpu_model",)),
         ("proc/sys/kernel/numa_balancing", ("numa_balancing",)),
+        ("proc/sys/kernel/perf_event_paranoid", ("perf_events",)),
+        ("proc/driver/nvidia/params", ("gpu_counters",)),
+        ("sys/module/gdrdrv/version", ("gdrcopy",)),
         ("os-release", ("operating_system",)),
     ],
 )

@@ -143,7 +143,7 @@ def test_a_long_command_is_not_written_at_each_part(words: int) -> None:
     lines = lines_of(places, bad, command=command)
     assert sum("siblings" in line for line in lines) == MOST_DETAILED
     assert sum("-k" in line for line in lines) == MOST_DETAILED
-    again = [line for line in lines if line.startswith("      the same command with --gpucluster-only ")]
+    again = [line for line in lines if line.startswith("      measure again: the same command with --gpucluster-only ")]
     assert len(again) == (MOST_DETAILED if words == 60 else 0)
 
 
@@ -369,7 +369,7 @@ def test_without_a_command() -> None:
     places, bad = one_bad()
     shown = [line.strip() for line in lines_of(places, bad, command=(), width=200)]
     only = "--gpucluster-only gpu-node-0:GPU-6f1c0f3e-5e1b-4a0c-9d7e-000000000003"
-    assert f"the same command with {only} -k 'test_bf16_tflops or test_clocks_under_load'" in shown
+    assert f"measure again: the same command with {only} -k 'test_bf16_tflops or test_clocks_under_load'" in shown
 
 
 def test_a_rehearsal_counts_ranks() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.judging.verdict import Record, Terms, decide
+from pytest_gpucluster.judging.verdict import SIMULATED, Record, Terms, decide
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
 
 TIMINGS = {"total_s": 194.0, "startup_s": 8.2, "measuring_s": 181.0, "other_s": 4.8}
@@ -60,6 +60,13 @@ def test_one_line_is_the_verdict(outcome: str, mode: str | None, word: str, colo
     assert found[0][0].startswith(f"verdict {word}: ")
     assert found[0][1] == f"bold {colour}"
     assert (f"  {mode}" in [text for text, _ in lines]) == (mode is not None)
+
+
+def test_a_simulation_says_once_that_it_is_one() -> None:
+    """The verdict line has it, and the line below does not repeat it."""
+    lines = [text for text, _ in block(mode=f"{SIMULATED}: accepts nothing", simulated=True)]
+    assert sum(SIMULATED in line for line in lines) == 1
+    assert "  accepts nothing" in lines
 
 
 def test_quiet_has_no_rule() -> None:

@@ -90,7 +90,7 @@ def test_an_option_and_its_value_stay_together() -> None:
 def test_without_a_command(width: int) -> None:
     """What is to be added is still for a shell."""
     words = again(["-k", "test_a[$x] or test_b"], (), width=width, indent="  ")
-    assert words == ["  the same command with -k 'test_a[$x] or test_b'"]
+    assert words == ["  measure again: the same command with -k 'test_a[$x] or test_b'"]
 
 
 @settings(max_examples=50, deadline=None)

@@ -103,7 +103,7 @@ def test_a_false_alarm_objects() -> None:
     """A healthy place that is named with nothing planted."""
     found = report(*WHOLE, clean("gpu0"))
     assert found.objections == ["in the self-test 1 of 4 clean repeats named somebody (nothing planted in copy: gpu0 named)"]
-    assert "; 1 false alarms in 4 clean repeats" in found.statement
+    assert "; 1 false alarm in 4 clean repeats" in found.statement
 
 
 def test_what_cannot_be_shown_is_no_pass() -> None:

@@ -101,7 +101,7 @@ def test_a_plant_below_the_promise_is_only_reported() -> None:
     _, trial = slowed((0.0, None), (3.0, VICTIM))
     assert trial.not_judged == "straggler[hbm_bandwidth] promises 4 % and more"
     _, alone = slowed((0.0, None), (10.0, VICTIM), device="H100")
-    assert alone.not_judged == "1 GPUs of one model are too few to say which is slow"
+    assert alone.not_judged == "1 GPU of one model: too few to say which is slow"
 
 
 def test_a_limit_that_was_loosened_is_not_hidden() -> None:
