@@ -18,9 +18,10 @@ def strict_json(value: Any, *, depth: int = 0) -> Any:
     Text is made fit by :func:`visible`. An integer of more than :data:`MOST_BITS`, what lies below :data:`DEEPEST` levels and
     what raises when it is read become text too, so that no value can stop a report.
     """
-    if value is None or type(value) is bool:  # most of a report, and of a journal
+    kind = type(value)
+    if value is None or kind is bool:  # most of a report, and of a journal
         return value
-    if type(value) is str:
+    if kind is str:
         return visible(value)
     if isinstance(value, float):
         return float.__float__(value) if math.isfinite(value) else None
@@ -33,7 +34,7 @@ def strict_json(value: Any, *, depth: int = 0) -> Any:
 
 
 def _converted(value: Any, depth: int) -> Any:
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):  # to ask an abstract class is slow
         return {
             visible(key if type(key) is str else text_of(key)): strict_json(item, depth=depth + 1)
             for key, item in value.items()

@@ -34,6 +34,9 @@ REHEARSED_BUDGET_S = 6.0
 """At least, in a rehearsal: its entries take a part of a second, and less than the other processes of the host may delay."""
 BOOKS_GIB, BOOKS_OF_A_TEST_KIB = 0.36, 24.1
 """Memory of the controller, itself and for each test: a line through 32 x 8 and 128 x 8 (docs/results/2026-11-26-own-cost)."""
+BOOKS_OF_A_TEST_S = 0.0018
+"""Seconds of the controller for each test, in which all GPUs wait: 98 CPU s for 55,583 tests at 128 x 8 on an idle machine
+(docs/results/2026-11-26-fleet-128x8). Two real GPUs waited 1.5 s in all (docs/decisions/0085)."""
 UNFINISHED = 0.99
 """The largest fraction shown before the last test is done."""
 STEADY = 0.9
@@ -80,8 +83,8 @@ class Forecast:
 
     @property
     def total_s(self) -> float:
-        """Start-up, self-test and every measurement that has an estimate."""
-        return STARTUP_S + self.selftest_s + sum(self.lasts_s(step) or 0.0 for step in self.steps)
+        """Start-up, self-test, bookkeeping and every measurement that has an estimate."""
+        return STARTUP_S + self.selftest_s + self.books_s + sum(self.lasts_s(step) or 0.0 for step in self.steps)
 
     def lasts_s(self, step: Step) -> float | None:
         """The seconds of a step, with what it takes more where it trains first; None if not known."""
@@ -93,6 +96,11 @@ class Forecast:
         return sum(step.tests for step in self.steps)
 
     @property
+    def books_s(self) -> int:
+        """The whole seconds in which the ranks wait because the controller judges and writes; 0 in a run of few tests."""
+        return int(self.tests * BOOKS_OF_A_TEST_S)
+
+    @property
     def plan(self) -> list[str]:
         """The plan, in pieces that may be wrapped: counts, total time, then the time of each subject."""
         unknown = sum(step.takes_s is None for step in self.steps)
@@ -101,6 +109,7 @@ class Forecast:
         counts = f"{counted(len(self.steps), 'criterion', 'criteria')}, {counted(self.tests, 'check')}{rules}{without},"
         times = [f"{name} {clock(math.ceil(seconds))}" for name, seconds in self._by_subject()]
         times += [f"{SELFTEST} {clock(math.ceil(self.selftest_s))}"] if self.selftest_s else []
+        times += [f"bookkeeping {clock(self.books_s)}"] if self.books_s else []
         parts = [*times, f"start-up {clock(STARTUP_S)})"]
         return [
             counts,
@@ -149,6 +158,7 @@ class Meter:
         self._planned = frozenset(self._unmeasured)
         self._unmeasured[SELFTEST] = plan.selftest_s
         self._tests_left = plan.tests
+        self._books_of_a_test_s = plan.books_s / max(1, plan.tests)
         self._has_started = False
         self._past_s = 0.0
         self._current: str | None = None
@@ -175,7 +185,7 @@ class Meter:
         if criterion in self._planned:
             self._has_started = True
             self._tests_left -= 1
-            self._past_s += self._unmeasured.pop(criterion, 0.0)
+            self._past_s += self._unmeasured.pop(criterion, 0.0) + self._books_of_a_test_s
 
     def progress(self, now_s: float) -> Progress:
         """How far the run is now. The fraction never falls."""

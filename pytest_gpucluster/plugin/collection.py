@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
+    from pytest_gpucluster.thresholds.limit import Limit
+    from pytest_gpucluster.thresholds.resolve import Threshold
 
 LOGGING = ("log_level", "log_cli", "log_cli_level", "log_file", "log_file_level")
 """Options and ini values of pytest with which somebody looks at log records."""
@@ -72,6 +74,7 @@ class Collection:
         self._begin = begin
         self._places_of_parts = places_of_parts
         self._is_partial = False
+        self._limits: dict[str, Limit | str] = {}
         self.earlier = EarlierParts(session)
         self.tests = SelectedTests()
         """The tests that will run."""
@@ -83,11 +86,16 @@ class Collection:
         Raises:
             pytest.UsageError: they are refused; raised elsewhere.
         """
+        was_on = gc.isenabled()
+        gc.disable()  # what is made stays: to look for garbage in it again and again is a quarter of the time
         try:
             return (yield)
         except pytest.UsageError:
             leave_out_junit(session.config)
             raise
+        finally:
+            if was_on:
+                gc.enable()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -133,11 +141,9 @@ class Collection:
         if rule is not None:
             item.stash[RULE] = rule
             return
-        gpus = {"gpu": 1, "node": facts["gpus_per_node"], "cluster": facts["world_size"]}[threshold.per]
-        try:
-            limit = threshold.limit(gpus=gpus, cluster=facts)
-        except ConfigurationError as error:
-            item.stash[NO_LIMIT] = str(error)
+        limit = self._limits.get(key) or self._limits.setdefault(key, _limit_of(threshold, facts))
+        if isinstance(limit, str):
+            item.stash[NO_LIMIT] = limit
             return
         item.stash[CRITERION] = Criterion(
             threshold=threshold,
@@ -160,7 +166,6 @@ class Collection:
         if self._session.recorder.is_open:
             add_verdict(session)
         leave_out_logging(session.config, session.items)
-        gc.collect()
         gc.freeze()  # nothing of what was collected ends before the run
 
     def criteria(self) -> list[str]:
@@ -222,6 +227,15 @@ class Collection:
             self._is_partial = True
 
 
+def _limit_of(threshold: Threshold, facts: Mapping[str, int]) -> Limit | str:
+    """The limit of a criterion, the same at each of its places; why there is none."""
+    gpus = {"gpu": 1, "node": facts["gpus_per_node"], "cluster": facts["world_size"]}[threshold.per]
+    try:
+        return threshold.limit(gpus=gpus, cluster=facts)
+    except ConfigurationError as error:
+        return str(error)
+
+
 def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None]]:
     """The criterion and place id that each test will judge, by nodeid.
 
@@ -254,7 +268,8 @@ def deselect(config: pytest.Config, items: list[pytest.Item], left_out: Sequence
 def subjects_of(items: Iterable[pytest.Item]) -> dict[str, str]:
     """The subject of each criterion: the first of our marks on its test."""
     paired = [item for item in items if PAIR in item.stash]
-    marked = {item.stash[PAIR].criterion: [name for name in SUBJECTS if item.get_closest_marker(name)] for item in paired}
+    ones = {item.stash[PAIR].criterion: item for item in paired}  # one test of each
+    marked = {criterion: [name for name in SUBJECTS if one.get_closest_marker(name)] for criterion, one in ones.items()}
     return {criterion: names[0] for criterion, names in marked.items() if names}
 
 

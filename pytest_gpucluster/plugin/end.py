@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import threading
@@ -112,6 +113,7 @@ class End:
             self._terminal.summary(disk_errors=self._disk_errors)
 
     def _finish(self, session: pytest.Session) -> None:
+        gc.freeze()  # all outcomes stay until the end; pytest looks five times for garbage among them
         self._termination.ignore()
         self._terminal.live.close()
         outcome, cause = self._why_unfinished(session)

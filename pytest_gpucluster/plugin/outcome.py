@@ -295,8 +295,8 @@ def make_fit(report: Any) -> None:
 
 def _fit_error(error: Any) -> Any:
     """A text, the place and the reason of a skip, or a traceback, which is changed in place."""
-    if isinstance(error, str):
-        return framed(error)
+    if error is None or isinstance(error, str):
+        return error and framed(error)
     if isinstance(error, tuple):
         return tuple(one_line(part) if isinstance(part, str) else part for part in error)
     return _fit_part(error)

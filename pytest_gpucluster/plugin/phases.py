@@ -118,7 +118,7 @@ class Phases:
         unread = [*self._own]
         for name in getattr(item, "fixturenames", ()):
             made = self.of_fixtures.get(name, [])
-            if self._is_last(item, name) or not any(one.is_read for one in made):
+            if made and (self._is_last(item, name) or not any(one.is_read for one in made)):
                 unread += made
         own = item.stash[PAIR].place
         error = next((error for made in unread for at, error in made.unread.items() if _concerns(at, own)), None)
@@ -255,6 +255,9 @@ class Phases:
 
         A test that could not measure, or did not judge, is an ERROR, whatever pytest made of it.
         """
+        attempts = attempts_of(item)
+        if call.when != "call" and call.excinfo is None and report.outcome == "passed" and attempts == 1:
+            return None  # two phases of nearly every test
         test = ItemContext(
             pair=item.stash[PAIR],
             rule=item.stash.get(RULE, None),
@@ -262,7 +265,7 @@ class Phases:
             earlier=item.stash.get(RECORD, None),
             kept=self._found_before(item),
             unmeasured=self._unmeasured(item),
-            attempts=attempts_of(item),
+            attempts=attempts,
             hollow=self._hollow(item) if call.when == "call" else None,
         )
         record = outcome_of(report, call, test)

@@ -224,5 +224,6 @@ def _has_raised(fixture: Any) -> bool:
 
 
 def _log(item: pytest.Item, reports: Iterable[pytest.TestReport]) -> None:
+    hook = item.ihook  # pytest looks for conftest files each time that it is asked for
     for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logreport(report=report)

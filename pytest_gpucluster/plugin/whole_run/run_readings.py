@@ -153,9 +153,9 @@ class Readings:
 
     def new_lasts(self) -> dict[str, Snapshot]:
         """By reader, what was read after the last measurement, and was not asked for here before."""
-        new = {reader: taken for reader, taken in self._last.items() if reader in self.judges and reader not in self._written}
+        new = [reader for reader in self._last if reader not in self._written and reader in self.judges]
         self._written.update(new)
-        return {reader: taken.snapshot for reader, taken in new.items()}
+        return {reader: self._last[reader].snapshot for reader in new}
 
     @property
     def _marks(self) -> tuple[tuple[pytest.Item, pytest.Mark], ...]:

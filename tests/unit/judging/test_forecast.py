@@ -136,6 +136,19 @@ def test_the_plan_in_words() -> None:
     )
 
 
+@pytest.mark.parametrize(("tests", "words"), [(555, ""), (7_133, "bookkeeping 0:12,"), (56_861, "bookkeeping 1:42,")])
+def test_the_books_of_many_tests_are_planned(tests: int, words: str) -> None:
+    """All ranks wait for them: they stand in the plan and in its sum, and pass with the tests. Of few tests nothing is said."""
+    plan = forecast.Forecast(steps=(forecast.Step(criterion="a", subject="health", tests=tests, takes_s=10.0),))
+    assert ("bookkeeping" in " ".join(plan.plan)) is bool(words)
+    assert words in " ".join(plan.plan)
+    assert plan.total_s == forecast.STARTUP_S + 10.0 + plan.books_s
+    meter = forecast.Meter(plan)
+    for _ in range(tests - 1):
+        meter.finish("a")
+    assert meter.progress(plan.total_s).fraction == pytest.approx(forecast.UNFINISHED)
+
+
 def test_the_first_training_pays_for_all() -> None:
     """It loads and compiles; the next one, one on a CPU, and what trains nothing do not."""
     training = {name: threshold(name, takes_s=10.0, recipe={"preset": "small"}) for name in ("loss", "rate")}

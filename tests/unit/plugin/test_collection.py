@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import Mock
 
 import pytest
 
 from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
 from pytest_gpucluster.judging.forecast import Suite, forecast
-from pytest_gpucluster.plugin.collection import deselect, only_reads, refuse_unknown_mark
+from pytest_gpucluster.plugin.collection import Collection, deselect, only_reads, refuse_unknown_mark
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 from tests.support.thresholds_files import packaged
@@ -141,3 +142,19 @@ def test_every_packaged_entry_has_an_estimate(tmp_path: Path) -> None:
     assert takes_s("training_scaling_node") == gpu + node
     assert takes_s("straggler[bf16_at_clock]") == criteria["bf16_sustained"].takes_s
     assert takes_s("ecc_enabled") == criteria["gpu_count"].takes_s
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_garbage_is_looked_for_as_before_once_all_is_collected(*, was_on: bool) -> None:
+    """Not while tests are collected; afterwards as the host program had it."""
+    switch = {True: gc.enable, False: gc.disable}
+    before = gc.isenabled()
+    try:
+        switch[was_on]()
+        collecting = Collection.pytest_collection(object.__new__(Collection), cast("pytest.Session", None))
+        next(collecting)
+        assert not gc.isenabled()
+        collecting.close()
+        assert gc.isenabled() is was_on
+    finally:
+        switch[before]()
