@@ -41,7 +41,7 @@ def renamed_lines(parts: Matching) -> list[str]:
     """The hosts that are called otherwise: their GPUs are those of a node of the earlier run."""
     pairs = [*parts.renamed.items()]
     if len(pairs) > FEW:
-        return [f"{len(pairs)} hosts: {hostlist(old for old, _ in pairs)}, now {hostlist(new for _, new in pairs)}"]
+        return [f"{counted(len(pairs), 'host')}: {hostlist(old for old, _ in pairs)}, now {hostlist(new for _, new in pairs)}"]
     return [f"{old}, now {new}" for old, new in pairs]
 
 
@@ -98,7 +98,9 @@ def _single(places: Sequence[Part]) -> list[str]:
     lines = []
     for gpus, names in hosts.items():
         text = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {', '.join(map(str, gpus[:-1]))} and {gpus[-1]}"
-        lines.append(f"{hostlist(names)}: {text}" + (f" of each, {len(gpus) * len(names)} GPUs" if len(names) > 1 else ""))
+        lines.append(
+            f"{hostlist(names)}: {text}" + (f" of each, {counted(len(gpus) * len(names), 'GPU')}" if len(names) > 1 else "")
+        )
     return [*(label_of(place) for place in places if place["gpu"] is None), *lines]
 
 
@@ -114,7 +116,7 @@ def _whole(nodes: Iterable[Sequence[Part]], *, still_there: Iterable[str]) -> li
             each = (
                 f"all of the {counted(size, 'GPU')} of each"
                 if is_there
-                else f"{len(some)} nodes with {counted(size, 'GPU')} each"
+                else f"{counted(len(some), 'node')} with {counted(size, 'GPU')} each"
             )
             lines.append(f"{names}: {each}")
             continue
