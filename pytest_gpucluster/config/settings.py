@@ -229,11 +229,16 @@ def reaches(level: str, other: str) -> bool:
     return LEVELS.index(level) >= LEVELS.index(other)
 
 
+MOST_EXPECTED = {"nodes": 4096, "gpus_per_node": 64}
+"""Beyond them pytest collects for minutes and takes tens of GiB: 3,000 x 8 are 1.1 million tests and 4 GiB (docs/scaling.md)."""
+
+
 def parse_expect(text: str | None) -> Expect:
     """``nodes=2,gpus_per_node=8`` as an :class:`Expect`.
 
     Raises:
-        ConfigurationError: an empty text, an unknown key, a key given twice, or a value that is no whole number above zero.
+        ConfigurationError: an empty text, an unknown key, a key given twice, a value that is no whole number above zero, or one
+            that is beyond :data:`MOST_EXPECTED`.
     """
     if text is not None and not text.strip(" ,"):
         raise ConfigurationError("--gpucluster-expect: nothing is given; say nodes=2,gpus_per_node=8, or leave the option out")
@@ -243,8 +248,11 @@ def parse_expect(text: str | None) -> Expect:
         if key not in ("nodes", "gpus_per_node") or key in found:
             hint = did_you_mean(key, [name for name in ("nodes", "gpus_per_node") if name not in found])
             raise ConfigurationError(f"--gpucluster-expect: {part!r} is not understood; say nodes=2,gpus_per_node=8.{hint}")
-        if not re.fullmatch(r"[1-9]\d{0,6}", number):
+        if not re.fullmatch(r"[1-9]\d{0,99}", number):
             raise ConfigurationError(f"--gpucluster-expect: {key} must be a whole number above zero, not {number!r}")
+        if int(number) > MOST_EXPECTED[key]:
+            beyond = f"{key}={number} is more than one run takes, {MOST_EXPECTED[key]}"
+            raise ConfigurationError(f"--gpucluster-expect: {beyond}; parts of a cluster: gpucluster sweep, gpucluster merge")
         found[key] = int(number)
     return Expect(nodes=found.get("nodes"), gpus_per_node=found.get("gpus_per_node"))
 
