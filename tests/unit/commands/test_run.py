@@ -290,9 +290,9 @@ def test_places_of_a_gpu_machine(
 ) -> None:
     """One agent for each visible GPU (also for one that NVML has lost); as many places as were promised."""
     monkeypatch.setattr(run, "detect_gpus", lambda: run.Detected(names=("H",) * 3, num_lost=1))
-    machine = run._machine(SimpleNamespace(expect=expect, device="auto", inline=inline))  # type: ignore[arg-type]
-    assert (machine.inventory.gpus_per_node, machine.num_local) == found
-    assert machine.inventory.device == "cuda"
+    inventory, num_local = run._machine(SimpleNamespace(expect=expect, device="auto", inline=inline))  # type: ignore[arg-type]
+    assert (inventory.gpus_per_node, num_local) == found
+    assert inventory.device == "cuda"
 
 
 # What is shown.

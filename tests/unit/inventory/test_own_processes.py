@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster import text
 from pytest_gpucluster.inventory import occupancy
 from pytest_gpucluster.inventory.occupancy import OwnProcesses
 
@@ -134,6 +135,7 @@ def play(tmp_path: Path) -> Iterator[Callable[[str], Played]]:
     package.mkdir(parents=True)
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
+    (package.parent / "text.py").symlink_to(text.__file__)
     (package / "main.py").write_text(WORKER.format(file=occupancy.__file__), encoding="utf-8")
     started: list[Played] = []
 

@@ -88,7 +88,7 @@ def test_what_explains_a_rate(planted_outcome: Any) -> None:
 
 def test_a_single_window_is_no_rate() -> None:
     """The first is left out, and there would be no other."""
-    with pytest.raises(ValueError, match="3 steps are fewer than two windows of 2"):
+    with pytest.raises(ValueError, match="steps = 3 is less than two windows of 2"):
         training.train(**{**SMALL, "steps": 3})
 
 

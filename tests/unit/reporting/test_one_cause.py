@@ -128,7 +128,7 @@ def is_shown(culprit: Culprit, text: str) -> bool:
     """Whether a part is named with one of its criteria or their number, and a shared cause with the number of its places."""
     if culprit.place is None:
         return f"{len(culprit.places)} " in text
-    is_named = any(record.criterion in text for record in culprit.records)
+    is_named = any(record.criterion[:10] in text for record in culprit.records)
     return culprit.place in text and (
         is_named or re.search(rf"\b{len(culprit.records)} (bad|values|rates|not)", text) is not None
     )
