@@ -66,7 +66,7 @@ def test_a_level_that_is_nearly_right(text: str, near: str) -> None:
 @pytest.mark.parametrize("text", ["nodes=12500", "nodes=4097,gpus_per_node=8", "gpus_per_node=65", f"nodes=1{'0' * 99}"])
 def test_more_than_one_run_takes(text: str) -> None:
     """A slip of a digit would collect for minutes, and take all memory."""
-    with pytest.raises(ConfigurationError, match="more than one run takes, .*gpucluster merge"):
+    with pytest.raises(ConfigurationError, match=r"more than one run takes, .*gpucluster merge"):
         parse_expect(text)
     assert parse_expect("nodes=4096,gpus_per_node=64") == Expect(nodes=4096, gpus_per_node=64)
 
