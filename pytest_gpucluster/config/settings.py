@@ -230,7 +230,7 @@ def reaches(level: str, other: str) -> bool:
 
 
 MOST_EXPECTED = {"nodes": 4096, "gpus_per_node": 64}
-"""Beyond them pytest collects for minutes and takes tens of GiB: 3,000 x 8 are 1.1 million tests and 4 GiB (docs/scaling.md)."""
+"""Beyond them pytest collects for minutes and takes tens of GiB: 3,000 x 8 are 1.1 million tests and 4 GiB."""
 
 
 def parse_expect(text: str | None) -> Expect:
