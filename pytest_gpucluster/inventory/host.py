@@ -183,6 +183,12 @@ def _cpu_faults(host: _Roots) -> list[str] | NotAvailable:
     return apply(open_ones, list_names(host.cpu / "vulnerabilities"))
 
 
+def _gdrcopy(host: _Roots) -> str | NotAvailable:
+    """The version of the module gdrdrv. A host without it differs from one that has it; it is not unread."""
+    file = host.sys / "module" / "gdrdrv" / "version"
+    return apply(lambda names: read_text(file) if "gdrdrv" in names else "not loaded", list_names(host.sys / "module"))
+
+
 def _profilers(params: str) -> str | NotAvailable:
     """Who may read a GPU's performance counters, by the parameters of the NVIDIA driver."""
     found = re.search(r"^RmProfilingAdminOnly: ([01])$", params, re.MULTILINE)
@@ -268,7 +274,7 @@ class HostFacts:
     gpu_counters: str | NotAvailable = row(
         lambda host: read_text(host.proc / "driver" / "nvidia" / "params"), "RmProfilingAdminOnly: 1", FACT, convert=_profilers
     )
-    gdrcopy: str | NotAvailable = row(lambda host: read_text(host.sys / "module" / "gdrdrv" / "version"), "2.4", FACT)
+    gdrcopy: str | NotAvailable = row(_gdrcopy, "2.4", FACT)
 
 
 def read_host(*, proc: Path = PROC, sys: Path = SYS, os_release: Path = OS_RELEASE, shm: Path = SHARED_MEMORY) -> HostFacts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -147,6 +148,12 @@ def test_one_file_that_is_hidden(tmp_path: Path, made: dict[str, Path], file: st
         assert silent == {*fields}
         same = set(HostFacts.__slots__) - silent - {"shm_gib"}
         assert all(getattr(found, name) == getattr(healthy, name) for name in same)
+
+
+def test_a_module_that_is_not_loaded(tmp_path: Path, made: dict[str, Path]) -> None:
+    """It is known to be absent: a host without it differs from its siblings, and is not unread."""
+    shutil.rmtree(tmp_path / "sys/module/gdrdrv")
+    assert read_host(**made).gdrcopy == "not loaded"
 
 
 def test_a_container_that_hides_all(tmp_path: Path) -> None:
