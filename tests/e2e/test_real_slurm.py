@@ -93,7 +93,7 @@ def test_ranks_on_one_core(tmp_path: Path, slurm: RealSlurm, num_cpus: int) -> N
     ran = run(tmp_path, slurm, *allocated, "srun", "-n1", "-c1", "--exact")
     row = ran.row("slurm_job", "node0")
     assert (row["value"], outcomes(ran)["slurm_node"]) == (1, "passed"), ran.stdout
-    assert "the ranks may use 1 cores" in str(row["evidence"]["found"])
+    assert "the ranks may use 1 core," in str(row["evidence"]["found"])
 
 
 def test_memory_that_nothing_holds(tmp_path: Path, slurm: RealSlurm, num_cpus: int) -> None:
