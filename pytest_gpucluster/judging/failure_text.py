@@ -101,7 +101,8 @@ def shortfall(limit: Limit, value: float) -> str:
     """By how much the value misses the limit."""
     percent = limit.margin_percent(value)
     if percent is None:
-        return f"{format_number(abs(value - limit.value))} {limit.unit} off"
+        number = format_number(abs(value - limit.value))
+        return f"{number}{unit_beside(limit.unit, number)} off"
     return f"{abs(percent):.1f} % {'short' if limit.is_floor else 'over'}"
 
 

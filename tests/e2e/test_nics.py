@@ -146,7 +146,7 @@ def test_what_a_narrow_link_leaves(three_bad: FinishedRun) -> None:
     """The evidence says what the link could be; the reason counts the links."""
     row = three_bad.row("nic_pcie", "node0")
     assert row["evidence"]["found"] == [FAULTS["nic_pcie"][1]]
-    assert " (node0) 0000:32:00.0: 1 links" in row["reason"]
+    assert " (node0) 0000:32:00.0: 1 link, above 0 links (1 link off; " in row["reason"]
 
 
 @pytest.mark.slow
