@@ -32,6 +32,8 @@ __all__ = ["judge_sxids", "judge_sxids_between", "judge_xids", "judge_xids_betwe
 
 XID_KINDS = ("hardware", "link", "driver", "unknown", "application", "test")
 """Kinds of codes: the advice for the first one that a GPU has is given."""
+FEWEST = 3
+"""GPUs of an NVLink domain, of which one can be told from all others."""
 ONE_EVENT_S = 60.0
 """Xids of one event in an NVLink domain come within so many seconds: nodes are asked one after the other."""
 SXID_KINDS = ("system", "fatal", "unknown", "non-fatal", "cooling", "harmless")
@@ -42,13 +44,15 @@ def judge_xids(found: GpuXids, peers: Callable[[], Mapping[Place, GpuXids]] | No
     """The Xids of a GPU that no worker of this run caused, and its loss without an Xid.
 
     An Xid that both sources show counts once; one source is enough. Of an NVLink error the kernel log alone tells whether it is
-    fatal; where that is unknown, so is the GPU, and nobody is named (docs/decisions/0087). A lost GPU that NVML does not list
-    leaves each GPU of its host unknown: it may be one of them. ``peers``: the Xids of the other GPUs of its NVLink domain,
-    called where these may be the consequence of a link of theirs.
+    fatal. Where that is unknown, so is the GPU, and nobody is named, unless the whole domain shows which link went down
+    (docs/decisions/0087). A lost GPU that NVML does not list leaves each GPU of its host unknown: it may be one of them.
+    ``peers``: the Xids of the other GPUs of its NVLink domain, called where these may be the consequence of a link of theirs.
     """
     every = _xids(found)
+    if peers is not None and any(xid.unread for xid in every) and _is_link_gone([found, *peers().values()]):
+        every = _all_counted(every)
     roots = {} if peers is None or found.lost else _roots(found, [xid for xid in every if xid.count or xid.unread], peers)
-    every = [replace(xid, count=xid.count + xid.unread, unread=0) for xid in every] if roots else every
+    every = _all_counted(every) if roots else every
     bad = [xid for xid in every if xid.count]
     lost = tuple(f"the driver lost the GPU: {line}" for line in found.lost)
     shown = {
@@ -166,6 +170,26 @@ def _of_code(code: int, found: GpuXids) -> _Xid:
         harmless=harmless,
         before=_sum(_of(found.before, code)),
     )
+
+
+def _all_counted(every: Iterable[_Xid]) -> list[_Xid]:
+    """Those of unknown severity count too."""
+    return [replace(xid, count=xid.count + xid.unread, unread=0) for xid in every]
+
+
+def _is_link_gone(domain: Sequence[GpuXids]) -> bool:
+    """Whether a link of one GPU went down and took all others of its NVLink domain along: no error without harm does that."""
+    down = [gpu for gpu in domain if _ages(gpu, LINK_DOWN)]
+    if len(down) != 1 or len(domain) < FEWEST:
+        return False
+    others = [gpu for gpu in domain if gpu is not down[0]]
+    return all(_is_near(_ages(gpu, LINK_SUFFERED), _ages(down[0], LINK_DOWN)) for gpu in others)
+
+
+def _ages(found: GpuXids, code: int) -> list[float | None]:
+    """When a GPU had an Xid that no worker of this run caused and that is not known to be without harm."""
+    seen = _of((*found.nvml, *found.kernel_log), code)
+    return [xid.age_s for xid in seen if not xid.is_own and not _is_harmless(code, xid.detail)]
 
 
 def _of(xids: Iterable[XidSeen], code: int) -> list[XidSeen]:

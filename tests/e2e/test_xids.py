@@ -188,6 +188,16 @@ def test_a_worker_of_our_own_dies(tmp_path: Path, library: Path, xids: str, outc
     assert ran.outcomes(KEY) == {**GREEN, **bad}, ran.stdout
 
 
+def test_a_link_that_took_other_gpus_along(tmp_path: Path, library: Path) -> None:
+    """The GPU whose link went down is the one culprit of all."""
+    ran = run(tmp_path, library, begin="count 4\n", between="xids 0:145 1:145 2:149 3:145")
+    assert set(ran.outcomes(KEY).values()) == {"failed"}, ran.stdout
+    (culprit,) = ran.results["culprits"]
+    assert culprit["place"]["id"] == "node0-gpu2"
+    assert "Xid 149" in str(culprit["evidence"])
+    assert ACTIONS["Xid"]["link"] in ran.row(KEY, "node0-gpu0")["reason"]
+
+
 def test_errors_of_nvlink_without_a_kernel_log(tmp_path: Path, library: Path) -> None:
     """NVML does not say whether they are fatal: an ERROR of each GPU that had one, and no part is named."""
     ran = run(tmp_path, library, begin="count 4\n", between="xids 0:145 1:145 2:149")

@@ -265,17 +265,43 @@ def beside(own: GpuXids, *others: GpuXids) -> Finding:
     "root", [xids(DOWN), xids(DOWN, SUFFERED, REMOVED), xids(nvml=(149,), log_why=NO_LOG), xids(DOWN, RESET)]
 )
 def test_the_consequence_of_a_link_of_another_gpu(own: GpuXids, root: GpuXids) -> None:
-    """It fails, and blames the other GPU, with that one's link and advice. Of the two severities one has to be known."""
+    """It fails, and blames the other GPU, with that one's link and advice."""
     found = beside(own, root, xids(SUFFERED))
-    if own.nvml and root.nvml:
-        assert (found.judged, found.facts) == (None, ())
-        return
     assert found.judged >= 1
     assert found.culprits(()) == (ROOT,)
     assert found.facts[0].startswith("node0-gpu0: Xid 149")
     assert ("link 14" in found.facts[0]) == bool(root.kernel_log)
     assert found.advice == judge_xids(root).advice or root.nvml
     assert found.advice is not None
+
+
+HEARD_DOWN, HEARD = xids(nvml=(149,), log_why=NO_LOG), xids(nvml=(145,), log_why=NO_LOG)
+
+
+def test_a_link_that_took_the_whole_domain_along() -> None:
+    """Without one severity: one GPU has Xid 149 and all others have 145. Each fails, and the one is named."""
+    found = beside(HEARD, HEARD_DOWN, HEARD)
+    assert (found.judged, found.culprits(())) == (1, (ROOT,))
+    assert beside(HEARD_DOWN, HEARD, HEARD).judged == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        (HEARD, (HEARD_DOWN,)),
+        (HEARD, (HEARD_DOWN, xids())),
+        (HEARD, (HEARD_DOWN, HEARD_DOWN)),
+        (HEARD, (HEARD_DOWN, xids(line(145, nvlink("RLW_RXPIPE", "Nonfatal"))))),
+        (HEARD_DOWN, (HEARD, xids())),
+        (HEARD_DOWN, (HEARD,)),
+        (HEARD_DOWN, ()),
+        (HEARD, (HEARD, HEARD)),
+    ],
+)
+def test_a_link_that_took_some_along(own: GpuXids, others: tuple[GpuXids, ...]) -> None:
+    """Of two GPUs, or with one that had nothing, the severity has to be known: nobody is named."""
+    found = beside(own, *others)
+    assert (found.judged, found.facts) == (None, ())
 
 
 @pytest.mark.parametrize(
