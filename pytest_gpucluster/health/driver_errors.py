@@ -187,9 +187,9 @@ def _is_link_gone(domain: Sequence[GpuXids]) -> bool:
 
 
 def _ages(found: GpuXids, code: int) -> list[float | None]:
-    """When a GPU had an Xid that no worker of this run caused and that is not known to be without harm."""
-    seen = _of((*found.nvml, *found.kernel_log), code)
-    return [xid.age_s for xid in seen if not xid.is_own and not _is_harmless(code, xid.detail)]
+    """When a GPU had Xids of this code, if any of them counts, or may count: NVML has those without harm too."""
+    known = _of_code(code, found)
+    return [xid.age_s for xid in _of((*found.nvml, *found.kernel_log), code)] if known.count or known.unread else []
 
 
 def _of(xids: Iterable[XidSeen], code: int) -> list[XidSeen]:
@@ -227,8 +227,7 @@ def _roots(found: GpuXids, bad: Sequence[_Xid], peers: Callable[[], Mapping[Plac
     for place, other in peers().items():
         theirs = [xid for xid in _xids(other) if xid.count or (is_fatal and xid.unread)]
         down = next((xid for xid in theirs if xid.code == LINK_DOWN), None)
-        times_s = [xid.age_s for xid in (*other.nvml, *other.kernel_log) if xid.code == LINK_DOWN]
-        if down is not None and _is_near(at_s, times_s):
+        if down is not None and _is_near(at_s, _ages(other, LINK_DOWN)):
             roots[place] = down.text(down.count + down.unread, is_harmless=False), theirs[0].advice
     return roots
 

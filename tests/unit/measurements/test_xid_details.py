@@ -275,6 +275,8 @@ def test_the_consequence_of_a_link_of_another_gpu(own: GpuXids, root: GpuXids) -
     assert found.advice is not None
 
 
+NO_HARM_DOWN, NO_HARM = line(149, nvlink("NETIR_LINK_DOWN", "Nonfatal")), line(145, nvlink("RLW_RXPIPE", "Nonfatal"))
+"""What NVML reports too, without the severity."""
 HEARD_DOWN, HEARD = xids(nvml=(149,), log_why=NO_LOG), xids(nvml=(145,), log_why=NO_LOG)
 
 
@@ -296,10 +298,12 @@ def test_a_link_that_took_the_whole_domain_along() -> None:
         (HEARD_DOWN, (HEARD,)),
         (HEARD_DOWN, ()),
         (HEARD, (HEARD, HEARD)),
+        (HEARD, (xids(NO_HARM_DOWN, nvml=(149,)), HEARD)),
+        (HEARD, (HEARD_DOWN, xids(NO_HARM, nvml=(145,)))),
     ],
 )
 def test_a_link_that_took_some_along(own: GpuXids, others: tuple[GpuXids, ...]) -> None:
-    """Of two GPUs, or with one that had nothing, the severity has to be known: nobody is named."""
+    """Of two GPUs, or with one that had nothing or no harm, the severity has to be known: nobody is named."""
     found = beside(own, *others)
     assert (found.judged, found.facts) == (None, ())
 
