@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,10 @@ def expand(text: str) -> tuple[str, ...]:
         ValueError: a bracket does not end, or does not hold numbers and ranges of them; or there are too many names.
     """
     parts = filter(None, (part.strip() for part in OUTSIDE_BRACKETS.split(text)))
-    return tuple(name for part in parts for name in _names(part))
+    found = tuple(itertools.islice((name for part in parts for name in _names(part)), MOST + 1))
+    if len(found) > MOST:
+        raise ValueError(f"it has more than {MOST} hosts")
+    return found
 
 
 def is_same_host(name: str, other: str) -> bool:

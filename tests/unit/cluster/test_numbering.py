@@ -110,7 +110,7 @@ def test_lists(text: str, names: list[str]) -> None:
     assert list(expand(text)) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-2", "n1-2]", "n[a-b]", "n[2-1]", "n[]", "n[1-999999999]"])
+@pytest.mark.parametrize("text", ["n[1-2", "n1-2]", "n[a-b]", "n[2-1]", "n[]", "n[1-999999999]", "r[1-9999]n[1-9999]"])
 def test_what_is_no_list(text: str) -> None:
     """A usage error that says what is wrong, where a user wrote it; Slurm never writes it."""
     with pytest.raises(ConfigurationError, match=r"GPUCLUSTER_HOSTS='.*' is no list of hosts: "):
