@@ -5,9 +5,9 @@ A part is one line while few are concerned. Whole nodes are one line, and many p
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.records.matching import label_of
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.text import counted
@@ -47,10 +47,8 @@ def renamed_lines(parts: Matching) -> list[str]:
 
 def moved_lines(parts: Matching) -> list[str]:
     """The GPUs that are on another host, or elsewhere on the same one."""
-    by_way: dict[tuple[str, str], list[tuple[Part, Part]]] = defaultdict(list)
-    for old, new in parts.moved:
-        host = str(old.get("hostname"))
-        by_way[parts.renamed.get(host, host), str(new.get("hostname"))].append((old, new))
+    hosts = [(str(old.get("hostname")), str(new.get("hostname"))) for old, new in parts.moved]
+    by_way = grouped(((parts.renamed.get(old, old), new), both) for (old, new), both in zip(hosts, parts.moved, strict=True))
     away = [line for way, some in by_way.items() if way[0] != way[1] for line in _away(some, parts)]
     return [*away, *_within([some for way, some in by_way.items() if way[0] == way[1]])]
 
@@ -67,9 +65,7 @@ def _within(by_host: Sequence[Sequence[tuple[Part, Part]]]) -> list[str]:
     """GPUs at another address of the same host."""
     if sum(map(len, by_host)) <= FEW:
         return [f"{label_of(new)}: {_address(old, new)}" for some in by_host for old, new in some]
-    numbers: dict[int, list[str]] = defaultdict(list)
-    for some in by_host:
-        numbers[len(some)].append(str(some[0][1].get("hostname")))
+    numbers = grouped((len(some), str(some[0][1].get("hostname"))) for some in by_host)
     of_each = {number: f"{counted(number, 'GPU')}{' of each' if len(hosts) > 1 else ''}" for number, hosts in numbers.items()}
     return [f"{hostlist(hosts)}: {of_each[number]} at another PCI address or slot" for number, hosts in numbers.items()]
 
@@ -88,13 +84,11 @@ def _single(places: Sequence[Part]) -> list[str]:
     """Parts of nodes that are there; of many GPUs the hosts, by which of their GPUs it is."""
     if len(places) <= FEW:
         return [label_of(place) for place in places]
-    by_node: dict[int, list[Part]] = defaultdict(list)
-    for place in places:
-        if place["gpu"] is not None:
-            by_node[place["node"]].append(place)
-    hosts: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for some in by_node.values():
-        hosts[tuple(sorted(place["gpu"] for place in some))].append(str(some[0].get("hostname") or f"node{some[0]['node']}"))
+    by_node = grouped((place["node"], place) for place in places if place["gpu"] is not None)
+    hosts = grouped(
+        (tuple(sorted(place["gpu"] for place in some)), str(some[0].get("hostname") or f"node{node}"))
+        for node, some in by_node.items()
+    )
     lines = []
     for gpus, names in hosts.items():
         text = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {', '.join(map(str, gpus[:-1]))} and {gpus[-1]}"
@@ -106,9 +100,7 @@ def _single(places: Sequence[Part]) -> list[str]:
 
 def _whole(nodes: Iterable[Sequence[Part]], *, still_there: Iterable[str]) -> list[str]:
     """Nodes of which all GPUs are concerned."""
-    alike: dict[tuple[bool, int], list[Part]] = defaultdict(list)
-    for gpus in nodes:
-        alike[str(gpus[0].get("hostname")) in still_there, len(gpus)].append(gpus[0])
+    alike = grouped(((str(gpus[0].get("hostname")) in still_there, len(gpus)), gpus[0]) for gpus in nodes)
     lines = []
     for (is_there, size), some in alike.items():
         if len(some) > FEW:

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.strict_json import strict_json
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES
 from pytest_gpucluster.records.quantities import NamedQuantity, described, quantity_of
 from pytest_gpucluster.thresholds.limit import SIGNS
@@ -31,10 +32,7 @@ def values_in_columns(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 def by_criterion(records: Iterable[Record]) -> dict[str, list[Record]]:
     """The records of each criterion, in their order."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(record.criterion, []).append(record)
-    return found
+    return grouped((record.criterion, record) for record in records)
 
 
 def limit_facts(limit: Limit) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.grouping import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -139,10 +140,7 @@ def _sizes(places: Mapping[PartKey, Mapping[str, Any]]) -> Counter[int]:
 
 def _whole_nodes(places: Iterable[Mapping[str, Any]], sizes: Mapping[int, int]) -> dict[int, list[Mapping[str, Any]]]:
     """The GPUs among these parts by node, where they are all GPUs of it."""
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    for place in places:
-        if place["gpu"] is not None:
-            found.setdefault(place["node"], []).append(place)
+    found = grouped((place["node"], place) for place in places if place["gpu"] is not None)
     return {node: gpus for node, gpus in found.items() if len(gpus) == sizes[node]}
 
 
