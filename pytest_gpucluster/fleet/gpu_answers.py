@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.hardware import spread
-from pytest_gpucluster.fleet.host_answers import host_load
 from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, made, pci_of, telemetry
 from pytest_gpucluster.fleet.simulation import hostname_of
 from pytest_gpucluster.inventory.identity import Identity, read_versions
@@ -317,5 +316,5 @@ def host_link(call: SimulatedCall) -> Any:
         size_bytes=call.kwargs["size_bytes"],
         device=call.device,
         telemetry={way: telemetry(call) for way in ("h2d", "d2h", "both")},
-        host_load=host_load(loaded=loaded),
+        host_load=to_plain(call.host_load(loaded=loaded)),
     )

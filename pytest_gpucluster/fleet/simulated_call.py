@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.fleet.hardware import spread
+from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.telemetry import Telemetry
 from pytest_gpucluster.protocol.plain_data import MARK, to_plain
 from pytest_gpucluster.thresholds.specs import load_specs
@@ -133,6 +135,34 @@ class SimulatedCall:
     def rate(self, quantity: str) -> float:
         """What the rank's GPU reaches."""
         return self.hardware.rate(self.rank, quantity)
+
+    def near(self, usual: float, quantity: str, *, chip: float = 0.0, host: float = 0.0) -> float:
+        """A value around the usual one, the same in each call: ``chip`` and ``host`` say by how much GPUs and hosts differ.
+
+        Both are relative sigmas. ``quantity`` is any name; equal names give a GPU equal deviations.
+        """
+        return self.hardware.near(self.rank, quantity, usual, chip=chip, host=host)
+
+    def repeats(self, value: float, number: int) -> list[float]:
+        """``number`` repeats around ``value``, which is their median."""
+        return spread(value, number)
+
+    def host_load(self, *, loaded: bool = False) -> HostLoad:
+        """What others do on the host: nothing, or somebody keeps eight CPUs busy."""
+        users = [HostProcess(pid=4712, name="stress-ng", user="alice", cpus=8.0)] if loaded else []
+        others = 8.0 if loaded else 0.1
+        return HostLoad(
+            total_cpus=112,
+            while_cpus=others,
+            idle_cpus=others,
+            stolen_cpus=0.0,
+            own_cpus=1.0,
+            running=len(users),
+            cpu_pressure_percent=0.0,
+            memory_pressure_percent=0.0,
+            memory_gb_s=None,
+            users=users,
+        )
 
     def has(self, kind: FaultKind) -> bool:
         """Whether this fault is planted at the rank's GPU."""
