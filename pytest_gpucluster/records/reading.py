@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import ACCEPTED, VERDICTS, WITH_WAIVERS
 from pytest_gpucluster.records.columns import unpacked
@@ -55,7 +56,6 @@ class _Document(msgspec.Struct, kw_only=True):
 
 NEWEST = 2
 """The newest ``schema_version`` that this version reads."""
-FILE, JOURNAL = "results.json", "journal.jsonl"
 Key = tuple[str, "str | None"]
 
 
@@ -65,7 +65,7 @@ def read_results(path: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is none, it is damaged, or a newer version wrote it.
     """
-    file = path / FILE if path.is_dir() or not path.suffix else path
+    file = path / RESULTS if path.is_dir() or not path.suffix else path
     require_file(file)
     try:
         content = file.read_bytes()
@@ -85,8 +85,8 @@ def _absent(path: Path) -> str:
     if not path.exists():
         return f"there is no {path}"
     if (path / JOURNAL).is_file():
-        return f"{path} has a journal and no {FILE}: the run has not ended; 'gpucluster report {path}' writes {FILE}"
-    return f"{path} has no {FILE}: it is no results directory"
+        return f"{path} has a journal and no {RESULTS}: the run has not ended; 'gpucluster report {path}' writes {RESULTS}"
+    return f"{path} has no {RESULTS}: it is no results directory"
 
 
 def _checked(document: Any, file: Path) -> dict[str, Any]:
