@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.hardware import spread
-from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, made, pci_of, telemetry
+from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, made, pci_of
 from pytest_gpucluster.fleet.simulation import hostname_of
 from pytest_gpucluster.inventory.identity import Identity, read_versions
 from pytest_gpucluster.inventory.nvlinks import ALONE, LinkCounters, NvLink
@@ -160,7 +160,7 @@ def gpu_xids(call: SimulatedCall) -> Any:
 def clocks_under_load(call: SimulatedCall) -> Any:
     """NVML's event reasons under load."""
     hot = call.has("throttled")
-    seen = telemetry(call, clock_mhz=1290.0 if hot else 1620.0, power_w=540.0 if hot else 692.0, hot=hot)
+    seen = to_plain(call.telemetry(clock_mhz=1290.0 if hot else 1620.0, power_w=540.0 if hot else 692.0, hot=hot))
     rate = call.rate("sustained")
     return made(
         "measurements.health:ClocksUnderLoad", seconds=call.kwargs["seconds"], tflops=rate, nvml_error=None, telemetry=seen
@@ -188,7 +188,7 @@ def gemm(call: SimulatedCall) -> Any:
         rest_s=kwargs.get("rest_s", 0.0),
         bursts=bursts,
         device=call.device,
-        telemetry=telemetry(call),
+        telemetry=to_plain(call.telemetry()),
     )
 
 
@@ -215,22 +215,7 @@ def sustained(call: SimulatedCall) -> Any:
         of_peak_at_clock_ratio=ratio,
         nvml_error=None,
         device=call.device,
-        telemetry=telemetry(call, clock_mhz=clock_mhz, power_w=540.0 if hot else 692.0, hot=hot),
-    )
-
-
-def hbm_bandwidth(call: SimulatedCall) -> Any:
-    """Bandwidth of the GPU's memory; the triad is the better kind."""
-    rate, number = call.rate("hbm"), call.kwargs["iterations"]
-    shares = {"copy": 0.98, "triad": 1.0, "read": 0.97, "write": 0.96}
-    return made(
-        "measurements.hbm:HbmBandwidth",
-        tb_s=rate,
-        **{f"{kind}_tb_s": share * rate for kind, share in shares.items()},
-        **{f"samples_{kind}_tb_s": spread(share * rate, number) for kind, share in shares.items()},
-        size_bytes=call.kwargs["size_bytes"],
-        device=call.device,
-        telemetry={kind: telemetry(call) for kind in shares},
+        telemetry=to_plain(call.telemetry(clock_mhz=clock_mhz, power_w=540.0 if hot else 692.0, hot=hot)),
     )
 
 
@@ -258,7 +243,7 @@ def hbm_pattern(call: SimulatedCall) -> Any:
         first_errors=[first] if bad else [],
         tested_bytes=tested, free_bytes=free, total_bytes=total, share_of_free=tested / free, share_of_total=tested / total,
         blocks=128, passes=1, seconds=16.0, expected_s=15.0, moved_bytes=28 * tested, tb_s=3.6, device=call.device,
-        telemetry=telemetry(call),
+        telemetry=to_plain(call.telemetry()),
     )  # fmt: skip
 
 
@@ -281,7 +266,7 @@ def digests(call: SimulatedCall) -> Any:
         heat_s=call.kwargs.get("heat_s", 0.0),
         model=f"simulated {call.device}",
         device=call.device,
-        telemetry=telemetry(call),
+        telemetry=to_plain(call.telemetry()),
     )
 
 
@@ -315,6 +300,6 @@ def host_link(call: SimulatedCall) -> Any:
         together=together,
         size_bytes=call.kwargs["size_bytes"],
         device=call.device,
-        telemetry={way: telemetry(call) for way in ("h2d", "d2h", "both")},
+        telemetry={way: to_plain(call.telemetry()) for way in ("h2d", "d2h", "both")},
         host_load=to_plain(call.host_load(loaded=loaded)),
     )

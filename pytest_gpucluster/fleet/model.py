@@ -32,7 +32,6 @@ BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
     "measurements.driver_errors": [host_answers.node_sxids, gpu_answers.gpu_xids],
     "measurements.file_rates": [host_answers.file_rates, host_answers.file_requests],
     "measurements.gemm": [gpu_answers.gemm],
-    "measurements.hbm": [gpu_answers.hbm_bandwidth],
     "measurements.hbm_pattern": [gpu_answers.hbm_pattern],
     "measurements.health": [gpu_answers.clocks_under_load, gpu_answers.gpu_counters, gpu_answers.gpu_state],
     "measurements.host": [

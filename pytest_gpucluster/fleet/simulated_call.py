@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.telemetry import Telemetry
-from pytest_gpucluster.protocol.plain_data import MARK, to_plain
+from pytest_gpucluster.protocol.plain_data import MARK
 from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
@@ -164,6 +164,23 @@ class SimulatedCall:
             users=users,
         )
 
+    def telemetry(self, *, clock_mhz: float = 1755.0, power_w: float = 420.0, hot: bool = False) -> Telemetry:
+        """What NVML says while the GPU works; ``hot``: the heat slows it."""
+        half = self.has("pcie")
+        return Telemetry(
+            samples=20,
+            sm_clock_min_mhz=clock_mhz - 15,
+            sm_clock_mean_mhz=clock_mhz,
+            sm_clock_max_mhz=clock_mhz + 15,
+            temperature_max_c=91.0 if hot else 58.0 + self.place[1],
+            power_mean_w=power_w,
+            power_max_w=power_w + 8,
+            pcie_gen_max=self.spec.pcie_gen - half,
+            pcie_width_min=self.spec.pcie_width,
+            event_reasons=["hw_thermal_slowdown"] if hot else ["sw_power_cap"],
+            fault_reasons=["hw_thermal_slowdown"] if hot else [],
+        )
+
     def has(self, kind: FaultKind) -> bool:
         """Whether this fault is planted at the rank's GPU."""
         return self.hardware.simulation.has(self.rank, kind)
@@ -177,23 +194,3 @@ def made(name: str, /, **fields: Any) -> dict[str, Any]:
 def pci_of(gpu: int) -> str:
     """The PCI address of a GPU of a node, as NVML spells it."""
     return f"00000000:{0x10 + gpu:02x}:00.0"
-
-
-def telemetry(call: SimulatedCall, *, clock_mhz: float = 1755.0, power_w: float = 420.0, hot: bool = False) -> Any:
-    """Telemetry under work; ``hot``: the heat slows the GPU."""
-    reasons = ["hw_thermal_slowdown"] if hot else ["sw_power_cap"]
-    half = call.has("pcie")
-    found = Telemetry(
-        samples=20,
-        sm_clock_min_mhz=clock_mhz - 15,
-        sm_clock_mean_mhz=clock_mhz,
-        sm_clock_max_mhz=clock_mhz + 15,
-        temperature_max_c=91.0 if hot else 58.0 + call.place[1],
-        power_mean_w=power_w,
-        power_max_w=power_w + 8,
-        pcie_gen_max=call.spec.pcie_gen - half,
-        pcie_width_min=call.spec.pcie_width,
-        event_reasons=reasons,
-        fault_reasons=["hw_thermal_slowdown"] if hot else [],
-    )
-    return to_plain(found)
