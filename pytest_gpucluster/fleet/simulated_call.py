@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.specs import GpuSpec
 
 PACKAGE = "pytest_gpucluster"
-PEAK_CLOCK_MHZ = 1830.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -143,9 +142,9 @@ class SimulatedCall:
         """
         return self.hardware.near(self.rank, quantity, usual, chip=chip, host=host)
 
-    def repeats(self, value: float, number: int) -> list[float]:
-        """``number`` repeats around ``value``, which is their median."""
-        return spread(value, number)
+    def repeats(self, value: float, number: int, *, relative: float = 0.003) -> list[float]:
+        """``number`` repeats around ``value``, which is their median; the farthest are off by ``relative``."""
+        return spread(value, number, relative=relative)
 
     def host_load(self, *, loaded: bool = False) -> HostLoad:
         """What others do on the host: nothing, or somebody keeps eight CPUs busy."""
