@@ -9,6 +9,7 @@ import msgspec
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import ACCEPTED, VERDICTS, WITH_WAIVERS
+from pytest_gpucluster.places import PLACE_FIELDS
 from pytest_gpucluster.records.columns import unpacked
 from pytest_gpucluster.text import shortened
 
@@ -152,7 +153,7 @@ def rows_of(document: Mapping[str, Any], *, criterion: str | None = None) -> Ite
     """
     wanted = {criterion} if criterion is not None else None
     listed = {_key(row): row for row in document["criteria"] if wanted is None or row["criterion"] in wanted}
-    known = {place["id"]: {name: place.get(name) for name in _PLACE} for place in document.get("places", ())}
+    known = {place["id"]: {name: place.get(name) for name in PLACE_FIELDS} for place in document.get("places", ())}
     seen: set[Key] = set()
     try:
         for values in document.get("values", ()):
@@ -199,6 +200,3 @@ def _rows_of_criterion(values: Mapping[str, Any], places: Mapping[str, Any]) -> 
 
 def _key(row: Mapping[str, Any]) -> Key:
     return row["criterion"], row["place"]["id"] if row["place"] is not None else None
-
-
-_PLACE = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")
