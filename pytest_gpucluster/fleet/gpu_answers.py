@@ -29,7 +29,7 @@ def identity(call: SimulatedCall) -> Any:
     """Who the rank is. Versions are those of this machine, unless other ones are planted."""
     node, gpu = call.place
     other = call.has("versions")
-    found = Identity(
+    return Identity(
         hostname=hostname_of(node),
         group_rank=node,
         local_rank=gpu,
@@ -47,7 +47,6 @@ def identity(call: SimulatedCall) -> Any:
         switch=call.hardware.simulation.switch_of(node),
         stack={"driver": OTHER_VERSION if other else SIMULATED, "CUDA": SIMULATED, "NCCL": SIMULATED},
     )
-    return to_plain(found)
 
 
 def read_occupancy(call: SimulatedCall) -> Any:
@@ -61,14 +60,13 @@ def read_occupancy_again(call: SimulatedCall) -> Any:
 
 
 def _occupancy(call: SimulatedCall, *, busy: bool) -> Any:
-    found = Occupancy(
+    return Occupancy(
         uuid=call.uuid,
         memory_used_gib=23.5 if busy else 0.004,
         memory_limit_gib=0.25,
         processes=[GpuProcess(pid=4711, name="python3", memory_gib=23.4)] if busy else [],
         utilization_percent=0,
     )
-    return to_plain(found)
 
 
 def gpu_state(call: SimulatedCall) -> Any:
@@ -137,7 +135,7 @@ def _nvlinks(call: SimulatedCall) -> list[NvLink]:
 def gpu_counters(call: SimulatedCall) -> Any:
     """Error counters of the GPU, which do not grow."""
     links = [healthy(LinkCounters, link=link) for link in range(call.spec.nvlink_links or 0)]
-    return to_plain(healthy(GpuCounters, ecc_uncorrected=2 if call.has("ecc") else 0, nvlinks=links))
+    return healthy(GpuCounters, ecc_uncorrected=2 if call.has("ecc") else 0, nvlinks=links)
 
 
 def gpu_xids(call: SimulatedCall) -> Any:

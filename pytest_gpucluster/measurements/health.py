@@ -106,8 +106,7 @@ def _simulated_clocks(call: SimulatedCall) -> ClocksUnderLoad:
     """NVML's event reasons under load."""
     hot = call.has("throttled")
     seen = call.telemetry(clock_mhz=1290.0 if hot else 1620.0, power_w=540.0 if hot else 692.0, hot=hot)
-    rate = call.rate("sustained")
-    return ClocksUnderLoad(seconds=call.kwargs["seconds"], tflops=rate, nvml_error=None, telemetry=seen)
+    return ClocksUnderLoad(seconds=call.kwargs["seconds"], tflops=call.rate("sustained"), nvml_error=None, telemetry=seen)
 
 
 @simulated_by(_simulated_clocks)
