@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import pytest_gpucluster.inventory  # noqa: E402 -- from this checkout, installed or not
+import pytest_gpucluster.measurements  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.inventory.reading import NotAvailable, rows  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.inventory.sysfs import SysfsFile  # noqa: E402 -- from this checkout, installed or not
 
@@ -26,12 +27,12 @@ WITHOUT_CRITERION = ("evidence", "the run", "nobody")
 
 
 def tables() -> Iterator[type]:
-    """The dataclasses of the inventory that have rows, by module and name."""
-    package = pytest_gpucluster.inventory
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        for kind in vars(importlib.import_module(module.name)).values():
-            if inspect.isclass(kind) and kind.__module__ == module.name and dataclasses.is_dataclass(kind) and rows(kind):
-                yield kind
+    """The dataclasses of readings and measurements that have rows, by module and name."""
+    for package in (pytest_gpucluster.inventory, pytest_gpucluster.measurements):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            for kind in vars(importlib.import_module(module.name)).values():
+                if inspect.isclass(kind) and kind.__module__ == module.name and dataclasses.is_dataclass(kind) and rows(kind):
+                    yield kind
 
 
 def lines_of(kind: type) -> Iterator[str]:

@@ -13,6 +13,9 @@ Device: TypeAlias = Literal["cuda", "cpu"]
 UNKNOWN_HOST = "an unknown host"
 """What messages call the host of a node that is absent and that no list names. Its number points to no host."""
 
+PLACE_FIELDS = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")
+"""What a report says of a place, in this order."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.agent.environment import overridden_variables
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.cluster.calls import Caller, Cluster
+from pytest_gpucluster.config.run_files import LOGS
 from pytest_gpucluster.config.settings import requested
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
@@ -268,7 +269,7 @@ class Session:
         if self.unfinished is None:
             link = link_to(self.recorder.cut_soak)
             self.recorder.write("started", run=self.state.run["id"], command=command, **link, **self.state.started())
-        logs = self.setup.settings.results_dir.absolute() / "logs"
+        logs = self.setup.settings.results_dir.absolute() / LOGS
         self.recorder.calls_are_elsewhere = not makes_calls
         observer = replace(observer or Observer(), on_work=self.recorder.catch_up if makes_calls else None)
         if self._early is None:
@@ -399,7 +400,7 @@ class Session:
         """Put what agents printed where the log of any other run is."""
         with contextlib.suppress(OSError):  # a full disk: the verdict is on record
             if self.recorder.is_open:
-                shutil.copyfile(log, self.setup.settings.results_dir / "logs" / AGENTS_LOG)
+                shutil.copyfile(log, self.setup.settings.results_dir / LOGS / AGENTS_LOG)
 
 
 def _terms_of_nodes(binding: Binding) -> list[str]:

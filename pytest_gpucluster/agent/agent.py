@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.agent.call_runner import AgentContext, CallRunner
 from pytest_gpucluster.agent.fallback_report import JournalReplica, write_reports
 from pytest_gpucluster.agent.heartbeat import Heartbeat
+from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.config.torchrun import show_last, write_error_file
 from pytest_gpucluster.protocol.channel import ChannelLostError, bye_key, command_key, hello_key
 from pytest_gpucluster.protocol.messages import (
@@ -43,8 +44,7 @@ STUCK_S = 60.0
 """Longer than the main thread waits for anything: an answer of the store does not come, because the network is cut."""
 LOST_CODE = 3
 LOST = Quit(code=LOST_CODE, last_lines="no verdict is known here: the controller of the run is lost")
-JOURNAL_COPY = "journal.jsonl"
-FILES = ("stacks", "collective", "nccl.log", "flight.json", JOURNAL_COPY)
+FILES = ("stacks", "collective", "nccl.log", "flight.json", JOURNAL)
 
 
 class Agent:
@@ -169,7 +169,7 @@ class Agent:
             self._calls.discard_worker()
         elif self._target is not None and self._replica is None:
             reader = self._context.channel.reconnect()
-            self._replica = JournalReplica(reader, self._target, self._context.spawner.folder / JOURNAL_COPY)
+            self._replica = JournalReplica(reader, self._target, self._context.spawner.folder / JOURNAL)
 
     def _on_sigterm(self, *_: Any) -> None:
         """Called when torchrun, or a user, ends this node."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pytest_gpucluster.agent.spawner import die_with_parent
 from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, LoggedLoss, XidEvents
 from pytest_gpucluster.inventory.error_codes import NVLINK_XIDS
-from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid
+from pytest_gpucluster.protocol.node_events import NodeEvents, NodeLoss, NodeSxid, NodeXid
 from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Listener:
             log_why=None if self._log.why is None else self._log.why.why,
             sees_host_pids=_sees_host_pids(),
             is_ready=self._events.is_ready,
-            gpus=tuple(NodeGpu(index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, why=gpu.why) for gpu in self._events.gpus),
+            gpus=tuple(self._events.gpus),
             xids=_merged(
                 (
                     *(NodeXid(code=one.code, index=one.gpu, age_s=now_s - one.at_s) for one in self._events.heard),

@@ -13,6 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
+from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.protocol.channel import ChannelLostError, StoreChannel, journal_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.messages import JournalText, ReportTarget
@@ -23,7 +24,7 @@ REBUILD_S, REBUILD_S_PER_MB = 20.0, 2.0
 
 def write_reports(target: ReportTarget, *, journal_copy: Path | None = None) -> None:
     """Write the reports, from ``journal_copy`` if the journal in the target's folder is missing."""
-    source = journal_copy if journal_copy is not None else Path(target.folder) / "journal.jsonl"
+    source = journal_copy if journal_copy is not None else Path(target.folder) / JOURNAL
     junit = ["--junitxml", target.junit] if target.junit else []
     journal = ["--journal", str(journal_copy)] if journal_copy is not None else ["--run", target.run]
     command = [sys.executable, "-m", "pytest_gpucluster.cli", "report", target.folder, *junit, *journal]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
+from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.config.settings import OPTIONS, reaches, settings_from, unrecognized
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.plan import places_of, rule_against
@@ -122,7 +123,7 @@ def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> 
         OSError: a file cannot be written.
     """
     directory = ResultsDirectory(session.setup.settings.results_dir)
-    journal = Journal(directory.path / "journal.jsonl")
+    journal = Journal(directory.path / JOURNAL)
     try:
         _write_journal(journal, session, absence)
         verdict = session.decide()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.collector import collector_off
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
 from pytest_gpucluster.evidence.archive import Archive, packed, read_archive
@@ -20,7 +19,6 @@ from pytest_gpucluster.text import counted, one_line, visible
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pytest_gpucluster.evidence.verification import VerifyStep
@@ -38,18 +36,8 @@ def main(chosen: argparse.Namespace) -> int:
     """
     target: Path = chosen.output
     _require_new(target)
-    with _all_kept():
+    with collector_off():
         return _write(chosen, target)
-
-
-@contextmanager
-def _all_kept() -> Iterator[None]:
-    """What a large bundle makes stays until the end: looking for garbage in it is a quarter of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _write(chosen: argparse.Namespace, target: Path) -> int:
@@ -98,7 +86,7 @@ def verify(chosen: argparse.Namespace) -> int:
     """
     if chosen.signers is not None and not chosen.signers.is_file():
         raise ConfigurationError(f"there is no file of signers {chosen.signers}")
-    with _all_kept():
+    with collector_off():
         taken = [_said(step) for step in steps(read_archive(chosen.file), signers=chosen.signers)]
     is_valid, line = summary(taken)
     sys.stdout.write(f"{line}\n")

@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.commands.compare_parts import gone_lines, moved_lines, new_lines, renamed_lines
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import MISSING, WORDS
-from pytest_gpucluster.page.outputs import JOURNAL, RESULTS
 from pytest_gpucluster.page.templating import html
 from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.records.matching import label_of

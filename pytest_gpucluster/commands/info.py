@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.health.gpu import REPAIRS, advice_for
+from pytest_gpucluster.health.nvlink import JOINED
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import unavailable
@@ -30,7 +31,6 @@ WHOLE = ("summary", "all")
 """Views of the whole machine: all that could not be seen is shown."""
 LOOK = "look at the kernel log (dmesg | grep -i xid), then reboot the node"
 HARD_SLOWDOWN = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
-JOINED = "completed"
 NO_ADAPTER = "the kernel lists no adapter"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.commands.record_parsers import CommandParser, add_record_commands
-from pytest_gpucluster.config.settings import RESULTS_DIR
+from pytest_gpucluster.config.run_files import RESULTS_DIR
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible

@@ -7,8 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.page.outputs import JOURNAL, Wanted, page_about, write_outputs
+from pytest_gpucluster.page.outputs import Wanted, page_about, write_outputs
 from pytest_gpucluster.reporting.files import require_writable, results_lock
 from pytest_gpucluster.reporting.rebuild import rebuild, require_journal_of, take_over
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.reporting.files import JOURNAL
 from pytest_gpucluster.reporting.unfinished_run import read_unfinished_run
 from pytest_gpucluster.text import counted, visible
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from pytest_gpucluster.commands import criteria
 from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, pairs, print_parts, table_by_heading
+from pytest_gpucluster.config.run_files import RESULTS
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, WORDS, count_of
@@ -38,7 +39,7 @@ def main(chosen: argparse.Namespace) -> int:
         ConfigurationError: there are no results, or nothing in them is called so.
     """
     name = str(chosen.folder)
-    is_alone = chosen.subject is None and not chosen.csv and not (chosen.folder / "results.json").exists()
+    is_alone = chosen.subject is None and not chosen.csv and not (chosen.folder / RESULTS).exists()
     if is_alone and (chosen.limits is not None or criteria.is_criterion(name) or not chosen.folder.exists()):
         return criteria.show(name, limits=chosen.limits)
     document = read_results(chosen.folder)

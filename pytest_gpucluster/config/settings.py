@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from pytest_gpucluster.config.run_files import RESULTS_DIR
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable
 
-RESULTS_DIR = "gpucluster-results"
 LEVELS = ("quick", "standard", "soak")
 JUNIT_FORMS = ("place", "node", "criterion")
 """What one testcase of the JUnit file is about."""

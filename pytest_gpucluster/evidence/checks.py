@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.evidence.contents import AS_PACKAGED, AS_READ, ENVIRONMENT, JOURNAL, JUNIT, PAGE, RESULTS
+from pytest_gpucluster.evidence.contents import AS_PACKAGED, AS_READ, ENVIRONMENT
 from pytest_gpucluster.evidence.junit_cases import difference_of_files, read_cases
 from pytest_gpucluster.evidence.statements import STATEMENTS, as_json, environment_of
 from pytest_gpucluster.inventory.identity import digest_of_package, version_of
@@ -174,7 +175,7 @@ def junit(bundle: Bundle) -> Found:
 
 def page(bundle: Bundle) -> Found:
     """The page is the one that results.json gives, to the byte."""
-    kept = bundle.file(PAGE)
+    kept = bundle.file(REPORT)
     held = embedded_results(kept.decode("utf-8", "replace"))
     if held is not None and held != bundle.file(RESULTS):
         return Found(NOT_OK, f"the page holds another {RESULTS} than the bundle")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence.statements import STATEMENTS, as_json, environment_of
 from pytest_gpucluster.page.document import RunDocument, document_of
@@ -20,9 +21,8 @@ from pytest_gpucluster.thresholds.released import packaged_files, released_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-JOURNAL, RESULTS, JUNIT, PAGE = "journal.jsonl", "results.json", "junit.xml", "report.html"
 ENVIRONMENT, AS_READ, AS_PACKAGED = "environment.json", "limits/as-read.yaml", "limits/packaged.json"
-REQUIRED = (ENVIRONMENT, JOURNAL, JUNIT, AS_PACKAGED, PAGE, RESULTS, *STATEMENTS)
+REQUIRED = (ENVIRONMENT, JOURNAL, JUNIT, AS_PACKAGED, REPORT, RESULTS, *STATEMENTS)
 """What every bundle holds. The file of limits is left out where it is no longer there."""
 
 
@@ -36,8 +36,8 @@ def contents_of(folder: Path) -> tuple[dict[str, bytes], RunDocument]:
         OSError: a file cannot be read.
     """
     files, run = _kept(folder)
-    page = folder / PAGE
-    files[PAGE] = page.read_bytes() if page.is_file() else page_from(model_of(run)).encode()
+    page = folder / REPORT
+    files[REPORT] = page.read_bytes() if page.is_file() else page_from(model_of(run)).encode()
     if (folder / JUNIT).is_file():
         files[JUNIT] = (folder / JUNIT).read_bytes()
     else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
 from pytest_gpucluster.evidence.checks import CHECKS, NOT_OK, OK, STALE, Bundle, Found
-from pytest_gpucluster.evidence.contents import JOURNAL, REQUIRED, RESULTS
+from pytest_gpucluster.evidence.contents import REQUIRED
 from pytest_gpucluster.evidence.manifest import (
     MANIFEST,
     SIGNATURE,

@@ -1,14 +1,11 @@
-"""What a GPU of a simulated fleet answers by itself: identity, health, products, memory, its link to the host. Pure."""
+"""What a GPU of a simulated fleet answers by itself: identity, occupancy, health, errors. Pure."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet.hardware import spread
-from pytest_gpucluster.fleet.host_answers import host_load
-from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, made, pci_of, telemetry
+from pytest_gpucluster.fleet.simulated_call import made, pci_of
 from pytest_gpucluster.fleet.simulation import hostname_of
 from pytest_gpucluster.inventory.identity import Identity, read_versions
 from pytest_gpucluster.inventory.nvlinks import ALONE, LinkCounters, NvLink
@@ -20,17 +17,11 @@ from pytest_gpucluster.protocol.plain_data import to_plain
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
-GIB = 2**30
-KINDS = ("bf16", "fp8", "fp32", "attention", "softmax", "reduction")
 DEAD_LINK = 4
 FALLEN = 79
 LEAST_BER = 1.5e-254
 """The least bit error rate that NVML can say."""
 SIMULATED = "simulated"
-NOISY_TURNS, NOISY_SHARE, NOISY_SPREAD = 13, 0.906, 0.3
-"""A disturbed link has its limit as its median, and wide repeats, in every round of a first look (judging/noise.py)."""
-LOADED_SHARE = 0.7
-"""What is left of a link while others keep the host busy."""
 OTHER_VERSION = "0.0.0+simulated"
 
 
@@ -38,7 +29,7 @@ def identity(call: SimulatedCall) -> Any:
     """Who the rank is. Versions are those of this machine, unless other ones are planted."""
     node, gpu = call.place
     other = call.has("versions")
-    found = Identity(
+    return Identity(
         hostname=hostname_of(node),
         group_rank=node,
         local_rank=gpu,
@@ -56,7 +47,6 @@ def identity(call: SimulatedCall) -> Any:
         switch=call.hardware.simulation.switch_of(node),
         stack={"driver": OTHER_VERSION if other else SIMULATED, "CUDA": SIMULATED, "NCCL": SIMULATED},
     )
-    return to_plain(found)
 
 
 def read_occupancy(call: SimulatedCall) -> Any:
@@ -70,14 +60,13 @@ def read_occupancy_again(call: SimulatedCall) -> Any:
 
 
 def _occupancy(call: SimulatedCall, *, busy: bool) -> Any:
-    found = Occupancy(
+    return Occupancy(
         uuid=call.uuid,
         memory_used_gib=23.5 if busy else 0.004,
         memory_limit_gib=0.25,
         processes=[GpuProcess(pid=4711, name="python3", memory_gib=23.4)] if busy else [],
         utilization_percent=0,
     )
-    return to_plain(found)
 
 
 def gpu_state(call: SimulatedCall) -> Any:
@@ -146,7 +135,7 @@ def _nvlinks(call: SimulatedCall) -> list[NvLink]:
 def gpu_counters(call: SimulatedCall) -> Any:
     """Error counters of the GPU, which do not grow."""
     links = [healthy(LinkCounters, link=link) for link in range(call.spec.nvlink_links or 0)]
-    return to_plain(healthy(GpuCounters, ecc_uncorrected=2 if call.has("ecc") else 0, nvlinks=links))
+    return healthy(GpuCounters, ecc_uncorrected=2 if call.has("ecc") else 0, nvlinks=links)
 
 
 def gpu_xids(call: SimulatedCall) -> Any:
@@ -156,166 +145,3 @@ def gpu_xids(call: SimulatedCall) -> Any:
     logged: dict[str, Any] = {name: [] for name in ("kernel_log", "before", "lost", "lost_before", "lost_elsewhere")}
     why: dict[str, Any] = {"nvml_why": None, "kernel_log_why": None}
     return made("measurements.driver_errors:GpuXids", nvml=heard, **logged, **why)
-
-
-def clocks_under_load(call: SimulatedCall) -> Any:
-    """NVML's event reasons under load."""
-    hot = call.has("throttled")
-    seen = telemetry(call, clock_mhz=1290.0 if hot else 1620.0, power_w=540.0 if hot else 692.0, hot=hot)
-    rate = call.rate("sustained")
-    return made(
-        "measurements.health:ClocksUnderLoad", seconds=call.kwargs["seconds"], tflops=rate, nvml_error=None, telemetry=seen
-    )
-
-
-def gemm(call: SimulatedCall) -> Any:
-    """Dense products in bursts."""
-    rate, kwargs = call.rate(call.kwargs["dtype"]), call.kwargs
-    best, bursts = kwargs["sizes"][len(kwargs["sizes"]) // 2], kwargs.get("bursts", 1)
-    by_size = {
-        str(size): {"median": value, "p10": 0.997 * value, "p90": 1.003 * value, "best": 1.004 * value}
-        for size in kwargs["sizes"]
-        for value in [rate if size == best else 0.97 * rate]
-    }
-    return made(
-        "measurements.gemm:GemmRate",
-        tflops=rate,
-        dtype=kwargs["dtype"],
-        best_size=best,
-        by_size=by_size,
-        bursts_tflops=spread(rate, bursts),
-        samples_tflops=spread(rate, kwargs["iterations"]),
-        warmup_s=kwargs["warmup_s"],
-        rest_s=kwargs.get("rest_s", 0.0),
-        bursts=bursts,
-        device=call.device,
-        telemetry=telemetry(call),
-    )
-
-
-def sustained(call: SimulatedCall) -> Any:
-    """Products back to back; the clock is what is left by the power limit, or by the heat."""
-    rate, ratio = call.rate("sustained"), call.rate("at_clock")
-    peak_tflops = rate / ratio
-    clock_mhz = peak_tflops / call.spec.bf16_tflops * PEAK_CLOCK_MHZ
-    hot = call.has("throttled")
-    seconds, slice_s = call.kwargs.get("seconds", 20.0), call.kwargs.get("slice_s", 1.0)
-    num_slices = max(2, round(seconds / slice_s))
-    return made(
-        "measurements.sustained:Sustained",
-        tflops=rate,
-        dtype=call.kwargs.get("dtype", "bfloat16"),
-        size=call.kwargs.get("size", 8192),
-        seconds=seconds,
-        products=round(seconds * 600),
-        slices_tflops=[*spread(1.02 * rate, num_slices // 2), *spread(rate, num_slices - num_slices // 2)],
-        counted_clock_mhz=clock_mhz,
-        counted_tflops=rate,
-        clock_error=None,
-        peak_at_clock_tflops=peak_tflops,
-        of_peak_at_clock_ratio=ratio,
-        nvml_error=None,
-        device=call.device,
-        telemetry=telemetry(call, clock_mhz=clock_mhz, power_w=540.0 if hot else 692.0, hot=hot),
-    )
-
-
-def hbm_bandwidth(call: SimulatedCall) -> Any:
-    """Bandwidth of the GPU's memory; the triad is the better kind."""
-    rate, number = call.rate("hbm"), call.kwargs["iterations"]
-    shares = {"copy": 0.98, "triad": 1.0, "read": 0.97, "write": 0.96}
-    return made(
-        "measurements.hbm:HbmBandwidth",
-        tb_s=rate,
-        **{f"{kind}_tb_s": share * rate for kind, share in shares.items()},
-        **{f"samples_{kind}_tb_s": spread(share * rate, number) for kind, share in shares.items()},
-        size_bytes=call.kwargs["size_bytes"],
-        device=call.device,
-        telemetry={kind: telemetry(call) for kind in shares},
-    )
-
-
-def hbm_pattern(call: SimulatedCall) -> Any:
-    """Patterns over nearly all of the memory."""
-    bad = call.has("pattern")
-    total = int(call.spec.memory_gib * GIB)
-    free = int(0.995 * total)
-    tested = int(call.kwargs.get("share", 0.95) * free)
-    first = made(
-        "measurements.hbm_pattern:PatternError",
-        kind="random",
-        step="read",
-        block=17,
-        offset_bytes=4096,
-        device_pointer="0x7f0000001000",
-        expected="0x00000000ffffffff",
-        found="0x00000000fffffffb",
-        wrong_bits=[2],
-    )
-    return made(
-        "measurements.hbm_pattern:PatternResult",
-        errors=3 if bad else 0,
-        errors_by_kind={"random": 3} if bad else {},
-        first_errors=[first] if bad else [],
-        tested_bytes=tested, free_bytes=free, total_bytes=total, share_of_free=tested / free, share_of_total=tested / total,
-        blocks=128, passes=1, seconds=16.0, expected_s=15.0, moved_bytes=28 * tested, tb_s=3.6, device=call.device,
-        telemetry=telemetry(call),
-    )  # fmt: skip
-
-
-def digests(call: SimulatedCall) -> Any:
-    """Digests of seeded work, equal on all GPUs; one kind is another on a GPU that computes wrong bits."""
-    bad = call.has("corrupt")
-    found = {kind: hashlib.sha256(f"{kind}{bad and kind == 'fp32'}".encode()).hexdigest()[:48] for kind in KINDS}
-    rounds = call.kwargs.get("rounds", 10)
-    return made(
-        "measurements.digest:Digests",
-        digests=found,
-        rounds=rounds,
-        hot_rounds=rounds // 2,
-        differing=dict.fromkeys(KINDS, 0),
-        differing_rounds={kind: [] for kind in KINDS},
-        excluded={},
-        size=call.kwargs["size"],
-        seed=call.kwargs["seed"],
-        seconds=20.0,
-        heat_s=call.kwargs.get("heat_s", 0.0),
-        model=f"simulated {call.device}",
-        device=call.device,
-        telemetry=telemetry(call),
-    )
-
-
-def host_link(call: SimulatedCall) -> Any:
-    """Copies between GPU and host; slower while all GPUs of the node copy."""
-    together = call.kwargs.get("together", False)
-    noisy = call.has("noisy") and call.turn < NOISY_TURNS
-    loaded = call.has("loaded") and call.turn == 0
-    share = NOISY_SHARE if noisy else LOADED_SHARE if loaded else 1.0
-    h2d, d2h = (share * call.rate(f"{way}_all" if together else way) for way in ("h2d", "d2h"))
-    wide = NOISY_SPREAD if noisy else 0.003
-    number, socket = call.kwargs["iterations"], int(call.place[1] >= call.hardware.simulation.gpus_per_node / 2)
-    cpus = "56-111" if socket else "0-55"
-    return made(
-        "measurements.host_link:HostLink",
-        h2d_gb_s=h2d,
-        d2h_gb_s=d2h,
-        both_gb_s=1.6 * d2h,
-        repeats_h2d_gb_s=spread(h2d, number, relative=wide),
-        repeats_d2h_gb_s=spread(d2h, number, relative=wide),
-        repeats_both_gb_s=spread(1.6 * d2h, number),
-        h2d_remote_gb_s=None if together else 0.8 * h2d,
-        d2h_remote_gb_s=None if together else 0.8 * d2h,
-        numa_node=socket,
-        remote_node=None if together else 1 - socket,
-        memory_nodes=[0, 1],
-        cpus=cpus,
-        cpus_allowed="0-111",
-        cpus_are_local=True,
-        pages_on=[socket],
-        together=together,
-        size_bytes=call.kwargs["size_bytes"],
-        device=call.device,
-        telemetry={way: telemetry(call) for way in ("h2d", "d2h", "both")},
-        host_load=host_load(loaded=loaded),
-    )

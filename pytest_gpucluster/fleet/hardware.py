@@ -87,15 +87,19 @@ class Hardware:
 
     def rate(self, rank: int, quantity: str) -> float:
         """What the rank's GPU reaches, in the unit of :data:`TYPICAL`."""
-        node, gpu = self.simulation.place_of(rank)
         typical = TYPICAL[quantity]
         usual = typical.values[MODELS.index(self.simulation.gpu)]
-        seed = f"{self.simulation.seed}/{quantity}/node{node}"
-        value = usual * (1 + _deviation(seed, typical.host)) * (1 + _deviation(f"{seed}-gpu{gpu}", typical.chip))
+        value = self.near(rank, quantity, usual, chip=typical.chip, host=typical.host)
         for kind, losses in LOSSES.items():
             if quantity in losses and self.simulation.has(rank, kind):
                 value *= losses[quantity]
         return value * TOO_FAST if quantity in TIMED and self.simulation.has(rank, "fast") else value
+
+    def near(self, rank: int, quantity: str, usual: float, *, chip: float, host: float) -> float:
+        """What a healthy GPU reaches; ``chip`` and ``host`` are the sigmas of :class:`Typical`."""
+        node, gpu = self.simulation.place_of(rank)
+        seed = f"{self.simulation.seed}/{quantity}/node{node}"
+        return usual * (1 + _deviation(seed, host)) * (1 + _deviation(f"{seed}-gpu{gpu}", chip))
 
 
 @functools.lru_cache(maxsize=65536)

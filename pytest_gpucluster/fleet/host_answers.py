@@ -6,10 +6,8 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.fleet.simulated_call import made
 from pytest_gpucluster.inventory.host import HostFacts, MemoryController, Mount
-from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.machine import Management, Software
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 UPDATES = 10
 SHARED_GB_S = 12.0
 SMALL_FILES_S = 4000.0
-LAUNCH_US = 5.0
 LATE_S = 2.5
 """By so much a clock is late where that is planted."""
 ADAPTERS = 8
@@ -140,58 +137,6 @@ def file_requests(call: SimulatedCall) -> Any:
     one = made("measurements.file_rates:Requests", iops=90000.0, mean_us=170.0, p99_us=400.0)
     own = {"depth": call.kwargs["depth"], "by": SIMULATED, "cache": "O_DIRECT", "path": path}
     return made("measurements.file_rates:FileRequests", read=one, write=one, mount=_mount("ext4", "/", "/dev/md0"), **own)
-
-
-def host_load(*, loaded: bool = False) -> Any:
-    """Nobody, or somebody who keeps eight CPUs busy."""
-    users = [HostProcess(pid=4712, name="stress-ng", user="alice", cpus=8.0)] if loaded else []
-    others = 8.0 if loaded else 0.1
-    found = HostLoad(
-        total_cpus=112,
-        while_cpus=others,
-        idle_cpus=others,
-        stolen_cpus=0.0,
-        own_cpus=1.0,
-        running=len(users),
-        cpu_pressure_percent=0.0,
-        memory_pressure_percent=0.0,
-        memory_gb_s=None,
-        users=users,
-    )
-    return to_plain(found)
-
-
-def host_memory(call: SimulatedCall) -> Any:
-    """Two sockets, alike."""
-    rate = call.hardware.rate(call.rank, "triad")
-    repeats = spread(rate, call.kwargs["repeats"])
-    nodes = [
-        made("measurements.host_rates:NumaRate", node=node, triad_gb_s=rate, repeats_gb_s=repeats, cpus=cpus)
-        for node, cpus in enumerate(("0-55", "56-111"))
-    ]
-    return made(
-        "measurements.host_rates:HostMemory",
-        triad_gb_s=rate,
-        repeats_gb_s=repeats,
-        nodes=nodes,
-        not_measured=[],
-        cpus_allowed="0-111",
-        size_bytes=call.kwargs["size_bytes"],
-        host_load=host_load(),
-    )
-
-
-def launch_latency(call: SimulatedCall) -> Any:
-    """The same on every GPU."""
-    repeats = spread(LAUNCH_US, call.kwargs["repeats"])
-    return made(
-        "measurements.host_rates:LaunchLatency",
-        launch_us=LAUNCH_US,
-        round_trip_us=2 * LAUNCH_US,
-        repeats_us=repeats,
-        device=call.device,
-        host_load=host_load(),
-    )
 
 
 def _folder(call: SimulatedCall) -> str:

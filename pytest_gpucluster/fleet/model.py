@@ -1,12 +1,18 @@
-"""The model of a simulated fleet: a call, and what one rank answers. Pure and deterministic."""
+"""The model of a simulated fleet: a call, and what one rank answers. Deterministic.
+
+What a rank answers stands beside the measurement, under ``@simulated_by``, or in the table here.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers, link_answers
 from pytest_gpucluster.fleet.simulated_call import PACKAGE, SimulatedCall
+from pytest_gpucluster.protocol.functions import SIMULATED_MARK
 from pytest_gpucluster.protocol.messages import Failure, Success
+from pytest_gpucluster.protocol.plain_data import to_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +28,9 @@ BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
     "measurements.collective_sizes": [group_answers.by_size],
     "measurements.collectives": [group_answers.all_reduce, group_answers.collective, group_answers.nodes_reached],
     "measurements.dcgm": [host_answers.dcgm_program],
-    "measurements.digest": [gpu_answers.digests],
     "measurements.driver_errors": [host_answers.node_sxids, gpu_answers.gpu_xids],
     "measurements.file_rates": [host_answers.file_rates, host_answers.file_requests],
-    "measurements.gemm": [gpu_answers.gemm],
-    "measurements.hbm": [gpu_answers.hbm_bandwidth],
-    "measurements.hbm_pattern": [gpu_answers.hbm_pattern],
-    "measurements.health": [gpu_answers.clocks_under_load, gpu_answers.gpu_counters, gpu_answers.gpu_state],
+    "measurements.health": [gpu_answers.gpu_counters, gpu_answers.gpu_state],
     "measurements.host": [
         host_answers.host_clock,
         host_answers.host_errors,
@@ -36,9 +38,7 @@ BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
         host_answers.nic_paths,
         host_answers.nic_state,
     ],
-    "measurements.host_link": [gpu_answers.host_link],
     "measurements.host_parts": [host_answers.host_parts],
-    "measurements.host_rates": [host_answers.host_memory, host_answers.launch_latency],
     "measurements.pair_matrix": [link_answers.pair_matrix],
     "measurements.rails": [link_answers.net_interfaces, link_answers.rail],
     "measurements.shared_paths": [
@@ -48,7 +48,6 @@ BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
         host_answers.replace_file,
         host_answers.small_files,
     ],
-    "measurements.sustained": [gpu_answers.sustained],
     "measurements.training": [group_answers.finetune, group_answers.sharded_memory, group_answers.train],
     "measurements.transport": [group_answers.transport],
 }
@@ -60,6 +59,7 @@ ANSWERS: Mapping[str, Callable[[SimulatedCall], Any]] = {
     **dict.fromkeys(NO_VALUE, lambda _call: None),
 }
 """By ``module:function`` below this package."""
+MEASUREMENTS = f"{PACKAGE}.measurements"
 DYING = "measurements.sustained:sustained"
 HANGING = "measurements.hbm_pattern:hbm_pattern"
 
@@ -86,16 +86,28 @@ def answer(group: SimulatedGroup, function: FunctionName, *, rank: int, kwargs: 
 
     A function that the model does not know is a failure: a simulated fleet makes no value up for it.
     """
-    name = _name_of(function)
-    if name not in ANSWERS:
+    found = ANSWERS.get(_name_of(function)) or _beside(function)
+    if found is None:
         error = f"a simulated fleet has no value of {function.module}:{function.qualname}"
         return Failure(kind="raised", type="NotSimulatedError", error=error, blames="software", entered=True)
     try:
-        value = ANSWERS[name](SimulatedCall(group=group, rank=rank, kwargs=kwargs, turn=turn))
+        value = found(SimulatedCall(group=group, rank=rank, kwargs=kwargs, turn=turn))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # arguments that no packaged recipe has
         text = f"a simulated fleet cannot answer {function.qualname} with {kwargs}: {error!r}"
         return Failure(kind="raised", type="NotSimulatedError", error=text, blames="software", entered=True)
-    return Success(value=value, entered=True)
+    return Success(value=value if isinstance(value, dict) else to_plain(value), entered=True)
+
+
+def _beside(function: FunctionName) -> Callable[[SimulatedCall], Any] | None:
+    """The answer that stands beside a packaged measurement; None where there is none. Nothing else is imported for a call."""
+    if not function.module.startswith(f"{MEASUREMENTS}."):
+        return None
+    try:
+        module = importlib.import_module(function.module)
+    except ModuleNotFoundError:
+        return None
+    found: Callable[[SimulatedCall], Any] | None = getattr(getattr(module, function.qualname, None), SIMULATED_MARK, None)
+    return found
 
 
 def _name_of(function: FunctionName) -> str:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.fleet.hardware import spread
+from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.telemetry import Telemetry
-from pytest_gpucluster.protocol.plain_data import MARK, to_plain
+from pytest_gpucluster.protocol.plain_data import MARK
 from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.specs import GpuSpec
 
 PACKAGE = "pytest_gpucluster"
-PEAK_CLOCK_MHZ = 1830.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -134,6 +135,51 @@ class SimulatedCall:
         """What the rank's GPU reaches."""
         return self.hardware.rate(self.rank, quantity)
 
+    def near(self, usual: float, quantity: str, *, chip: float = 0.0, host: float = 0.0) -> float:
+        """A value around the usual one, the same in each call: ``chip`` and ``host`` say by how much GPUs and hosts differ.
+
+        Both are relative sigmas. ``quantity`` is any name; equal names give a GPU equal deviations.
+        """
+        return self.hardware.near(self.rank, quantity, usual, chip=chip, host=host)
+
+    def repeats(self, value: float, number: int, *, relative: float = 0.003) -> list[float]:
+        """``number`` repeats around ``value``, which is their median; the farthest are off by ``relative``."""
+        return spread(value, number, relative=relative)
+
+    def host_load(self, *, loaded: bool = False) -> HostLoad:
+        """What others do on the host: nothing, or somebody keeps eight CPUs busy."""
+        users = [HostProcess(pid=4712, name="stress-ng", user="alice", cpus=8.0)] if loaded else []
+        others = 8.0 if loaded else 0.1
+        return HostLoad(
+            total_cpus=112,
+            while_cpus=others,
+            idle_cpus=others,
+            stolen_cpus=0.0,
+            own_cpus=1.0,
+            running=len(users),
+            cpu_pressure_percent=0.0,
+            memory_pressure_percent=0.0,
+            memory_gb_s=None,
+            users=users,
+        )
+
+    def telemetry(self, *, clock_mhz: float = 1755.0, power_w: float = 420.0, hot: bool = False) -> Telemetry:
+        """What NVML says while the GPU works; ``hot``: the heat slows it."""
+        half = self.has("pcie")
+        return Telemetry(
+            samples=20,
+            sm_clock_min_mhz=clock_mhz - 15,
+            sm_clock_mean_mhz=clock_mhz,
+            sm_clock_max_mhz=clock_mhz + 15,
+            temperature_max_c=91.0 if hot else 58.0 + self.place[1],
+            power_mean_w=power_w,
+            power_max_w=power_w + 8,
+            pcie_gen_max=self.spec.pcie_gen - half,
+            pcie_width_min=self.spec.pcie_width,
+            event_reasons=["hw_thermal_slowdown"] if hot else ["sw_power_cap"],
+            fault_reasons=["hw_thermal_slowdown"] if hot else [],
+        )
+
     def has(self, kind: FaultKind) -> bool:
         """Whether this fault is planted at the rank's GPU."""
         return self.hardware.simulation.has(self.rank, kind)
@@ -147,23 +193,3 @@ def made(name: str, /, **fields: Any) -> dict[str, Any]:
 def pci_of(gpu: int) -> str:
     """The PCI address of a GPU of a node, as NVML spells it."""
     return f"00000000:{0x10 + gpu:02x}:00.0"
-
-
-def telemetry(call: SimulatedCall, *, clock_mhz: float = 1755.0, power_w: float = 420.0, hot: bool = False) -> Any:
-    """Telemetry under work; ``hot``: the heat slows the GPU."""
-    reasons = ["hw_thermal_slowdown"] if hot else ["sw_power_cap"]
-    half = call.has("pcie")
-    found = Telemetry(
-        samples=20,
-        sm_clock_min_mhz=clock_mhz - 15,
-        sm_clock_mean_mhz=clock_mhz,
-        sm_clock_max_mhz=clock_mhz + 15,
-        temperature_max_c=91.0 if hot else 58.0 + call.place[1],
-        power_mean_w=power_w,
-        power_max_w=power_w + 8,
-        pcie_gen_max=call.spec.pcie_gen - half,
-        pcie_width_min=call.spec.pcie_width,
-        event_reasons=reasons,
-        fault_reasons=["hw_thermal_slowdown"] if hot else [],
-    )
-    return to_plain(found)

@@ -23,21 +23,11 @@ from pytest_gpucluster.inventory.gpu_index import read_addresses
 from pytest_gpucluster.inventory.nvml import ACTIONS
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, naming, required, session, text
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.protocol.node_events import NodeSxid, NodeXid, XidDetail
+from pytest_gpucluster.protocol.node_events import NodeGpu, NodeSxid, NodeXid, XidDetail
 
 WAIT_MS = 1000
 SILENT_S = 30.0
 """A wait that does not return for so long hangs."""
-
-
-@dataclass(slots=True)
-class WatchedGpu:
-    """One GPU of the node. ``why``: why NVML does not report its events; None where it does."""
-
-    index: int
-    uuid: str = ""
-    pci: str = ""
-    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +47,7 @@ class XidEvents:
         self._why: str | None = "NVML has not answered yet"
         self._is_ready = threading.Event()
         self._returned_s = time.monotonic()
-        self._gpus: dict[int, WatchedGpu] = {}
+        self._gpus: dict[int, NodeGpu] = {}
         self._heard: list[HeardXid] = []
         self._thread = threading.Thread(target=self._run, name="xid-events", daemon=True)
 
@@ -71,7 +61,7 @@ class XidEvents:
         return self._is_ready.is_set()
 
     @property
-    def gpus(self) -> list[WatchedGpu]:
+    def gpus(self) -> list[NodeGpu]:
         """The GPUs by index."""
         return list(self._gpus.values())
 
@@ -105,15 +95,16 @@ class XidEvents:
         events = required(pynvml.nvmlEventSetCreate)
         by_handle = {}
         for index, address in enumerate(read_addresses()):
-            gpu = self._gpus[index] = WatchedGpu(index, pci=address)
+            self._gpus[index] = NodeGpu(index=index, uuid="", pci=address, why=None)
             try:
                 with naming(f"GPU {index}"):
                     handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
                     by_handle[_address_of(handle)] = index
-                    gpu.uuid = text(required(pynvml.nvmlDeviceGetUUID, handle))
+                    uuid = text(required(pynvml.nvmlDeviceGetUUID, handle))
+                    self._gpus[index] = replace(self._gpus[index], uuid=uuid)
                     required(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
             except NvmlError as error:
-                gpu.why = str(error)
+                self._gpus[index] = replace(self._gpus[index], why=str(error))
         self._why = None
         self._is_ready.set()
         while True:

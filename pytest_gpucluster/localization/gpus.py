@@ -16,6 +16,7 @@ from pytest_gpucluster.inventory.pci_tree import nearness, position
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
+from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS
 from pytest_gpucluster.localization.parts import Lag
 from pytest_gpucluster.text import counted, shortlist
 
@@ -106,8 +107,6 @@ def _is_slow_with_all(name: str, names: Sequence[str], slow: set[tuple[str, str]
 Quantity: TypeAlias = Literal["bandwidth", "latency"]
 OVER_HOST = ("SHM", "NET")
 """How NCCL's channels begin that go through the host's memory, or over its network, inside a node."""
-FEWEST_SIBLINGS = 2
-"""Of two pairs that differ, either may be the slow one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

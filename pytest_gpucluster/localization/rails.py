@@ -13,6 +13,7 @@ from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS
 from pytest_gpucluster.localization.parts import Lag
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.measurements.rails import RailRates
 
 Quantity: TypeAlias = Literal["bandwidth", "latency"]
-FEWEST_SIBLINGS = 2
-"""With one sibling, nothing shows which of the two is slow."""
 BITS_PER_BYTE = 8
 NETWORK = {"NCCL_MNNVL_ENABLE": "0"}
 """Keeps NCCL from NVLink between nodes, which would carry a rail's bytes in an NVLink domain."""

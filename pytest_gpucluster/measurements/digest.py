@@ -31,10 +31,13 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import gemm, progress, timing
+from pytest_gpucluster.protocol.functions import simulated_by
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
     Draw = Callable[..., torch.Tensor]
     Work = Callable[[], torch.Tensor]
@@ -165,6 +168,29 @@ KINDS: Mapping[str, DigestKind] = {
 forward of FlashAttention over ``size`` tokens; softmax of the rows, and sums of rows, columns and all, of a float32 matrix."""
 
 
+def _simulated(call: SimulatedCall) -> Digests:
+    """Digests of seeded work, equal on all GPUs; one kind is another on a GPU that computes wrong bits."""
+    bad = call.has("corrupt")
+    found = {kind: hashlib.sha256(f"{kind}{bad and kind == 'fp32'}".encode()).hexdigest()[:48] for kind in KINDS}
+    rounds = call.kwargs.get("rounds", 10)
+    return Digests(
+        digests=found,
+        rounds=rounds,
+        hot_rounds=rounds // 2,
+        differing=dict.fromkeys(KINDS, 0),
+        differing_rounds={kind: [] for kind in KINDS},
+        excluded={},
+        size=call.kwargs["size"],
+        seed=call.kwargs["seed"],
+        seconds=20.0,
+        heat_s=call.kwargs.get("heat_s", 0.0),
+        model=f"simulated {call.device}",
+        device=call.device,
+        telemetry=call.telemetry(),
+    )
+
+
+@simulated_by(_simulated)
 def digests(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     *,
     rounds: int,

@@ -19,9 +19,12 @@ import torch
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, Watched
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.timing import Timing
+from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 
 CHECKED = 64
@@ -119,6 +122,31 @@ class _Product:
             torch.mm(self.a, self.b, out=self.out)
 
 
+def _simulated(call: SimulatedCall) -> GemmRate:
+    """Dense products in bursts."""
+    rate, kwargs = call.rate(call.kwargs["dtype"]), call.kwargs
+    best, bursts = kwargs["sizes"][len(kwargs["sizes"]) // 2], kwargs.get("bursts", 1)
+    by_size = {
+        str(size): {"median": value, "p10": 0.997 * value, "p90": 1.003 * value, "best": 1.004 * value}
+        for size in kwargs["sizes"]
+        for value in [rate if size == best else 0.97 * rate]
+    }
+    return GemmRate(
+        tflops=rate,
+        dtype=kwargs["dtype"],
+        best_size=best,
+        by_size=by_size,
+        bursts_tflops=call.repeats(rate, bursts),
+        samples_tflops=call.repeats(rate, kwargs["iterations"]),
+        warmup_s=kwargs["warmup_s"],
+        rest_s=kwargs.get("rest_s", 0.0),
+        bursts=bursts,
+        device=call.device,
+        telemetry=call.telemetry(),
+    )
+
+
+@simulated_by(_simulated)
 def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     *,
     dtype: str,

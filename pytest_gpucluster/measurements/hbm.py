@@ -15,10 +15,12 @@ import torch
 
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing
+from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
     from pytest_gpucluster.measurements.timing import Timing
 
 SCALAR = 3.0
@@ -67,6 +69,25 @@ class HbmBandwidth:
         return evidence(self.telemetry.get(self.judged))
 
 
+def _simulated(call: SimulatedCall) -> HbmBandwidth:
+    """The triad is the better kind."""
+    rate, number = call.rate("hbm"), call.kwargs["iterations"]
+    rates = {"copy": 0.98 * rate, "triad": rate, "read": 0.97 * rate, "write": 0.96 * rate}
+    samples: dict[str, Any] = {f"samples_{kind}_tb_s": call.repeats(tb_s, number) for kind, tb_s in rates.items()}
+    return HbmBandwidth(
+        tb_s=rate,
+        copy_tb_s=rates["copy"],
+        triad_tb_s=rates["triad"],
+        read_tb_s=rates["read"],
+        write_tb_s=rates["write"],
+        **samples,
+        size_bytes=call.kwargs["size_bytes"],
+        device=call.device,
+        telemetry=dict.fromkeys(rates, call.telemetry()),
+    )
+
+
+@simulated_by(_simulated)
 def hbm_bandwidth(*, size_bytes: int, iterations: int, warmup: int) -> HbmBandwidth:
     """Copy, triad, read and write of arrays of ``size_bytes`` each (rounded down to 8 bytes).
 

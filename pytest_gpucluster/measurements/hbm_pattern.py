@@ -26,9 +26,12 @@ import torch
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import hbm, progress, timing
+from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 ROW = 64
 """Words of 8 bytes in a row: the bit that walks is back where it began after one row."""
@@ -293,6 +296,33 @@ SWEEPS: Mapping[str, float] = {
 """Bytes moved by each kind for one byte tested; drawing a word writes it, inverting it reads and writes it."""
 
 
+def _simulated(call: SimulatedCall) -> PatternResult:
+    """Patterns over nearly all of the memory."""
+    bad = call.has("pattern")
+    total = int(call.spec.memory_gib * GIB)
+    free = int(0.995 * total)
+    tested = int(call.kwargs.get("share", 0.95) * free)
+    first = PatternError(
+        kind="random",
+        step="read",
+        block=17,
+        offset_bytes=4096,
+        device_pointer="0x7f0000001000",
+        expected="0x00000000ffffffff",
+        found="0x00000000fffffffb",
+        wrong_bits=[2],
+    )
+    return PatternResult(
+        errors=3 if bad else 0,
+        errors_by_kind={"random": 3} if bad else {},
+        first_errors=[first] if bad else [],
+        tested_bytes=tested, free_bytes=free, total_bytes=total, share_of_free=tested / free, share_of_total=tested / total,
+        blocks=128, passes=1, seconds=16.0, expected_s=15.0, moved_bytes=28 * tested, tb_s=3.6, device=call.device,
+        telemetry=call.telemetry(),
+    )  # fmt: skip
+
+
+@simulated_by(_simulated)
 def hbm_pattern(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     *,
     share: float = 0.9,

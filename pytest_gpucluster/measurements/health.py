@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 import torch
@@ -13,7 +13,10 @@ from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls, pci_tree
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import gemm, progress, timing
-from pytest_gpucluster.protocol.functions import without_device
+from pytest_gpucluster.protocol.functions import simulated_by, without_device
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,14 @@ def gpu_counters() -> nvml.GpuCounters:
             return nvml.read_counters(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
 
 
+def _simulated_clocks(call: SimulatedCall) -> ClocksUnderLoad:
+    """NVML's event reasons under load."""
+    hot = call.has("throttled")
+    seen = call.telemetry(clock_mhz=1290.0 if hot else 1620.0, power_w=540.0 if hot else 692.0, hot=hot)
+    return ClocksUnderLoad(seconds=call.kwargs["seconds"], tflops=call.rate("sustained"), nvml_error=None, telemetry=seen)
+
+
+@simulated_by(_simulated_clocks)
 def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:
     """Run bfloat16 products of order ``size`` back to back for ``seconds`` while NVML is sampled at 10 Hz."""
     product = gemm.bf16_product(size)

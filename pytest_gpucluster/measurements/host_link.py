@@ -28,10 +28,12 @@ from pytest_gpucluster.inventory.host_load import HostLoad, HostWatch
 from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing
+from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
     from pytest_gpucluster.inventory.numa import Locality
 
 COPIES_PER_SPAN = 2
@@ -146,6 +148,47 @@ class _Seen:
     pages_on: list[int] | None
 
 
+NOISY_TURNS, NOISY_SHARE, NOISY_SPREAD = 13, 0.906, 0.3
+"""A disturbed link has its limit as its median, and wide repeats, in every round of a first look (judging/noise.py)."""
+LOADED_SHARE = 0.7
+"""What is left of a simulated link while others keep the host busy."""
+
+
+def _simulated(call: SimulatedCall) -> HostLink:
+    """Copies between GPU and host; slower while all GPUs of the node copy."""
+    together = call.kwargs.get("together", False)
+    noisy = call.has("noisy") and call.turn < NOISY_TURNS
+    loaded = call.has("loaded") and call.turn == 0
+    share = NOISY_SHARE if noisy else LOADED_SHARE if loaded else 1.0
+    h2d, d2h = (share * call.rate(f"{way}_all" if together else way) for way in ("h2d", "d2h"))
+    wide = NOISY_SPREAD if noisy else 0.003
+    number, socket = call.kwargs["iterations"], int(call.place[1] >= call.hardware.simulation.gpus_per_node / 2)
+    cpus = "56-111" if socket else "0-55"
+    return HostLink(
+        h2d_gb_s=h2d,
+        d2h_gb_s=d2h,
+        both_gb_s=1.6 * d2h,
+        repeats_h2d_gb_s=call.repeats(h2d, number, relative=wide),
+        repeats_d2h_gb_s=call.repeats(d2h, number, relative=wide),
+        repeats_both_gb_s=call.repeats(1.6 * d2h, number),
+        h2d_remote_gb_s=None if together else 0.8 * h2d,
+        d2h_remote_gb_s=None if together else 0.8 * d2h,
+        numa_node=socket,
+        remote_node=None if together else 1 - socket,
+        memory_nodes=[0, 1],
+        cpus=cpus,
+        cpus_allowed="0-111",
+        cpus_are_local=True,
+        pages_on=[socket],
+        together=together,
+        size_bytes=call.kwargs["size_bytes"],
+        device=call.device,
+        telemetry={way: call.telemetry() for way in ("h2d", "d2h", "both")},
+        host_load=call.host_load(loaded=loaded),
+    )
+
+
+@simulated_by(_simulated)
 def host_link(*, size_bytes: int, iterations: int, warmup: int, together: bool = False) -> HostLink:
     """Copy ``size_bytes`` between the current GPU and its host, each way alone and both ways at once.
 

@@ -23,30 +23,35 @@ import torch
 
 from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.host_load import HostLoad, HostWatch
+from pytest_gpucluster.inventory.reading import EVIDENCE, NOBODY, judged
 from pytest_gpucluster.inventory.sysfs import SYS
 from pytest_gpucluster.measurements import progress, timing
-from pytest_gpucluster.protocol.functions import without_device
+from pytest_gpucluster.protocol.functions import simulated_by, without_device
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
+
 ARRAYS = 3
 ELEMENT_BYTES = 8
 PASSES = 10
 """Triads in one timed span: threads do not wake at the same moment, and that is then a small part of it."""
 SCALAR = 3.0
+LAUNCH_US = 5.0
+"""A simulated launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumaRate:
     """The triad's rate on one NUMA node in GB/s, the median span; ``node`` is None on a kernel without NUMA."""
 
-    node: int | None
-    triad_gb_s: float
-    repeats_gb_s: list[float]
-    cpus: str
+    node: int | None = judged(EVIDENCE, "of `host_memory`; the slowest node is judged")
+    triad_gb_s: float = judged(EVIDENCE, "of the same")
+    repeats_gb_s: list[float] = judged(NOBODY, "those of the slowest node are judged")
+    cpus: str = judged(EVIDENCE, "of the same")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +62,13 @@ class HostMemory:
     ``host_load`` is what others did on the host before, meanwhile and after; None where the kernel does not say it.
     """
 
-    triad_gb_s: float
-    repeats_gb_s: list[float]
-    nodes: list[NumaRate]
-    not_measured: list[int]
-    cpus_allowed: str
-    size_bytes: int
-    host_load: HostLoad | None = None
+    triad_gb_s: float = judged("host_memory, slow_host[host_memory]")
+    repeats_gb_s: list[float] = judged("host_memory, slow_host[host_memory]")
+    nodes: list[NumaRate] = judged(EVIDENCE, "of the same")
+    not_measured: list[int] = judged(EVIDENCE, "a remark of `host_memory`: the rank may not run there")
+    cpus_allowed: str = judged(EVIDENCE, "of the same")
+    size_bytes: int = judged(EVIDENCE, "of the same")
+    host_load: HostLoad | None = judged(EVIDENCE, "of the same")
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -73,7 +78,24 @@ class HostMemory:
         return {**rates, "CPUs allowed": self.cpus_allowed, "GiB each": self.size_bytes / 2**30, **load}
 
 
+def _simulated_memory(call: SimulatedCall) -> HostMemory:
+    """Two sockets, alike."""
+    rate = call.rate("triad")
+    repeats = call.repeats(rate, call.kwargs["repeats"])
+    sockets = enumerate(("0-55", "56-111"))
+    return HostMemory(
+        triad_gb_s=rate,
+        repeats_gb_s=repeats,
+        nodes=[NumaRate(node=node, triad_gb_s=rate, repeats_gb_s=repeats, cpus=cpus) for node, cpus in sockets],
+        not_measured=[],
+        cpus_allowed="0-111",
+        size_bytes=call.kwargs["size_bytes"],
+        host_load=call.host_load(),
+    )
+
+
 @without_device
+@simulated_by(_simulated_memory)
 def host_memory(*, size_bytes: int, repeats: int, budget_s: float | None = None) -> HostMemory:
     """Time the triad on every NUMA node of this host on which this process may run.
 
@@ -226,13 +248,22 @@ class LaunchLatency:
     :class:`HostMemory`.
     """
 
-    launch_us: float
-    round_trip_us: float
-    repeats_us: list[float]
-    device: str
-    host_load: HostLoad | None = None
+    launch_us: float = judged("launch_latency")
+    round_trip_us: float = judged(EVIDENCE, "of `launch_latency`")
+    repeats_us: list[float] = judged("launch_latency")
+    device: str = judged(NOBODY, "`gpu_model` judges the name")
+    host_load: HostLoad | None = judged(EVIDENCE, "of `launch_latency`")
 
 
+def _simulated_launches(call: SimulatedCall) -> LaunchLatency:
+    """The same on every GPU."""
+    repeats_us, load = call.repeats(LAUNCH_US, call.kwargs["repeats"]), call.host_load()
+    return LaunchLatency(
+        launch_us=LAUNCH_US, round_trip_us=2 * LAUNCH_US, repeats_us=repeats_us, device=call.device, host_load=load
+    )
+
+
+@simulated_by(_simulated_launches)
 def launch_latency(*, launches: int, repeats: int) -> LaunchLatency:
     """Launch a kernel on one element ``launches`` times in a row, ``repeats`` times; then wait for each.
 

@@ -21,9 +21,12 @@ import torch
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
+from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 COUNTED_S = 3.0
 
@@ -76,6 +79,36 @@ class _Slice:
     ended_s: float
 
 
+SIMULATED_PEAK_MHZ = 1830.0
+
+
+def _simulated(call: SimulatedCall) -> Sustained:
+    """Products back to back; the clock is what is left by the power limit, or by the heat."""
+    rate, ratio = call.rate("sustained"), call.rate("at_clock")
+    peak_tflops = rate / ratio
+    clock_mhz = peak_tflops / call.spec.bf16_tflops * SIMULATED_PEAK_MHZ
+    hot = call.has("throttled")
+    seconds, slice_s = call.kwargs.get("seconds", 20.0), call.kwargs.get("slice_s", 1.0)
+    num_slices = max(2, round(seconds / slice_s))
+    return Sustained(
+        tflops=rate,
+        dtype=call.kwargs.get("dtype", "bfloat16"),
+        size=call.kwargs.get("size", 8192),
+        seconds=seconds,
+        products=round(seconds * 600),
+        slices_tflops=[*call.repeats(1.02 * rate, num_slices // 2), *call.repeats(rate, num_slices - num_slices // 2)],
+        counted_clock_mhz=clock_mhz,
+        counted_tflops=rate,
+        clock_error=None,
+        peak_at_clock_tflops=peak_tflops,
+        of_peak_at_clock_ratio=ratio,
+        nvml_error=None,
+        device=call.device,
+        telemetry=call.telemetry(clock_mhz=clock_mhz, power_w=540.0 if hot else 692.0, hot=hot),
+    )
+
+
+@simulated_by(_simulated)
 def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     *,
     dtype: str = "bfloat16",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import OUTCOMES, VERDICTS, Record
-from pytest_gpucluster.places import Place
+from pytest_gpucluster.places import PLACE_FIELDS, Place
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.records.reading import NEWEST, evidence_values, require_file, require_outcomes
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 TABLES = ("criteria", "values", "culprits", "hardware", "places", "limits")
 """Members that become records, places and entries; all others are facts."""
-PLACE = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")
 NODE = re.compile(r"node(\d+)\Z")
 
 
@@ -194,7 +193,7 @@ def _places(members: Mapping[str, Any], records: Iterable[Record]) -> dict[str, 
         if facts["id"] not in found:
             slot = {"slot": str(facts["slot"])} if facts.get("slot") else {}
             board = {**slot, **boards.get(facts["id"], {})}
-            found[facts["id"]] = Place(board=board, **{key: facts.get(key) for key in PLACE})
+            found[facts["id"]] = Place(board=board, **{key: facts.get(key) for key in PLACE_FIELDS})
     for record in records:
         if record.place is not None and record.place not in found:
             found[record.place] = Place(id=record.place, node=_node_of(record.place))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.siblings import MAD_TO_SIGMA
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ BINS = 64
 """A strip of more values than this draws bins, and only what is bad or far from its siblings as dots."""
 MOST_DOTS = 64
 FAR_SIGMAS = 5.0
-MAD_TO_SIGMA = 1.4826
 EDGE = 14.0
 CHART_WIDTH, CHART_HEIGHT = 560.0, 220.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 24.0, 10.0, 30.0

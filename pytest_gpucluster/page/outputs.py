@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.page.document import document_of, read_document
 from pytest_gpucluster.page.metrics import metrics_of
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.page.summary import Written
 
 T = TypeVar("T")
-REPORT, METRICS, RESULTS, JOURNAL = "report.html", "metrics.prom", "results.json", "journal.jsonl"
 STEP_SUMMARY, ON_GITHUB = "GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS"
 
 

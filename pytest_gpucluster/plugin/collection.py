@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.config.collector import collector_off
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
@@ -86,16 +87,12 @@ class Collection:
         Raises:
             pytest.UsageError: they are refused; raised elsewhere.
         """
-        was_on = gc.isenabled()
-        gc.disable()  # what is made stays: to look for garbage in it again and again is a quarter of the time
         try:
-            return (yield)
+            with collector_off():
+                return (yield)
         except pytest.UsageError:
             leave_out_junit(session.config)
             raise
-        finally:
-            if was_on:
-                gc.enable()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

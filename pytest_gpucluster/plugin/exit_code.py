@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.config.settings import RESULTS_DIR
+from pytest_gpucluster.config.run_files import RESULTS
+from pytest_gpucluster.config.settings import results_dir
 from pytest_gpucluster.config.torchrun import read_launch, show_last, write_error_file
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN
 from pytest_gpucluster.reporting.files import is_in_use
@@ -110,8 +111,8 @@ def _with_earlier_results(config: pytest.Config, lines: tuple[Any, ...]) -> tupl
     if not config.stash.get(ACTIVE, False) and RUN not in config.stash:
         return lines
     start, junit = config.invocation_params.dir, getattr(config.option, "xmlpath", None)
-    folder = start / (config.option.gpucluster_results or RESULTS_DIR)
-    older = [str(folder)] if (folder / "results.json").exists() and not is_in_use(folder) else []
+    folder = results_dir(config.option, start=start)
+    older = [str(folder)] if (folder / RESULTS).exists() and not is_in_use(folder) else []
     older += [str(junit)] if junit and (start / junit).is_file() else []
     if not older:
         return lines

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, RESUME, requested_of_node, results_dir, unrecognized
 from pytest_gpucluster.plugin.activation import (
     ACTIVE,
@@ -23,7 +24,6 @@ from pytest_gpucluster.plugin.activation import (
 )
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS, AllTests
 from pytest_gpucluster.plugin.exit_code import ExitCodeGuard, guard_immediate_exit
-from pytest_gpucluster.reporting.files import JOURNAL
 
 if TYPE_CHECKING:
     from collections.abc import Generator

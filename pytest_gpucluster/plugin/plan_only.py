@@ -17,6 +17,7 @@ from pytest_gpucluster.inventory.identity import version_of
 from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.activation import RUN
+from pytest_gpucluster.plugin.screen import PLAIN_WIDTH
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 from pytest_gpucluster.text import counted, one_line, with_commas
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.judging.forecast import Forecast
 
-PLAIN_WIDTH = 100
 COLUMNS = ("criterion", "checks", "limit", "seconds")
 UNKNOWN = "?"
 

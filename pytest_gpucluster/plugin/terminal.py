@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
 from pytest_gpucluster.judging import culprits as causes
 from pytest_gpucluster.judging.selection import ONLY, Selector
 from pytest_gpucluster.judging.verdict import FAILED, SHOWN_LIMITS, Verdict
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.session import Session
 
-REPORTS = ("report.html", "results.json", "metrics.prom", "journal.jsonl")
+REPORTS = (REPORT, RESULTS, METRICS, JOURNAL)
 FROM_EARLIER_RUNS = ("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise")
 """Options that choose tests, or end a run, by what failed."""
 SELECTING = ("-k", ONLY)
@@ -120,7 +121,7 @@ class Terminal:
             whole=shows_own(config),
             is_whole=self.screen.verbosity > 0,
             command=tuple(without_selection(given)) if setup.launch is None else (),
-            report=str(setup.settings.results_dir / "results.json"),
+            report=str(setup.settings.results_dir / RESULTS),
             drain_reason=f"gpucluster-{time.strftime('%Y%m%d')}" if is_real else None,
         )
 

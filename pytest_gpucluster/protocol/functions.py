@@ -16,14 +16,18 @@ import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_gpucluster.protocol import origin
 from pytest_gpucluster.protocol.messages import FunctionName
 
+if TYPE_CHECKING:
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
+
 MEASUREMENT_MARK = "__gpucluster_measurement__"
 NO_DEVICE_MARK = "__gpucluster_without_device__"
 SHARED_GPU_MARK = "__gpucluster_beside_others__"
+SIMULATED_MARK = "__gpucluster_simulated__"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -47,6 +51,16 @@ def beside_others(function: Function) -> Function:
     """Mark a measurement whose result does not depend on other users of the GPU. It runs on a GPU that is not idle, too."""
     setattr(function, SHARED_GPU_MARK, True)
     return measurement(function)
+
+
+def simulated_by(answer: Callable[[SimulatedCall], Any]) -> Callable[[Function], Function]:
+    """Mark a packaged measurement with what a rank of a simulated fleet answers in its place: the same class, made up."""
+
+    def mark(function: Function) -> Function:
+        setattr(function, SIMULATED_MARK, answer)
+        return function
+
+    return mark
 
 
 def uses_no_device(function: Callable[..., Any]) -> bool:

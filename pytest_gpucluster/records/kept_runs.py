@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import VERDICTS
 from pytest_gpucluster.records.columns import number_of
-from pytest_gpucluster.records.reading import FILE, NEWEST, read_results, rows_of
+from pytest_gpucluster.records.reading import NEWEST, read_results, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,9 +71,9 @@ def find_runs(folder: Path) -> tuple[list[Path], list[str]]:
     """
     if not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder}")
-    found = sorted(path.parent for path in folder.rglob(FILE) if path.is_file())
-    cut = sorted(path.parent for path in folder.rglob("journal.jsonl") if path.parent not in found)
-    return found, [f"{path} has a journal and no {FILE}: 'gpucluster report {path}' writes it" for path in cut]
+    found = sorted(path.parent for path in folder.rglob(RESULTS) if path.is_file())
+    cut = sorted(path.parent for path in folder.rglob(JOURNAL) if path.parent not in found)
+    return found, [f"{path} has a journal and no {RESULTS}: 'gpucluster report {path}' writes it" for path in cut]
 
 
 def read_run(folder: Path, *, criterion: str | None = None, part: str | None = None) -> KeptRun:
@@ -90,11 +91,11 @@ def read_run(folder: Path, *, criterion: str | None = None, part: str | None = N
         document = read_results(folder)
         return _with_values(_kept(folder, _head_of(document, folder)), document, criterion, part)
     try:
-        head = msgspec.json.decode((folder / FILE).read_bytes(), type=_Head)
+        head = msgspec.json.decode((folder / RESULTS).read_bytes(), type=_Head)
     except (msgspec.DecodeError, ValueError):
         head = None
     except OSError as error:
-        raise ConfigurationError(f"{folder / FILE} cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"{folder / RESULTS} cannot be read: {error.strerror}") from None
     if head is None or head.schema_version > NEWEST or head.schema != 1 or head.verdict not in VERDICTS:
         # its reader says what is wrong
         head = _head_of(read_results(folder), folder)
@@ -105,7 +106,7 @@ def _head_of(document: Mapping[str, Any], folder: Path) -> _Head:
     try:
         return msgspec.convert(document, _Head)
     except msgspec.ValidationError as wrong:
-        raise ConfigurationError(f"{folder / FILE} is damaged: {wrong}") from None
+        raise ConfigurationError(f"{folder / RESULTS} is damaged: {wrong}") from None
 
 
 def _kept(folder: Path, head: _Head) -> KeptRun:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import ACCEPTED, VERDICTS, WITH_WAIVERS
+from pytest_gpucluster.places import PLACE_FIELDS
 from pytest_gpucluster.records.columns import unpacked
 from pytest_gpucluster.text import shortened
 
@@ -55,7 +57,6 @@ class _Document(msgspec.Struct, kw_only=True):
 
 NEWEST = 2
 """The newest ``schema_version`` that this version reads."""
-FILE, JOURNAL = "results.json", "journal.jsonl"
 Key = tuple[str, "str | None"]
 
 
@@ -65,7 +66,7 @@ def read_results(path: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is none, it is damaged, or a newer version wrote it.
     """
-    file = path / FILE if path.is_dir() or not path.suffix else path
+    file = path / RESULTS if path.is_dir() or not path.suffix else path
     require_file(file)
     try:
         content = file.read_bytes()
@@ -85,8 +86,8 @@ def _absent(path: Path) -> str:
     if not path.exists():
         return f"there is no {path}"
     if (path / JOURNAL).is_file():
-        return f"{path} has a journal and no {FILE}: the run has not ended; 'gpucluster report {path}' writes {FILE}"
-    return f"{path} has no {FILE}: it is no results directory"
+        return f"{path} has a journal and no {RESULTS}: the run has not ended; 'gpucluster report {path}' writes {RESULTS}"
+    return f"{path} has no {RESULTS}: it is no results directory"
 
 
 def _checked(document: Any, file: Path) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def rows_of(document: Mapping[str, Any], *, criterion: str | None = None) -> Ite
     """
     wanted = {criterion} if criterion is not None else None
     listed = {_key(row): row for row in document["criteria"] if wanted is None or row["criterion"] in wanted}
-    known = {place["id"]: {name: place.get(name) for name in _PLACE} for place in document.get("places", ())}
+    known = {place["id"]: {name: place.get(name) for name in PLACE_FIELDS} for place in document.get("places", ())}
     seen: set[Key] = set()
     try:
         for values in document.get("values", ()):
@@ -199,6 +200,3 @@ def _rows_of_criterion(values: Mapping[str, Any], places: Mapping[str, Any]) -> 
 
 def _key(row: Mapping[str, Any]) -> Key:
     return row["criterion"], row["place"]["id"] if row["place"] is not None else None
-
-
-_PLACE = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")

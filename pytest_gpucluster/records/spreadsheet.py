@@ -7,6 +7,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.places import PLACE_FIELDS
 from pytest_gpucluster.records.reading import rows_of
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 OUTCOME = "outcome"
 """What ``member`` says of a line that is an outcome; of every other line it is the path of a number."""
-OF_PLACE = ("node", "hostname", "gpu", "rank", "uuid", "serial", "pci")
+OF_PLACE = PLACE_FIELDS[1:]
 OF_LIMIT = ("operator", "limit_value", "limit_kind", "limit", "margin_percent")
 AS_JSON = ("waiver", "evidence")
 OF_OUTCOME = ("outcome", "value", "unit", *OF_LIMIT, "advisory", "reason", "remark", *AS_JSON)

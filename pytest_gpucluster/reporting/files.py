@@ -17,14 +17,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.run_files import JOURNAL, LOGS, RESULTS, RUN_FILES
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-JOURNAL = "journal.jsonl"
-OWN = (JOURNAL, "results.json", "report.html", "metrics.prom", "junit.xml", "logs")
-LOGS = ("logs",)
 KEPT_RUNS = 5
 """Of earlier runs in ``previous/``. A soak that goes on needs at most four."""
 SHELF = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9]+)?\Z")
@@ -51,7 +49,7 @@ def require_no_links(folder: Path) -> None:
     Raises:
         ConfigurationError: there is one.
     """
-    for path in (*(folder / name for name in (LOCK, PROBE, PREVIOUS, *OWN)), *folder.glob(".*.tmp")):
+    for path in (*(folder / name for name in (LOCK, PROBE, PREVIOUS, *RUN_FILES)), *folder.glob(".*.tmp")):
         if path.is_symlink():
             raise ConfigurationError(f"the results directory {folder} cannot be written: {path.name} in it {IS_LINK}")
 
@@ -75,8 +73,8 @@ class ResultsDirectory:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(path, advice=OWN_DIRECTORY)
             try:
-                self._move_older_run(LOGS if goes_on else OWN)
-                (path / "logs").mkdir()
+                self._move_older_run((LOGS,) if goes_on else RUN_FILES)
+                (path / LOGS).mkdir()
                 self._try_to_write()
             except OSError:
                 self.close()
@@ -122,10 +120,10 @@ def _remove_oldest(previous: Path) -> Iterator[str]:
     """
     shelves = [one for one in previous.iterdir() if SHELF.match(one.name) and one.is_dir() and not one.is_symlink()]
     shelves.sort(key=lambda one: _turn(one.name), reverse=True)
-    runs = [one for one in shelves if any((one / name).exists() for name in (JOURNAL, "results.json"))]
+    runs = [one for one in shelves if any((one / name).exists() for name in (JOURNAL, RESULTS))]
     for shelf in shelves[shelves.index(runs[KEPT_RUNS - 1]) + 1 :] if len(runs) > KEPT_RUNS else ():
         with contextlib.suppress(OSError):  # it holds something else, or may not be changed
-            for path in (shelf / name for name in OWN if os.path.lexists(shelf / name)):
+            for path in (shelf / name for name in RUN_FILES if os.path.lexists(shelf / name)):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:

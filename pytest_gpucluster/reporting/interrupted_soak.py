@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.verdict import ERROR, FAILED
-from pytest_gpucluster.reporting.files import JOURNAL, SHELF
+from pytest_gpucluster.reporting.files import SHELF
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal
 from pytest_gpucluster.reporting.run_spans import read_spans
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.numbering import natural_sort_key
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.promises import doubled_gpus
 from pytest_gpucluster.judging.verdict import (
@@ -29,7 +30,7 @@ from pytest_gpucluster.judging.verdict import (
     decide,
 )
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.records.reading import FILE, read_results
+from pytest_gpucluster.records.reading import read_results
 from pytest_gpucluster.records.run_identity import run_identity, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links
 from pytest_gpucluster.reporting.journal import Journal, record_facts
@@ -142,9 +143,9 @@ def read_run(folder: Path) -> OneRun:
     if not folder.is_dir():
         raise ConfigurationError(f"there is no results directory {folder}")
     require_no_links(folder)
-    if (folder / FILE).is_file():
+    if (folder / RESULTS).is_file():
         read_results(folder)  # which refuses what a newer version wrote
-    state = read_journal(folder / "journal.jsonl")
+    state = read_journal(folder / JOURNAL)
     verdict = state.close()
     if not state.records:
         raise ConfigurationError(f"the journal in {folder} has no outcomes: nothing was planned in that run")
@@ -254,7 +255,7 @@ def _add_gaps(merged: Merged, runs: Sequence[OneRun]) -> None:
 
 def _write_journal(merged: Merged, runs: Sequence[OneRun], out: Path) -> None:
     terms = _terms(merged, runs)
-    journal = Journal(out / "journal.jsonl")
+    journal = Journal(out / JOURNAL)
     identity = run_identity(_id_of(runs))
     facts = _facts(merged, runs, {**identity, "started": zoned(runs[0].state.began_s)})
     journal.write("started", run=identity["id"], versions=runs[-1].state.versions, settings={}, facts=facts)

@@ -11,11 +11,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import read_nodes
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SEVERITY, WORDS, counted_as
-from pytest_gpucluster.reporting.files import JOURNAL
 from pytest_gpucluster.reporting.merge import ALIKE, OneRun, read_run
 from pytest_gpucluster.text import one_line
 

@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, RESULTS
 from pytest_gpucluster.config.settings import JUNIT_FORMS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
@@ -278,15 +279,15 @@ def rebuild(folder: Path, *, junit: Path | None = None, replaces_ended: bool = T
         OSError: the files cannot be written.
     """
     require_no_links(folder)
-    state = read_journal(folder / "journal.jsonl")
-    results = folder / "results.json"
+    state = read_journal(folder / JOURNAL)
+    results = folder / RESULTS
     if not replaces_ended and (not state.finished or state.unread) and _is_of_ended_run(results):
         advice = f"'gpucluster report {results}' makes its page"
         raise ConfigurationError(
             f"{results} is of a run that ended, and its journal is not whole: nothing was written; {advice}"
         )
     verdict = state.close()
-    write_reports(state.report(verdict), results, junit if junit is not None else folder / "junit.xml")
+    write_reports(state.report(verdict), results, junit if junit is not None else folder / JUNIT)
     return verdict
 
 
@@ -306,7 +307,7 @@ def require_journal_of(run: str, folder: Path) -> None:
     Raises:
         ConfigurationError: the journal in ``folder`` is another run's.
     """
-    with (folder / "journal.jsonl").open("rb") as journal:
+    with (folder / JOURNAL).open("rb") as journal:
         first = journal.readline()
     try:
         found = json.loads(first.decode("utf-8") or "{}").get("run")
@@ -326,7 +327,7 @@ def take_over(folder: Path, replica: Path) -> None:
         OSError: the copy cannot be read.
     """
     content = replica.read_bytes()
-    journal = folder / "journal.jsonl"
+    journal = folder / JOURNAL
     there = journal.read_bytes() if journal.exists() else b""
     if there.partition(b"\n")[0] != content.partition(b"\n")[0]:
         ResultsDirectory(folder).close()

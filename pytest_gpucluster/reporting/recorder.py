@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.records.run_identity import run_facts
@@ -97,7 +98,7 @@ class Recorder:
             self.parts.earlier = unfinished.parts
         try:
             keep = None if unfinished is None else require_unchanged(unfinished)
-            self._journal = Journal(folder / "journal.jsonl", copy=replicate, keep=keep)
+            self._journal = Journal(folder / JOURNAL, copy=replicate, keep=keep)
         except OSError as error:
             raise ConfigurationError(f"the journal in {folder} cannot be written: {error.strerror}") from None
         return self._directory.removed
@@ -227,7 +228,7 @@ class Recorder:
     @property
     def _results(self) -> Path:
         assert self._directory is not None
-        return self._directory.path / "results.json"
+        return self._directory.path / RESULTS
 
 
 def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:

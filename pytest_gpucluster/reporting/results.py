@@ -16,6 +16,7 @@ from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, OUTCOMES, PASSED, SEVERITY, SKIPPED
+from pytest_gpucluster.places import PLACE_FIELDS
 from pytest_gpucluster.records.columns import evidence_of, values_in_columns
 from pytest_gpucluster.records.run_identity import limits_digest
 
@@ -95,7 +96,7 @@ def _member(value: Any, *, is_strict: bool) -> str:
 
 def place_facts(place: Place) -> dict[str, Any]:
     """A place as results.json describes it."""
-    return {name: getattr(place, name) for name in _PLACE_FIELDS}
+    return {name: getattr(place, name) for name in PLACE_FIELDS}
 
 
 def bound_facts(place: Place) -> dict[str, Any]:
@@ -138,9 +139,6 @@ def _row(record: Record, facts_of: Mapping[str, Mapping[str, Any] | None]) -> di
         "waiver": dict(record.waiver) if record.waiver is not None else None,
         "evidence": evidence_of(record),
     }
-
-
-_PLACE_FIELDS = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")
 
 
 def selftest_lines(facts: Mapping[str, Any]) -> list[str]:

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, PENDING
-from pytest_gpucluster.reporting.files import JOURNAL
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, state_of
 from pytest_gpucluster.reporting.run_spans import read_spans
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.run_files import JOURNAL, LOGS
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.verdict import PENDING, Record, counted_as
 from pytest_gpucluster.reporting.files import LOCK
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.culprits import Culprit
     from pytest_gpucluster.places import Place
 
-JOURNAL, LOGS = "journal.jsonl", "logs"
 LOCKS = Path("/proc/locks")
 HINTS = "environment_hints"
 """The criterion whose evidence has the variables of each node."""

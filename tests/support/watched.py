@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.commands.watch_screen import View
+from pytest_gpucluster.config.run_files import JOURNAL, LOGS
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.watched_node import LiveGpu, LivePort, NodeReading
 from pytest_gpucluster.judging.verdict import PENDING, Record
 from pytest_gpucluster.reporting.journal import Journal, record_facts
-from pytest_gpucluster.reporting.watched_run import JOURNAL, LOGS, WatchedRun
+from pytest_gpucluster.reporting.watched_run import WatchedRun
 from tests.support.fleet_records import failed, fleet, outcomes
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from rich.live import Live
 
 from pytest_gpucluster.commands.watch_screen import View, plain_text, screen_lines
 from pytest_gpucluster.commands.watching.boxes import WIDE_SPARK, live_lines
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS_DIR
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.watched_node import NodeReader
-from pytest_gpucluster.reporting.watched_run import JOURNAL, WatchedRun
+from pytest_gpucluster.reporting.watched_run import WatchedRun
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.commands.watching.boxes import Shows
     from pytest_gpucluster.inventory.watched_node import NodeReading
 
-USUAL_RESULTS = Path("gpucluster-results")
 PLAIN_WIDTH = 100
 """Columns of a log."""
 READ_S = 10.0
@@ -89,8 +89,8 @@ class _Watch:
         self.reader = reader
         self._interval_s = float(chosen.interval_s)
         source = chosen.source
-        if source is None and (USUAL_RESULTS / JOURNAL).exists():
-            source = USUAL_RESULTS
+        if source is None and Path(RESULTS_DIR, JOURNAL).exists():
+            source = Path(RESULTS_DIR)
         self._run = None if source is None else WatchedRun(source)
         self._history: tuple[NodeReading, ...] = ()
 

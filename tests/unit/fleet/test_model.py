@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import pytest_gpucluster.measurements
 from pytest_gpucluster.fleet import model
 from pytest_gpucluster.fleet.hardware import MODELS, Hardware
-from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
+from pytest_gpucluster.fleet.simulated_call import SimulatedCall, SimulatedGroup
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.protocol import plain_data
+from pytest_gpucluster.protocol.functions import SIMULATED_MARK
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Success, read_reply
 from tests.support.thresholds_files import packaged
 
@@ -115,9 +118,26 @@ def dataclasses_in(value: Any) -> Iterator[dict[str, Any]]:
             yield from dataclasses_in(inner)
 
 
+def beside() -> set[str]:
+    """The measurements whose answer stands beside them."""
+    modules = [found.name for found in pkgutil.iter_modules(pytest_gpucluster.measurements.__path__)]
+    return {
+        f"measurements.{module}:{name}"
+        for module in modules
+        for name, found in vars(importlib.import_module(f"pytest_gpucluster.measurements.{module}")).items()
+        if hasattr(found, SIMULATED_MARK)
+    }
+
+
 def test_every_answer_is_asked_for_here() -> None:
-    """The tests below cover the whole table."""
-    assert set(ASKED) == set(model.ANSWERS)
+    """The tests below cover the whole table. An answer beside its measurement has that one's class, and needs no row here."""
+    assert set(model.ANSWERS) <= set(ASKED) <= set(model.ANSWERS) | beside()
+
+
+def test_an_answer_stands_in_one_place() -> None:
+    """Beside the measurement or in the table."""
+    assert "measurements.host_rates:launch_latency" in beside()
+    assert not beside() & set(model.ANSWERS)
 
 
 @pytest.mark.parametrize("name", sorted(ASKED))
@@ -163,6 +183,44 @@ def test_a_function_without_a_model_is_an_error_that_says_so() -> None:
     reply = model.answer(alone(), function("ours:own"), rank=0, kwargs={})
     assert isinstance(reply, Failure)
     assert reply.error == "a simulated fleet has no value of pytest_gpucluster.ours:own"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "measurements.none:none",
+        "measurements.host_rates:none",
+        "measurements.host_rates:cores_by_node",
+        "measurements:host_rates",
+        "inventory.host:launch_latency",
+        "measurements.host_rates:",
+    ],
+)
+def test_a_measurement_without_an_answer(name: str) -> None:
+    """A module or function that is not there, one without the mark, and one of another folder."""
+    reply = model.answer(alone(), function(name), rank=0, kwargs={"launches": 1, "repeats": 1})
+    assert isinstance(reply, Failure)
+    assert reply.type == "NotSimulatedError"
+    assert "has no value of" in reply.error
+
+
+def test_arguments_that_an_answer_beside_does_not_know() -> None:
+    """No crash of the agent."""
+    reply = model.answer(alone(), function("measurements.host_rates:launch_latency"), rank=0, kwargs={})
+    assert isinstance(reply, Failure)
+    assert "cannot answer launch_latency" in reply.error
+
+
+def test_gpus_and_hosts_are_near_the_usual_value() -> None:
+    """Each by its own sigma, the same in each call, and equal where nothing differs."""
+    hardware = Hardware(parse_simulation("2x4", faults=[]))
+    calls = [SimulatedCall(group=SimulatedGroup(hardware=hardware, ranks=(rank,)), rank=rank, kwargs={}) for rank in range(8)]
+    assert {call.near(5.0, "copy") for call in calls} == {5.0}
+    by_host = [call.near(5.0, "copy", host=0.01) for call in calls]
+    assert by_host[:4] == [by_host[0]] * 4
+    assert len(set(by_host)) == 2
+    assert len({call.near(5.0, "copy", chip=0.01) for call in calls}) == 8
+    assert all(abs(call.near(5.0, "copy", chip=0.01) / 5 - 1) <= 0.02 for call in calls)
 
 
 def test_arguments_without_a_model_are_an_error() -> None:

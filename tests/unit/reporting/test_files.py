@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.config.run_files import RUN_FILES
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.reporting.files import (
     KEPT_RUNS,
-    OWN,
     PREVIOUS,
     ResultsDirectory,
     is_in_use,
@@ -30,7 +30,7 @@ from pytest_gpucluster.reporting.journal import Journal
 if TYPE_CHECKING:
     from collections.abc import Callable
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
-PLANTED = (".lock", ".probe", ".results.json.1.tmp", "previous", *OWN)
+PLANTED = (".lock", ".probe", ".results.json.1.tmp", "previous", *RUN_FILES)
 
 
 @pytest.fixture

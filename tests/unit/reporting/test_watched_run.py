@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from pytest_gpucluster.config.run_files import JOURNAL, LOGS
 from pytest_gpucluster.reporting import watched_run
 from pytest_gpucluster.reporting.journal import Journal
-from pytest_gpucluster.reporting.watched_run import JOURNAL, LOGS, WatchedRun, holder_of, last_lines
+from pytest_gpucluster.reporting.watched_run import WatchedRun, holder_of, last_lines
 from tests.support.watched import write_run
 
 
