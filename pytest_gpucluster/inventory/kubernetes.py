@@ -21,7 +21,7 @@ from pytest_gpucluster.inventory.sysfs import PROC, read_text
 from pytest_gpucluster.text import one_line, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 DEADLINE_S = 10.0
 """For one question; all are asked at once."""
@@ -116,9 +116,15 @@ def _line(text: Any) -> str:
     return one_line(shortened(str(text)))
 
 
-def _items(document: Any) -> list[dict[str, Any]]:
+def _list(value: Any, *keys: str) -> list[Any]:
+    """The list below these keys; empty where there is none."""
+    found = _at(value, *keys)
+    return found if isinstance(found, list) else []
+
+
+def _items(document: Any) -> list[Any] | NotAvailable:
     found = _at(document, "items")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return found if isinstance(found, list) else NotAvailable("kubectl's answer is no list of the API")
 
 
 def _name(item: Any) -> str:
@@ -137,8 +143,7 @@ def _text_at(*keys: str) -> Callable[[Any], str | NotAvailable]:
 
 
 def _conditions(node: Any) -> dict[str, str] | NotAvailable:
-    found = _at(node, "status", "conditions")
-    listed = found if isinstance(found, list) else []
+    listed = _list(node, "status", "conditions")
     states = {_line(_at(one, "type")): _line(_at(one, "status")) for one in listed if isinstance(_at(one, "type"), str)}
     return states or NotAvailable("no status.conditions")
 
@@ -146,7 +151,7 @@ def _conditions(node: Any) -> dict[str, str] | NotAvailable:
 def _gpus(which: str) -> Callable[[Any], int | NotAvailable]:
     def count(node: Any) -> int | NotAvailable:
         resources = _at(node, "status", which)
-        text = _at(resources, GPU) if GPU in (resources or ()) else "0"
+        text = resources.get(GPU, "0") if isinstance(resources, dict) else None
         is_number = isinstance(text, str) and re.fullmatch(r"\d{1,6}", text, re.ASCII)
         return int(text) if is_number else NotAvailable(f"status.{which} has {_line(text)!r} of {GPU}")
 
@@ -158,7 +163,7 @@ def _shared(node: Any) -> str:
     labels, resources = _texts(_at(node, "metadata", "labels")), _texts(_at(node, "status", "capacity"))
     if any(name.startswith(MIG) and one != "0" for name, one in resources.items()) or labels.get(MIG_STRATEGY) == "single":
         return "MIG"
-    is_shared = labels.get(REPLICAS, "1") not in ("0", "1") or any(GPU + SHARED == name for name in resources)
+    is_shared = labels.get(REPLICAS, "1") not in ("0", "1") or any(name == GPU + SHARED for name in resources)
     return "time slicing or MPS" if is_shared else ""
 
 
@@ -176,11 +181,11 @@ class KubernetesNode:
 
     name: str | NotAvailable = row(_text_at("metadata", "name"), "simulated", EVIDENCE)
     conditions: dict[str, str] | NotAvailable = row(_conditions, {"Ready": "True"}, _NODE)
-    cordoned: bool = row(lambda node: _at(node, "spec", "unschedulable") is True, {}, EVIDENCE, "as during an acceptance")
+    cordoned: bool = row(lambda node: _at(node, "spec", "unschedulable") is True, False, EVIDENCE, "as during an acceptance")
     gpus: int | NotAvailable = row(_gpus("allocatable"), 8, _NODE)
     all_gpus: int | NotAvailable = row(_gpus("capacity"), 8, _NODE)
     shared: str = row(_shared, "", _NODE, "then they are not compared with the bus")
-    virtual: bool = row(_is_virtual, {}, EVIDENCE, "a record that vCluster made")
+    virtual: bool = row(_is_virtual, False, EVIDENCE, "a record that vCluster made")
     kubelet: str | NotAvailable = row(_text_at("status", "nodeInfo", "kubeletVersion"), "v1.33.1", EVIDENCE)
     runtime: str | NotAvailable = row(_text_at("status", "nodeInfo", "containerRuntimeVersion"), "containerd://2.1.1", EVIDENCE)
 
@@ -215,10 +220,10 @@ def _of(question: str, convert: Callable[[Any], Any]) -> Callable[[Answers], Any
     return lambda answers: apply(convert, answers[question])
 
 
-def _daemonsets(document: Any) -> dict[str, str] | NotAvailable:
+def _daemonsets(items: list[Any]) -> dict[str, Any]:
     """``20 of 20`` Pods ready, by the name of each DaemonSet for GPUs and adapters."""
-    found = {}
-    for one in _items(document):
+    found: dict[str, Any] = {}
+    for one in items:
         wanted, ready = (_at(one, "status", key) for key in ("desiredNumberScheduled", "numberReady"))
         if OF_GPUS.search(_name(one)) or OF_GPUS.search(_line(_at(one, "metadata", "namespace"))):
             known = type(wanted) is int and type(ready) is int
@@ -226,38 +231,33 @@ def _daemonsets(document: Any) -> dict[str, str] | NotAvailable:
     return found
 
 
-def _named(pattern: re.Pattern[str]) -> Callable[[Any], list[str]]:
-    return lambda document: sorted({_name(one) for one in _items(document) if pattern.search(_name(one))})
+def _named(pattern: re.Pattern[str]) -> Callable[[list[Any]], list[str]]:
+    return lambda items: sorted({_name(one) for one in items if pattern.search(_name(one))})
 
 
-def _by_pod(document: Any) -> bool | NotAvailable:
+def _by_pod(items: list[Any]) -> bool | NotAvailable:
     """Whether an exporter of DCGM says which Pod has a GPU."""
-
-    def settings(one: Any) -> Iterator[Any]:
-        containers = _at(one, "spec", "template", "spec", "containers")
-        for container in containers if isinstance(containers, list) else ():
-            yield from (_at(container, "env") if isinstance(_at(container, "env"), list) else ())
-
-    found = [one for one in _items(document) if "dcgm-exporter" in _name(one)]
-    named = {(_at(env, "name"), str(_at(env, "value")).lower()) for one in found for env in settings(one)}
+    found = [one for one in items if "dcgm-exporter" in _name(one)]
+    containers = [one for exporter in found for one in _list(exporter, "spec", "template", "spec", "containers")]
+    named = {(str(_at(env, "name")), str(_at(env, "value")).lower()) for one in containers for env in _list(one, "env")}
     return ("DCGM_EXPORTER_KUBERNETES", "true") in named if found else NotAvailable("no DaemonSet is called dcgm-exporter")
 
 
-def _default_classes(document: Any) -> list[str]:
-    marked = [one for one in _items(document) if _at(one, "metadata", "annotations", DEFAULT_CLASS) == "true"]
+def _default_classes(items: list[Any]) -> list[str]:
+    marked = [one for one in items if _at(one, "metadata", "annotations", DEFAULT_CLASS) == "true"]
     return sorted(_name(one) for one in marked)
 
 
-def _shared_classes(document: Any) -> list[str]:
+def _shared_classes(items: list[Any]) -> list[str]:
     """The classes of this namespace's volumes that are bound and that many nodes may write."""
-    bound = [one for one in _items(document) if _at(one, "status", "phase") == "Bound"]
-    many = [one for one in bound if "ReadWriteMany" in (_at(one, "status", "accessModes") or ())]
+    bound = [one for one in items if _at(one, "status", "phase") == "Bound"]
+    many = [one for one in bound if "ReadWriteMany" in _list(one, "status", "accessModes")]
     return sorted({_line(_at(one, "spec", "storageClassName")) for one in many})
 
 
-def _balanced(document: Any) -> str:
+def _balanced(items: list[Any]) -> str:
     """``3 of 4``: services of type LoadBalancer that have an address, of all."""
-    found = [one for one in _items(document) if _at(one, "spec", "type") == "LoadBalancer"]
+    found = [one for one in items if _at(one, "spec", "type") == "LoadBalancer"]
     return f"{sum(bool(_at(one, 'status', 'loadBalancer', 'ingress')) for one in found)} of {len(found)}"
 
 
@@ -283,25 +283,25 @@ _SHOWN = "of `kubernetes_operators`"
 class KubernetesCluster:
     """What a cluster of Kubernetes offers. Each value stands alone: a question that is forbidden leaves the others."""
 
-    version: str | NotAvailable = row(_of("version", _text_at("serverVersion", "gitVersion")), {}, EVIDENCE, _SHOWN)
-    gpu_operator: bool | NotAvailable = row(_of("apis", _has(OPERATORS["gpu_operator"])), {}, _CLUSTER)
-    network_operator: bool | NotAvailable = row(_of("apis", _has(OPERATORS["network_operator"])), {}, _CLUSTER)
-    daemonsets: dict[str, Any] | NotAvailable = row(_of("daemonsets", _daemonsets), {}, _CLUSTER)
-    mpi_operator: bool | NotAvailable = row(_of("apis", _has("kubeflow.org/v2beta1")), {}, EVIDENCE, _SHOWN)
-    schedulers: list[str] | NotAvailable = row(_of("apis", _schedulers), {}, EVIDENCE, _SHOWN)
+    version: str | NotAvailable = row(_of("version", _text_at("serverVersion", "gitVersion")), "v1.33.1", EVIDENCE, _SHOWN)
+    gpu_operator: bool | NotAvailable = row(_of("apis", _has(OPERATORS["gpu_operator"])), True, _CLUSTER)
+    network_operator: bool | NotAvailable = row(_of("apis", _has(OPERATORS["network_operator"])), True, _CLUSTER)
+    daemonsets: dict[str, Any] | NotAvailable = row(_of("daemonsets", _daemonsets), {"nvidia-device-plugin-daemonset": "2 of 2"}, _CLUSTER)
+    mpi_operator: bool | NotAvailable = row(_of("apis", _has("kubeflow.org/v2beta1")), True, EVIDENCE, _SHOWN)
+    schedulers: list[str] | NotAvailable = row(_of("apis", _schedulers), ["Kueue"], EVIDENCE, _SHOWN)
     device_classes: bool | NotAvailable = row(
-        _of("apis", lambda text: any(one.startswith("resource.k8s.io/") for one in text.split())), {}, EVIDENCE, _SHOWN
+        _of("apis", lambda text: any(one.startswith("resource.k8s.io/") for one in text.split())), True, EVIDENCE, _SHOWN
     )
-    exporters: list[str] | NotAvailable = row(_of("daemonsets", _named(EXPORTERS)), {}, EVIDENCE, _SHOWN)
-    metrics_by_pod: bool | NotAvailable = row(_of("daemonsets", _by_pod), {}, EVIDENCE, _SHOWN)
-    remediation: list[str] | NotAvailable = row(_of("daemonsets", _named(DOCTORS)), {}, EVIDENCE, _SHOWN)
-    default_storage: list[str] | NotAvailable = row(_of("storage", _default_classes), {}, EVIDENCE, _SHOWN)
-    shared_storage: list[str] | NotAvailable = row(_of("claims", _shared_classes), {}, EVIDENCE, _SHOWN)
+    exporters: list[str] | NotAvailable = row(_of("daemonsets", _named(EXPORTERS)), ["nvidia-dcgm-exporter"], EVIDENCE, _SHOWN)
+    metrics_by_pod: bool | NotAvailable = row(_of("daemonsets", _by_pod), True, EVIDENCE, _SHOWN)
+    remediation: list[str] | NotAvailable = row(_of("daemonsets", _named(DOCTORS)), ["node-problem-detector"], EVIDENCE, _SHOWN)
+    default_storage: list[str] | NotAvailable = row(_of("storage", _default_classes), ["fast"], EVIDENCE, _SHOWN)
+    shared_storage: list[str] | NotAvailable = row(_of("claims", _shared_classes), ["shared"], EVIDENCE, _SHOWN)
     ingress_classes: list[str] | NotAvailable = row(
-        _of("ingresses", lambda found: sorted(map(_name, _items(found)))), {}, EVIDENCE, _SHOWN
+        _of("ingresses", lambda items: sorted(map(_name, items))), ["nginx"], EVIDENCE, _SHOWN
     )
-    load_balancers: str | NotAvailable = row(_of("services", _balanced), {}, EVIDENCE, _SHOWN)
-    rights: list[str] | NotAvailable = row(_rights, {}, EVIDENCE, _SHOWN)
+    load_balancers: str | NotAvailable = row(_of("services", _balanced), "1 of 1", EVIDENCE, _SHOWN)
+    rights: list[str] | NotAvailable = row(_rights, ["start Pods"], EVIDENCE, _SHOWN)
 
 
 def read_cluster() -> KubernetesCluster:
@@ -310,8 +310,9 @@ def read_cluster() -> KubernetesCluster:
         said = {name: asked.submit(ask, *words) for name, words in QUESTIONS.items()}
         rights = {name: asked.submit(ask, "auth", "can-i", *words) for name, words in RIGHTS.items()}
     texts = {name: one.result() for name, one in said.items()}
-    documents = {name: one if name == "apis" else apply(parse, one) for name, one in texts.items()}
-    return read(KubernetesCluster, {**documents, "rights": {name: one.result() for name, one in rights.items()}})
+    answers = {name: one if name == "apis" else apply(parse, one) for name, one in texts.items()}
+    answers |= {name: apply(_items, answers[name]) for name, words in QUESTIONS.items() if words[0] == "get"}
+    return read(KubernetesCluster, {**answers, "rights": {name: one.result() for name, one in rights.items()}})
 
 
 def read_kubernetes(hostname: str) -> dict[str, Any]:
