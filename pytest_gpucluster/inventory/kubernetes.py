@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpucluster.inventory.program import MOST_BYTES, run_by_name
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, read, row
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, read, row
 from pytest_gpucluster.inventory.sysfs import PROC, read_text
-from pytest_gpucluster.text import one_line, shortened
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 DEADLINE_S = 10.0
 """For one question; all are asked at once."""
+LONGEST = 300
+"""Characters of a text that are kept. A name of Kubernetes has up to 253."""
 OF_SERVER = "--request-timeout=8s"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 NAMES = ("GPUCLUSTER_NODE_NAME", "NODE_NAME")
@@ -55,7 +57,6 @@ SCHEDULERS = {
     "scheduling.x-k8s.io": "PodGroups", "jobset.x-k8s.io": "JobSet", "yunikorn.apache.org": "YuniKorn",
 }  # fmt: skip
 """Groups of APIs by which jobs of several Pods are queued or start whole."""
-OPERATORS = {"gpu_operator": "nvidia.com/v1", "network_operator": "mellanox.com/v1alpha1"}
 OF_GPUS = re.compile(r"nvidia|gpu|dcgm|rdma|mofed|doca|sriov|network-operator|nic-")
 """In the names of DaemonSets that drive GPUs and adapters, as those of NVIDIA's two operators are called."""
 EXPORTERS = re.compile(r"dcgm-exporter|node-exporter|gpu-metrics|alloy|telegraf|datadog|otel")
@@ -79,7 +80,7 @@ def ask(*arguments: str) -> str | NotAvailable:
     if isinstance(ended, NotAvailable):
         return ended
     if ended.exit_code != 0 and not (arguments[0] == "auth" and ended.printed.strip() == "no"):
-        said = one_line(shortened(ended.complained.strip() or ended.printed.strip() or "it printed nothing"))
+        said = _line(ended.complained.strip() or ended.printed.strip() or "it printed nothing")
         return NotAvailable(f"{'forbidden' if '(Forbidden)' in ended.complained else 'no answer'}: {name}: {said}")
     if len(ended.printed.encode()) >= MOST_BYTES:
         return NotAvailable(f"{name}: more than {MOST_BYTES >> 20} MiB, and no more are read")
@@ -91,7 +92,7 @@ def parse(text: str) -> dict[str, Any] | NotAvailable:
     try:
         found = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        return NotAvailable(f"kubectl's answer is no JSON: {one_line(shortened(str(error)))}")
+        return NotAvailable(f"kubectl's answer is no JSON: {_line(error)}")
     return found if isinstance(found, dict) else NotAvailable("kubectl's answer is no object of JSON")
 
 
@@ -113,7 +114,7 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def _line(text: Any) -> str:
-    return one_line(shortened(str(text)))
+    return one_line(str(text)[:LONGEST])
 
 
 def _list(value: Any, *keys: str) -> list[Any]:
@@ -167,6 +168,10 @@ def _shared(node: Any) -> str:
     return "time slicing or MPS" if is_shared else ""
 
 
+def _is_cordoned(node: Any) -> bool:
+    return _at(node, "spec", "unschedulable") is True
+
+
 def _is_virtual(node: Any) -> bool:
     marks = {**_texts(_at(node, "metadata", "labels")), **_texts(_at(node, "metadata", "annotations"))}
     return any(name.startswith(VIRTUAL) for name in marks)
@@ -181,11 +186,11 @@ class KubernetesNode:
 
     name: str | NotAvailable = row(_text_at("metadata", "name"), "simulated", EVIDENCE)
     conditions: dict[str, str] | NotAvailable = row(_conditions, {"Ready": "True"}, _NODE)
-    cordoned: bool = row(lambda node: _at(node, "spec", "unschedulable") is True, False, EVIDENCE, "as during an acceptance")
+    cordoned: bool = row(_is_cordoned, None, EVIDENCE, "as during an acceptance")
     gpus: int | NotAvailable = row(_gpus("allocatable"), 8, _NODE)
     all_gpus: int | NotAvailable = row(_gpus("capacity"), 8, _NODE)
     shared: str = row(_shared, "", _NODE, "then they are not compared with the bus")
-    virtual: bool = row(_is_virtual, False, EVIDENCE, "a record that vCluster made")
+    virtual: bool = row(_is_virtual, None, EVIDENCE, "a record that vCluster made")
     kubelet: str | NotAvailable = row(_text_at("status", "nodeInfo", "kubeletVersion"), "v1.33.1", EVIDENCE)
     runtime: str | NotAvailable = row(_text_at("status", "nodeInfo", "containerRuntimeVersion"), "containerd://2.1.1", EVIDENCE)
 
@@ -212,12 +217,6 @@ def read_node(variables: Mapping[str, str], *, hostname: str, proc: Path = PROC)
 
 
 # --- The cluster ---
-
-Answers = dict[str, Any]
-
-
-def _of(question: str, convert: Callable[[Any], Any]) -> Callable[[Answers], Any]:
-    return lambda answers: apply(convert, answers[question])
 
 
 def _daemonsets(items: list[Any]) -> dict[str, Any]:
@@ -270,38 +269,41 @@ def _schedulers(text: str) -> list[str]:
     return sorted(name for group, name in SCHEDULERS.items() if group in groups)
 
 
-def _rights(answers: Answers) -> list[str] | NotAvailable:
-    unread = [one for one in answers["rights"].values() if isinstance(one, NotAvailable)]
-    return unread[0] if unread else [name for name, said in answers["rights"].items() if said.split()[:1] == ["yes"]]
+def _granted(said: dict[str, str | NotAvailable]) -> list[str] | NotAvailable:
+    answers = all_or_why(said.values())
+    return apply(lambda words: [name for name, one in zip(said, words, strict=True) if one.split()[:1] == ["yes"]], answers)
 
 
 _CLUSTER = "kubernetes_operators"
-_SHOWN = "of `kubernetes_operators`"
+
+
+def _of(question: str, convert: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda answers: apply(convert, answers[question])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesCluster:
-    """What a cluster of Kubernetes offers. Each value stands alone: a question that is forbidden leaves the others."""
+    """What a cluster of Kubernetes offers. Each value stands alone: a question that is forbidden leaves the others.
 
-    version: str | NotAvailable = row(_of("version", _text_at("serverVersion", "gitVersion")), "v1.33.1", EVIDENCE, _SHOWN)
-    gpu_operator: bool | NotAvailable = row(_of("apis", _has(OPERATORS["gpu_operator"])), True, _CLUSTER)
-    network_operator: bool | NotAvailable = row(_of("apis", _has(OPERATORS["network_operator"])), True, _CLUSTER)
-    daemonsets: dict[str, Any] | NotAvailable = row(_of("daemonsets", _daemonsets), {"nvidia-device-plugin-daemonset": "2 of 2"}, _CLUSTER)
-    mpi_operator: bool | NotAvailable = row(_of("apis", _has("kubeflow.org/v2beta1")), True, EVIDENCE, _SHOWN)
-    schedulers: list[str] | NotAvailable = row(_of("apis", _schedulers), ["Kueue"], EVIDENCE, _SHOWN)
-    device_classes: bool | NotAvailable = row(
-        _of("apis", lambda text: any(one.startswith("resource.k8s.io/") for one in text.split())), True, EVIDENCE, _SHOWN
-    )
-    exporters: list[str] | NotAvailable = row(_of("daemonsets", _named(EXPORTERS)), ["nvidia-dcgm-exporter"], EVIDENCE, _SHOWN)
-    metrics_by_pod: bool | NotAvailable = row(_of("daemonsets", _by_pod), True, EVIDENCE, _SHOWN)
-    remediation: list[str] | NotAvailable = row(_of("daemonsets", _named(DOCTORS)), ["node-problem-detector"], EVIDENCE, _SHOWN)
-    default_storage: list[str] | NotAvailable = row(_of("storage", _default_classes), ["fast"], EVIDENCE, _SHOWN)
-    shared_storage: list[str] | NotAvailable = row(_of("claims", _shared_classes), ["shared"], EVIDENCE, _SHOWN)
-    ingress_classes: list[str] | NotAvailable = row(
-        _of("ingresses", lambda items: sorted(map(_name, items))), ["nginx"], EVIDENCE, _SHOWN
-    )
-    load_balancers: str | NotAvailable = row(_of("services", _balanced), "1 of 1", EVIDENCE, _SHOWN)
-    rights: list[str] | NotAvailable = row(_rights, ["start Pods"], EVIDENCE, _SHOWN)
+    ``daemonsets`` have ``20 of 20`` ready Pods. ``device_classes``: the API of dynamic resources is there. ``remediation`` and
+    ``exporters`` are DaemonSets by known names. ``shared_storage`` is of this namespace. ``rights`` are those of the run.
+    """
+
+    version: str | NotAvailable = row(_of("version", _text_at("serverVersion", "gitVersion")), None, EVIDENCE)
+    gpu_operator: bool | NotAvailable = row(_of("apis", _has("nvidia.com/v1")), None, _CLUSTER)
+    network_operator: bool | NotAvailable = row(_of("apis", _has("mellanox.com/v1alpha1")), None, _CLUSTER)
+    daemonsets: dict[str, str | NotAvailable] | NotAvailable = row(_of("daemonsets", _daemonsets), None, _CLUSTER)
+    mpi_operator: bool | NotAvailable = row(_of("apis", _has("kubeflow.org/v2beta1")), None, EVIDENCE)
+    schedulers: list[str] | NotAvailable = row(_of("apis", _schedulers), None, EVIDENCE)
+    device_classes: bool | NotAvailable = row(_of("apis", lambda text: "resource.k8s.io/" in text), None, EVIDENCE)
+    exporters: list[str] | NotAvailable = row(_of("daemonsets", _named(EXPORTERS)), None, EVIDENCE)
+    metrics_by_pod: bool | NotAvailable = row(_of("daemonsets", _by_pod), None, EVIDENCE)
+    remediation: list[str] | NotAvailable = row(_of("daemonsets", _named(DOCTORS)), None, EVIDENCE)
+    default_storage: list[str] | NotAvailable = row(_of("storage", _default_classes), None, EVIDENCE)
+    shared_storage: list[str] | NotAvailable = row(_of("claims", _shared_classes), None, EVIDENCE)
+    ingress_classes: list[str] | NotAvailable = row(_of("ingresses", lambda items: sorted(map(_name, items))), None, EVIDENCE)
+    load_balancers: str | NotAvailable = row(_of("services", _balanced), None, EVIDENCE)
+    rights: list[str] | NotAvailable = row(_of("rights", _granted), None, EVIDENCE)
 
 
 def read_cluster() -> KubernetesCluster:
