@@ -44,7 +44,7 @@ def test_known_versions(host_states, nics_at_start, node, cluster, criterion):
 
 
 def test_container_versions(host_states, node, cluster, criterion):
-    """No image reaches the host by a known fault of runc or of NVIDIA's container toolkit."""
+    """No image reaches the host by a known fault of runc, of Docker or of NVIDIA's container toolkit."""
     found = health.judge_container_versions(host_states[node].software, cluster.promised.versions)
     if found is None:
         criterion.does_not_apply(f"on {node.label}, or a container hides it")

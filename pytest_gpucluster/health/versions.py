@@ -56,9 +56,9 @@ def judge_versions(
 
 
 def judge_container_versions(software: Software, known: Mapping[str, Sequence[KnownFault]]) -> Finding | None:
-    """Runc and NVIDIA's container toolkit with a known fault; None where the host has neither, or a container hides both."""
-    found = {"runc": [("", software.runc)], "container_toolkit": [("", software.container_toolkit)]}
-    return None if software.runc == software.container_toolkit == NONE else _judged(found, known)
+    """Runc, Docker and NVIDIA's container toolkit with a known fault; None where none is there, or a container hides them."""
+    found = {name: [("", getattr(software, name))] for name in ("runc", "docker", "container_toolkit")}
+    return None if all(version == NONE for ((_, version),) in found.values()) else _judged(found, known)
 
 
 def _that_apply(faults: Sequence[KnownFault], software: Software, num_nodes: int) -> list[KnownFault]:

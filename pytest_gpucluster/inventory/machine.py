@@ -63,6 +63,8 @@ PROGRAMS = (os.defpath, "/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/sbin
 ANSWER_S = 10.0
 KNOWN, OF_CONTAINERS = "known_versions", "container_versions"
 _RUNC, _TOOLKIT_CLI = re.compile(r"^runc version (\S+)", re.MULTILINE), re.compile(r"version:? (\S+)")
+_DOCKER = re.compile(r"^Docker version (?:[^,\s]+, build (?=\d+\.\d+\.\d+[-+~]))?([^,\s]+)", re.MULTILINE)
+"""A distribution has its own version where Docker has the number of the commit."""
 _OFED = re.compile(r"^(\S*?\d+\.\d+-\S*?):?$", re.MULTILINE)
 _SWITCH_BIOS = re.compile(r"^BIOS Version:\s*(\S+)", re.MULTILINE)
 
@@ -139,6 +141,9 @@ class Software:
     runc: str | NotAvailable = row(
         lambda where: _by_program("runc", ("--version",), _RUNC, where), NONE, OF_CONTAINERS, "not there, not judged"
     )
+    docker: str | NotAvailable = row(
+        lambda where: _by_program("docker", ("--version",), _DOCKER, where), NONE, OF_CONTAINERS, "of its command, as `runc`"
+    )
     container_toolkit: str | NotAvailable = row(_container_toolkit, NONE, OF_CONTAINERS, "as `runc`")
 
 
@@ -208,9 +213,6 @@ def _command_queues(where: _Sources) -> str | NotAvailable:
 class Offered:
     """What a host offers its users, and how it is watched; ``none`` where it has no such thing. No value of it is bad."""
 
-    docker: str | NotAvailable = row(
-        lambda where: _by_program("docker", ("--version",), re.compile(r"version (\S+?),?(?:\s|$)"), where), NONE, NOBODY
-    )
     apptainer: str | NotAvailable = row(
         lambda where: _first_of(("apptainer", "singularity"), re.compile(r"version (\S+)"), where), NONE, NOBODY
     )
@@ -348,7 +350,7 @@ def read_machine(*, root: Path = SYS, nvml_s: float | None = None) -> dict[str, 
 
 def read_surroundings() -> dict[str, Any]:
     """What this machine offers its users, and what Kubernetes says of it, if it can be asked; programs of the host are run."""
-    return {"offered": _plain(read_offered()), "kubernetes": _plain(read_kubernetes(socket.gethostname()))}
+    return {"offered": {"docker": _plain(read_installed().docker), **_plain(read_offered())}, "kubernetes": _plain(read_kubernetes(socket.gethostname()))}
 
 
 def _gpus(nvml_s: float | None) -> dict[str, Any]:

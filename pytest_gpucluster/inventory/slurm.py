@@ -105,9 +105,9 @@ class SlurmConfig:
     """What a site has set in Slurm, in the words of ``scontrol show config``; empty where it set nothing.
 
     ``interval_s``: between two runs of the health check program, 0 for never. ``pyxis``: whether srun knows its option
-    ``--container-image``. ``enroot``: its path here. ``packing``:
-    the plugin that chooses nodes, and its parameters. ``mpi``: the ways of srun to start MPI. ``prolog_most_s``: from the job's start to the first process of its step
-    here, which holds the prolog and what the job's script did before.
+    ``--container-image``. ``enroot``: its path here. ``packing``: the plugin that chooses nodes, and its parameters. ``mpi``:
+    the ways of srun to start MPI. ``prolog_most_s``: from the job's start to the first process of its step here, which holds
+    the prolog and what the job's script did before.
     """
 
     health_check: str
