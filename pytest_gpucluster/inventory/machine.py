@@ -350,7 +350,8 @@ def read_machine(*, root: Path = SYS, nvml_s: float | None = None) -> dict[str, 
 
 def read_surroundings() -> dict[str, Any]:
     """What this machine offers its users, and what Kubernetes says of it, if it can be asked; programs of the host are run."""
-    return {"offered": {"docker": _plain(read_installed().docker), **_plain(read_offered())}, "kubernetes": _plain(read_kubernetes(socket.gethostname()))}
+    offered = {"docker": _plain(read_installed().docker), **_plain(read_offered())}
+    return {"offered": offered, "kubernetes": _plain(read_kubernetes(socket.gethostname()))}
 
 
 def _gpus(nvml_s: float | None) -> dict[str, Any]:

@@ -71,7 +71,8 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-JUDGES = {name: "container_versions" if name in ("runc", "docker", "container_toolkit") else "known_versions" for name in SCHEMES}
+OF_CONTAINERS = ("runc", "docker", "container_toolkit")
+JUDGES = {name: "container_versions" if name in OF_CONTAINERS else "known_versions" for name in SCHEMES}
 """The criterion of each component."""
 
 

@@ -43,8 +43,18 @@ def plant(monkeypatch: pytest.MonkeyPatch, library: Path, scenario: str = "") ->
 
 
 @pytest.mark.parametrize(
-    ("view", "code"), [("summary", 3), ("gpu", 3), ("links", 3), ("ib", 3), ("all", 3), ("host", 0), ("software", 0),
-        ("offered", 0), ("kubernetes", 0)]
+    ("view", "code"),
+    [
+        ("summary", 3),
+        ("gpu", 3),
+        ("links", 3),
+        ("ib", 3),
+        ("all", 3),
+        ("host", 0),
+        ("software", 0),
+        ("offered", 0),
+        ("kubernetes", 0),
+    ],
 )
 def test_a_machine_without_gpus(view: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Where a view could not see what it is about, the exit code says so, and the reason stands there."""

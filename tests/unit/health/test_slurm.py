@@ -83,7 +83,8 @@ CONFIG = SlurmConfig(
         ({"health_check": ""}, 1, 0),
         ({"interval_s": 0}, 1, 0),
         ({"interval_s": HIDDEN}, 0, 1),
-        ({"accounting": "", "topology": "", "pyxis": HIDDEN, "enroot": None, "prolog_most_s": HIDDEN, "packing": "", "mpi": HIDDEN}, 0, 0),
+        ({"accounting": "", "topology": "", "pyxis": HIDDEN, "enroot": None, "prolog_most_s": HIDDEN}, 0, 0),
+        ({"packing": "", "mpi": HIDDEN}, 0, 0),
     ],
 )
 def test_the_health_check_of_slurm(changes: dict[str, Any], count: int, doubts: int) -> None:

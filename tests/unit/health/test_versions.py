@@ -98,7 +98,7 @@ def test_an_old_version(changes: dict[str, Any], says: str) -> None:
         {"kernel": "6.14.0-20-generic"},
         {"kernel": "5.15.0-1053-nvidia"},
         {"kernel": "5.14.0-427.el9.x86_64"},
-        {"kernel": "6.8.0-45-generic"},
+        {"kernel": "6.8.0-137-generic"},
         {"versions": {"NCCL": "2.29.2"}},
         {"nics": adapters("231.1.162.1", driver="bnxt_en")},
         {"nics": NotAvailable("No such file or directory")},
