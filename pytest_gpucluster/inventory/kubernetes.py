@@ -153,8 +153,9 @@ def _gpus(which: str) -> Callable[[Any], int | NotAvailable]:
     def count(node: Any) -> int | NotAvailable:
         resources = _at(node, "status", which)
         text = resources.get(GPU, "0") if isinstance(resources, dict) else None
-        is_number = isinstance(text, str) and re.fullmatch(r"\d{1,6}", text, re.ASCII)
-        return int(text) if is_number else NotAvailable(f"status.{which} has {_line(text)!r} of {GPU}")
+        if isinstance(text, str) and re.fullmatch(r"\d{1,6}", text, re.ASCII):
+            return int(text)
+        return NotAvailable(f"status.{which} has {_line(text)!r} of {GPU}")
 
     return count
 
@@ -312,7 +313,7 @@ def read_cluster() -> KubernetesCluster:
         said = {name: asked.submit(ask, *words) for name, words in QUESTIONS.items()}
         rights = {name: asked.submit(ask, "auth", "can-i", *words) for name, words in RIGHTS.items()}
     texts = {name: one.result() for name, one in said.items()}
-    answers = {name: one if name == "apis" else apply(parse, one) for name, one in texts.items()}
+    answers: dict[str, Any] = {name: one if name == "apis" else apply(parse, one) for name, one in texts.items()}
     answers |= {name: apply(_items, answers[name]) for name, words in QUESTIONS.items() if words[0] == "get"}
     return read(KubernetesCluster, {**answers, "rights": {name: one.result() for name, one in rights.items()}})
 
