@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from pytest_gpucluster import Blame, MeasurementError, NotAvailable, health
-from pytest_gpucluster.measurements.host import host_clock, host_errors, host_state
+from pytest_gpucluster.measurements.host import host_clock, host_errors, host_state, kubernetes_cluster, kubernetes_node
 from pytest_gpucluster.measurements.host_parts import host_parts
 
 pytestmark = [pytest.mark.platform, pytest.mark.reads]
@@ -91,6 +91,34 @@ def test_nvme_health(parts, node, criterion):
     if not disks or why is not None:
         criterion.does_not_apply(f"on {node.label}" + (f": {why}" if disks else ""))
     criterion.judge(health.judge_disks(disks))
+
+
+@pytest.fixture(scope="session")
+def kubernetes_records(cluster):
+    """Every host's record in Kubernetes."""
+    return cluster.run(kubernetes_node, per="host", deadline_s=60)
+
+
+def test_kubernetes_node(kubernetes_records, node, criterion):
+    """Kubernetes gives Pods the host and all of its GPUs."""
+    state = kubernetes_records[node]
+    if state.why_none is not None:
+        criterion.does_not_apply(f"on {node.label}: {state.why_none}")
+    criterion.judge(health.judge_kubernetes(state.node, state.gpus_on_bus))
+
+
+@pytest.fixture(scope="session")
+def kubernetes_found(cluster):
+    """What Kubernetes says of the cluster, asked by one node."""
+    first = cluster.nodes[0]
+    return cluster.run(kubernetes_cluster, per="host", places=[first], deadline_s=60)[first]
+
+
+def test_kubernetes_operators(kubernetes_found, criterion):
+    """What drives GPUs and adapters is ready wherever it is due."""
+    if kubernetes_found.why_none is not None:
+        criterion.does_not_apply(f"where it was asked: {kubernetes_found.why_none}")
+    criterion.judge(health.judge_operators(kubernetes_found.cluster))
 
 
 @pytest.fixture(scope="session")

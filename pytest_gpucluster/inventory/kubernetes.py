@@ -179,21 +179,24 @@ def _is_virtual(node: Any) -> bool:
 
 
 _NODE = "kubernetes_node"
+_OF_NODE = "of `kubernetes_node`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesNode:
     """A host in the eyes of Kubernetes, by its own record. ``gpus`` are those that Pods may have, of all: ``all_gpus``."""
 
-    name: str | NotAvailable = row(_text_at("metadata", "name"), "simulated", EVIDENCE)
+    name: str | NotAvailable = row(_text_at("metadata", "name"), "simulated", EVIDENCE, _OF_NODE)
     conditions: dict[str, str] | NotAvailable = row(_conditions, {"Ready": "True"}, _NODE)
     cordoned: bool = row(_is_cordoned, None, EVIDENCE, "as during an acceptance")
     gpus: int | NotAvailable = row(_gpus("allocatable"), 8, _NODE)
     all_gpus: int | NotAvailable = row(_gpus("capacity"), 8, _NODE)
     shared: str = row(_shared, "", _NODE, "then they are not compared with the bus")
     virtual: bool = row(_is_virtual, None, EVIDENCE, "a record that vCluster made")
-    kubelet: str | NotAvailable = row(_text_at("status", "nodeInfo", "kubeletVersion"), "v1.33.1", EVIDENCE)
-    runtime: str | NotAvailable = row(_text_at("status", "nodeInfo", "containerRuntimeVersion"), "containerd://2.1.1", EVIDENCE)
+    kubelet: str | NotAvailable = row(_text_at("status", "nodeInfo", "kubeletVersion"), "v1.33.1", EVIDENCE, _OF_NODE)
+    runtime: str | NotAvailable = row(
+        _text_at("status", "nodeInfo", "containerRuntimeVersion"), "containerd://2.1.1", EVIDENCE, _OF_NODE
+    )
 
 
 def read_node(variables: Mapping[str, str], *, hostname: str, proc: Path = PROC) -> KubernetesNode | NotAvailable:
@@ -276,6 +279,7 @@ def _granted(said: dict[str, str | NotAvailable]) -> list[str] | NotAvailable:
 
 
 _CLUSTER = "kubernetes_operators"
+_SHOWN = "of `kubernetes_operators`"
 
 
 def _of(question: str, convert: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Any]:
@@ -290,21 +294,21 @@ class KubernetesCluster:
     ``exporters`` are DaemonSets by known names. ``shared_storage`` is of this namespace. ``rights`` are those of the run.
     """
 
-    version: str | NotAvailable = row(_of("version", _text_at("serverVersion", "gitVersion")), None, EVIDENCE)
+    version: str | NotAvailable = row(_of("version", _text_at("serverVersion", "gitVersion")), None, EVIDENCE, _SHOWN)
     gpu_operator: bool | NotAvailable = row(_of("apis", _has("nvidia.com/v1")), None, _CLUSTER)
     network_operator: bool | NotAvailable = row(_of("apis", _has("mellanox.com/v1alpha1")), None, _CLUSTER)
     daemonsets: dict[str, str | NotAvailable] | NotAvailable = row(_of("daemonsets", _daemonsets), None, _CLUSTER)
-    mpi_operator: bool | NotAvailable = row(_of("apis", _has("kubeflow.org/v2beta1")), None, EVIDENCE)
-    schedulers: list[str] | NotAvailable = row(_of("apis", _schedulers), None, EVIDENCE)
-    device_classes: bool | NotAvailable = row(_of("apis", lambda text: "resource.k8s.io/" in text), None, EVIDENCE)
-    exporters: list[str] | NotAvailable = row(_of("daemonsets", _named(EXPORTERS)), None, EVIDENCE)
-    metrics_by_pod: bool | NotAvailable = row(_of("daemonsets", _by_pod), None, EVIDENCE)
-    remediation: list[str] | NotAvailable = row(_of("daemonsets", _named(DOCTORS)), None, EVIDENCE)
-    default_storage: list[str] | NotAvailable = row(_of("storage", _default_classes), None, EVIDENCE)
-    shared_storage: list[str] | NotAvailable = row(_of("claims", _shared_classes), None, EVIDENCE)
-    ingress_classes: list[str] | NotAvailable = row(_of("ingresses", lambda items: sorted(map(_name, items))), None, EVIDENCE)
-    load_balancers: str | NotAvailable = row(_of("services", _balanced), None, EVIDENCE)
-    rights: list[str] | NotAvailable = row(_of("rights", _granted), None, EVIDENCE)
+    mpi_operator: bool | NotAvailable = row(_of("apis", _has("kubeflow.org/v2beta1")), None, EVIDENCE, _SHOWN)
+    schedulers: list[str] | NotAvailable = row(_of("apis", _schedulers), None, EVIDENCE, _SHOWN)
+    device_classes: bool | NotAvailable = row(_of("apis", lambda text: "resource.k8s.io/" in text), None, EVIDENCE, _SHOWN)
+    exporters: list[str] | NotAvailable = row(_of("daemonsets", _named(EXPORTERS)), None, EVIDENCE, _SHOWN)
+    metrics_by_pod: bool | NotAvailable = row(_of("daemonsets", _by_pod), None, EVIDENCE, _SHOWN)
+    remediation: list[str] | NotAvailable = row(_of("daemonsets", _named(DOCTORS)), None, EVIDENCE, _SHOWN)
+    default_storage: list[str] | NotAvailable = row(_of("storage", _default_classes), None, EVIDENCE, _SHOWN)
+    shared_storage: list[str] | NotAvailable = row(_of("claims", _shared_classes), None, EVIDENCE, _SHOWN)
+    ingress_classes: list[str] | NotAvailable = row(_of("ingresses", _named(re.compile(""))), None, EVIDENCE, _SHOWN)
+    load_balancers: str | NotAvailable = row(_of("services", _balanced), None, EVIDENCE, _SHOWN)
+    rights: list[str] | NotAvailable = row(_of("rights", _granted), None, EVIDENCE, _SHOWN)
 
 
 def read_cluster() -> KubernetesCluster:

@@ -214,10 +214,16 @@ class Offered:
     """What a host offers its users, and how it is watched; ``none`` where it has no such thing. No value of it is bad."""
 
     apptainer: str | NotAvailable = row(
-        lambda where: _first_of(("apptainer", "singularity"), re.compile(r"version (\S+)"), where), NONE, NOBODY
+        lambda where: _first_of(("apptainer", "singularity"), re.compile(r"version (\S+)"), where),
+        NONE,
+        NOBODY,
+        "or Singularity",
     )
     helm: str | NotAvailable = row(
-        lambda where: _by_program("helm", ("version", "--short"), re.compile(r"^(v\d\S*)"), where), NONE, NOBODY
+        lambda where: _by_program("helm", ("version", "--short"), re.compile(r"^(v\d\S*)"), where),
+        NONE,
+        NOBODY,
+        "of its command",
     )
     modules: str | NotAvailable = row(_modules, NONE, NOBODY, "Lmod or environment modules, by variables")
     monitors: str | NotAvailable = row(_monitors, NONE, NOBODY, "programs of known names that run here")

@@ -13,8 +13,8 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.host_list import expand
 from pytest_gpucluster.inventory import program
-from pytest_gpucluster.inventory.host_list import expand
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.reading import NotAvailable, apply
 from pytest_gpucluster.inventory.sysfs import PROC

@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.host_list import expand, is_same_host
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory.host_list import expand, is_same_host
 from pytest_gpucluster.reporting.files import JOURNAL, PREVIOUS
 
 if TYPE_CHECKING:
