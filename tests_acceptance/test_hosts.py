@@ -102,8 +102,9 @@ def kubernetes_records(cluster):
 def test_kubernetes_node(kubernetes_records, node, criterion):
     """Kubernetes gives Pods the host and all of its GPUs."""
     state = kubernetes_records[node]
-    if state.why_none is not None:
-        criterion.does_not_apply(f"on {node.label}: {state.why_none}")
+    why = health.why_not_asked(state.why_none, state.node)
+    if why is not None:
+        criterion.does_not_apply(f"on {node.label}: {why}")
     criterion.judge(health.judge_kubernetes(state.node, state.gpus_on_bus))
 
 
@@ -116,9 +117,11 @@ def kubernetes_found(cluster):
 
 def test_kubernetes_operators(kubernetes_found, criterion):
     """What drives GPUs and adapters is ready wherever it is due."""
-    if kubernetes_found.why_none is not None:
-        criterion.does_not_apply(f"where it was asked: {kubernetes_found.why_none}")
-    criterion.judge(health.judge_operators(kubernetes_found.cluster))
+    found = kubernetes_found.cluster
+    why = health.why_not_asked(kubernetes_found.why_none, found and found.daemonsets)
+    if why is not None:
+        criterion.does_not_apply(f"where it was asked: {why}")
+    criterion.judge(health.judge_operators(found))
 
 
 @pytest.fixture(scope="session")

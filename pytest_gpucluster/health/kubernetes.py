@@ -6,6 +6,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.inventory.kubernetes import FORBIDDEN
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import counted
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.inventory.kubernetes import KubernetesCluster, KubernetesNode
 
-__all__ = ["judge_kubernetes", "judge_operators"]
+__all__ = ["judge_kubernetes", "judge_operators", "why_not_asked"]
 
 READY = "Ready"
 TROUBLES: Mapping[str, str] = {
@@ -29,6 +30,12 @@ TROUBLES: Mapping[str, str] = {
 """Conditions that are bad where they are ``True``: Kubernetes' own, and those of node-problem-detector's packaged rules."""
 ADVICE = "kubectl describe node; look at the device plugin's log and at the GPUs (gpucluster info)"
 RIGHT_TO = "let the run read nodes, daemonsets and storageclasses (kubectl auth can-i --list), or run it without kubectl"
+
+
+def why_not_asked(why_none: str | None, needed: Any) -> str | None:
+    """Why nothing is judged: no cluster can be asked, or the run may not read what is needed. Silence is no reason."""
+    is_forbidden = isinstance(needed, NotAvailable) and needed.why.startswith(FORBIDDEN)
+    return needed.why if is_forbidden else why_none
 
 
 def judge_kubernetes(node: KubernetesNode | NotAvailable, gpus_on_bus: int | NotAvailable) -> Finding:

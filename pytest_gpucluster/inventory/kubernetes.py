@@ -29,6 +29,9 @@ LONGEST = 300
 """Characters of a text that are kept. A name of Kubernetes has up to 253."""
 OF_SERVER = "--request-timeout=8s"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+KUBELET = Path("/var/lib/kubelet")
+FORBIDDEN = "forbidden"
+"""How the reason begins where the run has no right to ask."""
 NAMES = ("GPUCLUSTER_NODE_NAME", "NODE_NAME")
 """Variables in which a Pod says its node's name (``fieldRef: spec.nodeName``); otherwise it is the hostname."""
 GPU, MIG, SHARED = "nvidia.com/gpu", "nvidia.com/mig-", ".shared"
@@ -63,12 +66,18 @@ EXPORTERS = re.compile(r"dcgm-exporter|node-exporter|gpu-metrics|alloy|telegraf|
 DOCTORS = re.compile(r"node-problem-detector|nvsentinel|node-doctor|health-?monitor|draino|node-healthcheck|gpud")
 
 
-def why_none(variables: Mapping[str, str], *, account: Path = ACCOUNT) -> str | None:
-    """Why there is no cluster that could be asked; None where there is one."""
+def why_none(variables: Mapping[str, str], *, account: Path = ACCOUNT, kubelet: Path = KUBELET) -> str | None:
+    """Why there is no cluster that could be asked about this host; None where there is one.
+
+    A kubeconfig in a shared home leads to a cluster of which this host may be no part, so a sign of that is asked for.
+    """
     if shutil.which("kubectl") is None:
         return "kubectl is not on the PATH"
+    in_pod = "KUBERNETES_SERVICE_HOST" in variables
+    if not (in_pod or any(map(variables.get, NAMES)) or kubelet.exists()):
+        return f"this host is no node of Kubernetes: no Pod, no kubelet ({kubelet}), and no {NAMES[0]}"
     file = Path(variables.get("HOME", "/")) / ".kube" / "config"
-    if variables.get("KUBECONFIG") or file.exists() or ("KUBERNETES_SERVICE_HOST" in variables and account.exists()):
+    if variables.get("KUBECONFIG") or file.exists() or (in_pod and account.exists()):
         return None
     return "kubectl knows no cluster: no KUBECONFIG, no ~/.kube/config, and no account of a Pod"
 
@@ -81,7 +90,7 @@ def ask(*arguments: str) -> str | NotAvailable:
         return ended
     if ended.exit_code != 0 and not (arguments[0] == "auth" and ended.printed.strip() == "no"):
         said = _line(ended.complained.strip() or ended.printed.strip() or "it printed nothing")
-        return NotAvailable(f"{'forbidden' if '(Forbidden)' in ended.complained else 'no answer'}: {name}: {said}")
+        return NotAvailable(f"{FORBIDDEN if '(Forbidden)' in ended.complained else 'no answer'}: {name}: {said}")
     if len(ended.printed.encode()) >= MOST_BYTES:
         return NotAvailable(f"{name}: more than {MOST_BYTES >> 20} MiB, and no more are read")
     return ended.printed.strip() or NotAvailable(f"{name}: it printed nothing")

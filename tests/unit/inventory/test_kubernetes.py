@@ -162,6 +162,7 @@ def test_a_cluster_that_refuses(before: str, words: str, on_path: Path, monkeypa
     assert words in found.why
     assert time.monotonic() - begun_s < 60
     assert health.judge_kubernetes(found, 8).doubts
+    assert (health.why_not_asked(None, found) is not None) is ("Forbidden" in before)
 
 
 @pytest.mark.parametrize("name", ["--kubeconfig=/x", "a b", "../x", "x" * 300])
@@ -175,7 +176,7 @@ def test_a_name_that_is_no_node(name: str) -> None:
 def test_no_cluster(on_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is asked where there is no program, no kubeconfig and no account; each of the three ways in counts."""
     home, account = on_path / "home", on_path / "token"
-    found = {"HOME": str(home)}
+    found = {"HOME": str(home), "NODE_NAME": NAME}
     fake_kubectl.install(on_path, healthy(NAME))
     assert "knows no cluster" in str(why_none(found, account=account))
     assert why_none({**found, "KUBECONFIG": "x"}, account=account) is None
@@ -186,6 +187,9 @@ def test_no_cluster(on_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / ".kube").mkdir(parents=True)
     (home / ".kube" / "config").write_text("made")
     assert why_none(found, account=on_path / "none") is None
+    elsewhere = {"HOME": str(home), "KUBECONFIG": "x"}
+    assert "this host is no node of Kubernetes" in str(why_none(elsewhere, kubelet=on_path / "none"))
+    assert why_none(elsewhere, kubelet=home) is None
     monkeypatch.setenv("PATH", str(on_path / "empty"))
     assert why_none({**found, "KUBECONFIG": "x"}) == "kubectl is not on the PATH"
     assert host.kubernetes_node() == host.kubernetes_cluster() == host.KubernetesState(why_none="kubectl is not on the PATH")
