@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.kubernetes import FORBIDDEN
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NONE, NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import counted
 
@@ -82,7 +82,7 @@ def _judge_gpus(
         return
     if node.gpus < node.all_gpus:
         bad.append(f"Pods get {node.gpus} of {counted(node.all_gpus, 'GPU')}: the device plugin takes the others for bad")
-    if isinstance(on_bus, NotAvailable) or node.shared or not on_bus:
+    if isinstance(on_bus, NotAvailable) or node.shared != NONE or not on_bus:
         return
     if not node.all_gpus:
         remarks.append(f"Kubernetes counts no GPU of this host, and {counted(on_bus, 'GPU')} on the PCI bus")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpucluster.inventory.program import MOST_BYTES, run_by_name
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, read, row
+from pytest_gpucluster.inventory.reading import EVIDENCE, NONE, NotAvailable, all_or_why, apply, read, row
 from pytest_gpucluster.inventory.sysfs import PROC, read_text
 from pytest_gpucluster.text import one_line
 
@@ -170,12 +170,12 @@ def _gpus(which: str) -> Callable[[Any], int | NotAvailable]:
 
 
 def _shared(node: Any) -> str:
-    """How one GPU counts as several; empty where each counts as one."""
+    """How one GPU counts as several; ``none`` where each counts as one."""
     labels, resources = _texts(_at(node, "metadata", "labels")), _texts(_at(node, "status", "capacity"))
     if any(name.startswith(MIG) and one != "0" for name, one in resources.items()) or labels.get(MIG_STRATEGY) == "single":
         return "MIG"
     is_shared = labels.get(REPLICAS, "1") not in ("0", "1") or any(name == GPU + SHARED for name in resources)
-    return "time slicing or MPS" if is_shared else ""
+    return "time slicing or MPS" if is_shared else NONE
 
 
 def _is_cordoned(node: Any) -> bool:
@@ -200,7 +200,7 @@ class KubernetesNode:
     cordoned: bool = row(_is_cordoned, None, EVIDENCE, "as during an acceptance")
     gpus: int | NotAvailable = row(_gpus("allocatable"), 8, _NODE)
     all_gpus: int | NotAvailable = row(_gpus("capacity"), 8, _NODE)
-    shared: str = row(_shared, "", _NODE, "then they are not compared with the bus")
+    shared: str = row(_shared, NONE, _NODE, "then they are not compared with the bus")
     virtual: bool = row(_is_virtual, None, EVIDENCE, "a record that vCluster made")
     kubelet: str | NotAvailable = row(_text_at("status", "nodeInfo", "kubeletVersion"), "v1.33.1", EVIDENCE, _OF_NODE)
     runtime: str | NotAvailable = row(

@@ -47,7 +47,7 @@ def test_a_healthy_host(on_path: Path) -> None:
     assert (found.facts, found.doubts, found.remark) == ((), (), None)
     read = read_node(MINE, hostname="pod-0")
     assert isinstance(read, KubernetesNode)
-    assert (read.name, read.gpus, read.all_gpus, read.shared) == (NAME, 8, 8, "")
+    assert (read.name, read.gpus, read.all_gpus, read.shared) == (NAME, 8, 8, "none")
     assert (read.cordoned, read.virtual, read.kubelet, read.runtime) == (False, False, "v1.33.1", "containerd://2.1.1")
 
 
