@@ -15,13 +15,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.host_list import expected_hosts
 from pytest_gpucluster.config.open_files import require_open_files
 from pytest_gpucluster.config.settings import DEADLINES_S, Expect, Settings, reaches
 from pytest_gpucluster.controller.inline import OBJECTION
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.hardware import require_model
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
-from pytest_gpucluster.inventory.host_list import expected_hosts
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.promises import changed_terms, short_soak
 from pytest_gpucluster.judging.waivers import Waivers

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from pytest_gpucluster import Blame, MeasurementError, NotAvailable, health
-from pytest_gpucluster.measurements.host import host_clock, host_errors, host_state
+from pytest_gpucluster.measurements.host import host_clock, host_errors, host_state, kubernetes_cluster, kubernetes_node
 from pytest_gpucluster.measurements.host_parts import host_parts
 
 pytestmark = [pytest.mark.platform, pytest.mark.reads]
@@ -44,7 +44,7 @@ def test_known_versions(host_states, nics_at_start, node, cluster, criterion):
 
 
 def test_container_versions(host_states, node, cluster, criterion):
-    """No image reaches the host by a known fault of runc or of NVIDIA's container toolkit."""
+    """No image reaches the host by a known fault of runc, of Docker or of NVIDIA's container toolkit."""
     found = health.judge_container_versions(host_states[node].software, cluster.promised.versions)
     if found is None:
         criterion.does_not_apply(f"on {node.label}, or a container hides it")
@@ -91,6 +91,37 @@ def test_nvme_health(parts, node, criterion):
     if not disks or why is not None:
         criterion.does_not_apply(f"on {node.label}" + (f": {why}" if disks else ""))
     criterion.judge(health.judge_disks(disks))
+
+
+@pytest.fixture(scope="session")
+def kubernetes_records(cluster):
+    """Every host's record in Kubernetes."""
+    return cluster.run(kubernetes_node, per="host", deadline_s=60)
+
+
+def test_kubernetes_node(kubernetes_records, node, criterion):
+    """Kubernetes gives Pods the host and all of its GPUs."""
+    state = kubernetes_records[node]
+    why = health.why_not_asked(state.why_none, state.node)
+    if why is not None:
+        criterion.does_not_apply(f"on {node.label}: {why}")
+    criterion.judge(health.judge_kubernetes(state.node, state.gpus_on_bus))
+
+
+@pytest.fixture(scope="session")
+def kubernetes_found(cluster):
+    """What Kubernetes says of the cluster, asked by one node."""
+    first = cluster.nodes[0]
+    return cluster.run(kubernetes_cluster, per="host", places=[first], deadline_s=60)[first]
+
+
+def test_kubernetes_operators(kubernetes_found, criterion):
+    """What drives GPUs and adapters is ready wherever it is due."""
+    found = kubernetes_found.cluster
+    why = health.why_not_asked(kubernetes_found.why_none, found and found.daemonsets)
+    if why is not None:
+        criterion.does_not_apply(f"where it was asked: {why}")
+    criterion.judge(health.judge_operators(found))
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.host_list import is_address, is_same_host
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.inventory.host_list import is_address, is_same_host
 from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.text import shortlist
 

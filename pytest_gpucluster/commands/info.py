@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.health.gpu import REPAIRS, advice_for
 from pytest_gpucluster.health.nvlink import JOINED
-from pytest_gpucluster.inventory.machine import read_machine
+from pytest_gpucluster.inventory.machine import read_machine, read_surroundings
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import unavailable
 from pytest_gpucluster.records.parts_list import csv_text, json_text, parts_of
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 GOOD, BAD, UNSEEN = 0, 1, 3
 WHOLE = ("summary", "all")
 """Views of the whole machine: all that could not be seen is shown."""
+SURROUNDED = ("offered", "kubernetes", "all")
+"""Views for which programs of the host are run."""
 LOOK = "look at the kernel log (dmesg | grep -i xid), then reboot the node"
 HARD_SLOWDOWN = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
 NO_ADAPTER = "the kernel lists no adapter"
@@ -39,6 +41,8 @@ def main(chosen: argparse.Namespace) -> int:
     machine = read_machine()
     if chosen.inventory:
         return _inventory(machine, as_json=chosen.json)
+    if chosen.json or chosen.view in SURROUNDED:
+        machine |= read_surroundings()
     found, hidden = find(machine), unseen(machine)
     missing = {name: why for name, why in hidden.items() if name in must_be_seen(chosen.view)}
     code = BAD if found else UNSEEN if missing else GOOD
@@ -165,4 +169,5 @@ def _of_links(gpu: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def must_be_seen(view: str) -> frozenset[str]:
     """The sources without which a view shows nothing."""
-    return {"ib": frozenset({"nics"}), "host": frozenset[str](), "software": frozenset[str]()}.get(view, frozenset({"gpus"}))
+    of_host = dict.fromkeys(("host", "software", "offered", "kubernetes"), frozenset[str]())
+    return {"ib": frozenset({"nics"}), **of_host}.get(view, frozenset({"gpus"}))

@@ -67,6 +67,8 @@ def cell(value: Any, form: str = "{}") -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return one_line(", ".join(map(str, value))) or "none"
+    if isinstance(value, dict):
+        return one_line(", ".join(f"{name} {cell(one)}" for name, one in value.items())) or "none"
     return one_line(form.format(value))
 
 

@@ -193,6 +193,20 @@ def software(machine: Machine) -> list[Shown]:
     return [pairs((one_line(name), _or_why(value)) for name, value in found.items())]
 
 
+def offered(machine: Machine) -> list[Shown]:
+    """What the host offers its users, and how it is watched."""
+    return [pairs((name, _or_why(value)) for name, value in machine["offered"].items())]
+
+
+def kubernetes(machine: Machine) -> list[Shown]:
+    """The host, then its cluster, in the eyes of Kubernetes; one line where no cluster can be asked."""
+    node, cluster = machine["kubernetes"]["node"], machine["kubernetes"]["cluster"]
+    if node == cluster:
+        return [pairs([("kubernetes", _or_why(node))])]
+    parts = {"node": node} if unavailable(node) is not None else node
+    return [pairs((name, _or_why(value)) for name, value in {**parts, **cluster}.items())]
+
+
 def _or_why(value: Any) -> str:
     why = unavailable(value)
     return cell(value, "{:.4g}" if isinstance(value, float) else "{}") if why is None else f"{NOTHING}  ({one_line(why)})"
@@ -298,6 +312,8 @@ VIEWS: Mapping[str, Callable[[Machine], list[Shown]]] = {
     "ib": ib,
     "host": host,
     "software": software,
+    "offered": offered,
+    "kubernetes": kubernetes,
 }
 
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.commands import absent_nodes
 from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.commands.slurm.step import read_step
+from pytest_gpucluster.config import host_list
 from pytest_gpucluster.config.pod import INDEX, MEANINGS, read_pod, require_index
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory import host_list
 from pytest_gpucluster.page.outputs import Wanted, write_outputs
 from pytest_gpucluster.protocol import rendezvous
 from pytest_gpucluster.protocol.rank import own_hostname

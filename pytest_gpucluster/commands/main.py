@@ -120,7 +120,7 @@ def _add_report(report: argparse.ArgumentParser) -> None:
 
 def _add_info(info: argparse.ArgumentParser) -> None:
     info.description = "Exit code 0: nothing is wrong; 1: something is; 3: what the view is about could not be seen."
-    views = ("summary", "gpu", "links", "ib", "host", "software", "all")
+    views = ("summary", "gpu", "links", "ib", "host", "software", "offered", "kubernetes", "all")
     info.add_argument("view", nargs="?", choices=views, default="summary", help="default: summary")
     info.add_argument("--json", action="store_true", help="everything that was read, as one JSON object")
     words = "chassis, board, adapters and GPUs by serial, as CSV or with --json; exit code 3: a serial is not known"

@@ -38,6 +38,16 @@ def host_state(call: SimulatedCall) -> Any:
     return made("measurements.host:HostState", versions=versions, variables={}, **plain)
 
 
+def kubernetes_node(_call: SimulatedCall) -> Any:
+    """No Kubernetes: the model has none."""
+    return made("measurements.host:KubernetesState", why_none=SIMULATED, node=None, cluster=None, gpus_on_bus=None)
+
+
+def kubernetes_cluster(call: SimulatedCall) -> Any:
+    """As of a host."""
+    return kubernetes_node(call)
+
+
 def host_errors(_call: SimulatedCall) -> Any:
     """One memory controller that has counted nothing; the model has no counts of PCIe."""
     return made("measurements.host:HostErrors", memory=to_plain([healthy(MemoryController, name="mc0")]), pcie=[], cpus=[])

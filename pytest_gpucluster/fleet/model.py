@@ -35,6 +35,8 @@ BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
         host_answers.host_clock,
         host_answers.host_errors,
         host_answers.host_state,
+        host_answers.kubernetes_cluster,
+        host_answers.kubernetes_node,
         host_answers.nic_paths,
         host_answers.nic_state,
     ],

@@ -14,6 +14,7 @@ from pytest_gpucluster.health.growth import *
 from pytest_gpucluster.health.host_parts import *
 from pytest_gpucluster.health.hosts import *
 from pytest_gpucluster.health.isolation import *
+from pytest_gpucluster.health.kubernetes import *
 from pytest_gpucluster.health.nic_growth import *
 from pytest_gpucluster.health.nics import *
 from pytest_gpucluster.health.nvlink import *

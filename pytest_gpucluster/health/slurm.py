@@ -156,6 +156,8 @@ def judge_config(state: SlurmState) -> Finding:
             "topology": config.topology or "none",
             "pyxis": str(config.pyxis),
             "enroot": config.enroot or "not on the PATH",
+            "choice of nodes": config.packing or "none",
+            "MPI by srun": str(config.mpi),
         },
     )
 

@@ -9,7 +9,7 @@ from pytest_gpucluster.health.hosts import RDMA
 from pytest_gpucluster.inventory.reading import NONE, NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import shortlist
-from pytest_gpucluster.thresholds.versions import SCHEMES, needed, parse
+from pytest_gpucluster.thresholds.versions import OF_CONTAINERS, SCHEMES, needed, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,9 +56,9 @@ def judge_versions(
 
 
 def judge_container_versions(software: Software, known: Mapping[str, Sequence[KnownFault]]) -> Finding | None:
-    """Runc and NVIDIA's container toolkit with a known fault; None where the host has neither, or a container hides both."""
-    found = {"runc": [("", software.runc)], "container_toolkit": [("", software.container_toolkit)]}
-    return None if software.runc == software.container_toolkit == NONE else _judged(found, known)
+    """Runc, Docker and NVIDIA's container toolkit with a known fault; None where none is there, or a container hides them."""
+    found = {name: [("", getattr(software, name))] for name in OF_CONTAINERS}
+    return None if all(version == NONE for ((_, version),) in found.values()) else _judged(found, known)
 
 
 def _that_apply(faults: Sequence[KnownFault], software: Software, num_nodes: int) -> list[KnownFault]:

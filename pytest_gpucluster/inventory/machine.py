@@ -16,16 +16,20 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.host import read_host
+from pytest_gpucluster.inventory.kubernetes import read_kubernetes
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
 from pytest_gpucluster.inventory.program import run_by_name
-from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NONE, NotAvailable, apply, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, read_at, read_text, target_of
+from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NOBODY, NONE, NotAvailable, apply, or_none, read, row
+from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, list_names, read_at, read_text, target_of
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.inventory.program import Ended
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
 WHEELS = ("nvidia-nccl", "nvidia-cuda-runtime")
@@ -59,6 +63,8 @@ PROGRAMS = (os.defpath, "/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/sbin
 ANSWER_S = 10.0
 KNOWN, OF_CONTAINERS = "known_versions", "container_versions"
 _RUNC, _TOOLKIT_CLI = re.compile(r"^runc version (\S+)", re.MULTILINE), re.compile(r"version:? (\S+)")
+_DOCKER = re.compile(r"^Docker version (?:[^,\s]+, build (?=\d+\.\d+\.\d+[-+~]))?([^,\s]+)", re.MULTILINE)
+"""A distribution has its own version where Docker has the number of the commit."""
 _OFED = re.compile(r"^(\S*?\d+\.\d+-\S*?):?$", re.MULTILINE)
 _SWITCH_BIOS = re.compile(r"^BIOS Version:\s*(\S+)", re.MULTILINE)
 
@@ -135,13 +141,105 @@ class Software:
     runc: str | NotAvailable = row(
         lambda where: _by_program("runc", ("--version",), _RUNC, where), NONE, OF_CONTAINERS, "not there, not judged"
     )
+    docker: str | NotAvailable = row(
+        lambda where: _by_program("docker", ("--version",), _DOCKER, where), NONE, OF_CONTAINERS, "of its command, as `runc`"
+    )
     container_toolkit: str | NotAvailable = row(_container_toolkit, NONE, OF_CONTAINERS, "as `runc`")
 
 
 def read_installed(*, proc: Path = PROC, sys: Path = SYS, toolkit: Path = TOOLKIT, path: str | None = None) -> Software:
     """The versions of this host; ``path`` is where programs are searched (by default this process's and those of root)."""
-    found = os.pathsep.join((os.environ.get("PATH", ""), *PROGRAMS)) if path is None else path
-    return read(Software, _Sources(proc, sys, toolkit, found))
+    return read(Software, _Sources(proc, sys, toolkit, _searched(path)))
+
+
+def _searched(path: str | None) -> str:
+    return os.pathsep.join((os.environ.get("PATH", ""), *PROGRAMS)) if path is None else path
+
+
+MONITORS = ("dcgm-exporter", "node_exporter", "nv-hostengine", "prometheus", "telegraf", "otelcol", "alloy", "gpud")
+"""Programs that watch a host, as the kernel names their processes (15 characters)."""
+_VBOOST = re.compile(r"^\|\s*(\d+)\s*\|?\s*vboost\s*\|?\s*(\d+)\s*\|?\s*(\d+)", re.MULTILINE)
+
+
+def _vboost(where: _Sources) -> str | NotAvailable:
+    """``0 of 4`` by GPU: the slider between the clocks of SMs and memory. A driver that hangs is left after a while."""
+    said = run_by_name("nvidia-smi", ("boost-slider", "-l"), within_s=ANSWER_S, path=where.path)
+
+    def in_text(ended: Ended) -> str | NotAvailable:
+        found = _VBOOST.findall(ended.printed)
+        return ", ".join(f"GPU {gpu}: {now} of {most}" for gpu, now, most in found) or NotAvailable(
+            f"nvidia-smi shows no vboost: {ended.gist}"
+        )
+
+    return apply(in_text, said)
+
+
+def _monitors(where: _Sources) -> str | NotAvailable:
+    def running(names: list[str]) -> str:
+        found = {str(or_none(read_text(where.proc / pid / "comm"))) for pid in names if pid.isdecimal()}
+        return ", ".join(one for one in MONITORS if one[:15] in found) or NONE
+
+    return apply(running, list_names(where.proc))
+
+
+def _modules(_: _Sources) -> str | NotAvailable:
+    """Lmod as a login shell shows it; its folder where this is none."""
+    if version := os.environ.get("LMOD_VERSION"):
+        return version
+    folder = os.environ.get("MODULESHOME")
+    return f"in {folder}" if folder else NotAvailable("neither LMOD_VERSION nor MODULESHOME is set: ask in a login shell")
+
+
+def _nested(where: _Sources) -> str | NotAvailable:
+    """Whether KVM here may start guests in guests, by its module; ``none`` without KVM."""
+    folder = where.sys / "module"
+
+    def of_modules(names: list[str]) -> str | NotAvailable:
+        loaded = [name for name in ("kvm_intel", "kvm_amd") if name in names]
+        said = read_text(folder / loaded[0] / "parameters" / "nested") if loaded else NONE
+        return said if said == NONE else apply(lambda text: "allowed" if text in ("Y", "1") else "not allowed", said)
+
+    return apply(of_modules, list_names(folder))
+
+
+def _command_queues(where: _Sources) -> str | NotAvailable:
+    """The units of Grace's command queues for guests (CMDQV) that have a driver; ``none`` on other machines."""
+    folder = where.sys / "bus" / "platform" / "drivers" / "tegra241_cmdqv"
+    devices = apply(lambda names: [one for one in names if ":" in one], list_if_there(folder))
+    return apply(lambda names: ", ".join(names) or NONE, devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """What a host offers its users, and how it is watched; ``none`` where it has no such thing. No value of it is bad."""
+
+    apptainer: str | NotAvailable = row(
+        lambda where: _first_of(("apptainer", "singularity"), re.compile(r"version (\S+)"), where),
+        NONE,
+        NOBODY,
+        "or Singularity",
+    )
+    helm: str | NotAvailable = row(
+        lambda where: _by_program("helm", ("version", "--short"), re.compile(r"^(v\d\S*)"), where),
+        NONE,
+        NOBODY,
+        "of its command",
+    )
+    modules: str | NotAvailable = row(_modules, NONE, NOBODY, "Lmod or environment modules, by variables")
+    monitors: str | NotAvailable = row(_monitors, NONE, NOBODY, "programs of known names that run here")
+    vboost: str | NotAvailable = row(_vboost, NONE, NOBODY, "never run on a GPU; its table is that of NVIDIA's manual")
+    nested_guests: str | NotAvailable = row(_nested, NONE, NOBODY, "whether a guest may start guests")
+    smmu_queues: str | NotAvailable = row(_command_queues, NONE, NOBODY, "never run on a Grace")
+
+
+def _first_of(programs: tuple[str, ...], pattern: re.Pattern[str], where: _Sources) -> str | NotAvailable:
+    found = [_by_program(name, ("--version",), pattern, where) for name in programs]
+    return next((one for one in found if one != NONE), NONE)
+
+
+def read_offered(*, proc: Path = PROC, sys: Path = SYS, path: str | None = None) -> Offered:
+    """What this host offers; ``path`` is where programs are searched, as in :func:`read_installed`."""
+    return read(Offered, _Sources(proc, sys, TOOLKIT, _searched(path)))
 
 
 BMC_DRIVERS = ("cdc_ether", "cdc_ncm", "rndis_host")
@@ -254,6 +352,12 @@ def read_machine(*, root: Path = SYS, nvml_s: float | None = None) -> dict[str, 
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},
     }
     return {name: _plain(value) for name, value in found.items()}
+
+
+def read_surroundings() -> dict[str, Any]:
+    """What this machine offers its users, and what Kubernetes says of it, if it can be asked; programs of the host are run."""
+    offered = {"docker": _plain(read_installed().docker), **_plain(read_offered())}
+    return {"offered": offered, "kubernetes": _plain(read_kubernetes(socket.gethostname()))}
 
 
 def _gpus(nvml_s: float | None) -> dict[str, Any]:

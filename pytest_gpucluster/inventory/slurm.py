@@ -13,8 +13,8 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.host_list import expand
 from pytest_gpucluster.inventory import program
-from pytest_gpucluster.inventory.host_list import expand
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.reading import NotAvailable, apply
 from pytest_gpucluster.inventory.sysfs import PROC
@@ -105,8 +105,9 @@ class SlurmConfig:
     """What a site has set in Slurm, in the words of ``scontrol show config``; empty where it set nothing.
 
     ``interval_s``: between two runs of the health check program, 0 for never. ``pyxis``: whether srun knows its option
-    ``--container-image``. ``enroot``: its path here. ``prolog_most_s``: from the job's start to the first process of its step
-    here, which holds the prolog and what the job's script did before.
+    ``--container-image``. ``enroot``: its path here. ``packing``: the plugin that chooses nodes, and its parameters. ``mpi``:
+    the ways of srun to start MPI. ``prolog_most_s``: from the job's start to the first process of its step here, which holds
+    the prolog and what the job's script did before.
     """
 
     health_check: str
@@ -116,6 +117,8 @@ class SlurmConfig:
     topology: str
     pyxis: bool | NotAvailable
     enroot: str | None
+    packing: str
+    mpi: str | NotAvailable
     prolog_most_s: float | NotAvailable
 
 
@@ -135,10 +138,24 @@ def read_config(variables: Mapping[str, str]) -> SlurmConfig | NotAvailable:
             topology=found.get("TopologyPlugin", ""),
             pyxis=apply(lambda text: "--container-image" in text, _run(("--help",), name="srun")),
             enroot=shutil.which("enroot"),
+            packing=" ".join(filter(None, (found.get("SelectType"), found.get("SelectTypeParameters")))),
+            mpi=read_mpi(),
             prolog_most_s=read_start(variables),
         )
 
     return apply(of_text, ask("show", "config"))
+
+
+def read_mpi() -> str | NotAvailable:
+    """The plugins of ``srun --mpi=list``, a line each below a heading, by commas; some versions print them as errors."""
+    ended = program.run_by_name("srun", ("--mpi=list",), within_s=DEADLINE_S, absent="is not on the PATH")
+
+    def of_text(said: program.Ended) -> str | NotAvailable:
+        lines = [line.strip().removeprefix("srun: ") for line in f"{said.printed}\n{said.complained}".splitlines()]
+        found = [line for line in lines if re.fullmatch(r"(none|cray_shasta|pmi2|pmix\w*|openmpi)", line)]
+        return ", ".join(dict.fromkeys(found)) or NotAvailable(f"srun lists no way to start MPI: {_short(said.gist)}")
+
+    return apply(of_text, ended)
 
 
 def parse_config(text: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory import gpu_index, numa, slurm
+from pytest_gpucluster.inventory import gpu_index, kubernetes, numa, slurm
 from pytest_gpucluster.inventory.host import (
     HostFacts,
     MachineChecks,
@@ -25,11 +25,19 @@ from pytest_gpucluster.inventory.identity import read_stack, read_variables, rea
 from pytest_gpucluster.inventory.machine import Management, Software, read_installed, read_management
 from pytest_gpucluster.inventory.nics import read_neighbours, read_nics, read_rdma_mtus
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
-from pytest_gpucluster.inventory.pci_tree import read_addresses, read_gpu_paths, read_open_driver, read_path, read_peer_memory
+from pytest_gpucluster.inventory.pci_tree import (
+    read_addresses,
+    read_gpu_paths,
+    read_nvidia_gpus,
+    read_open_driver,
+    read_path,
+    read_peer_memory,
+)
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
+    from pytest_gpucluster.inventory.kubernetes import KubernetesCluster, KubernetesNode
     from pytest_gpucluster.inventory.nics import Nic, SwitchPort
     from pytest_gpucluster.inventory.pci_tree import PciPath
     from pytest_gpucluster.inventory.slurm import SlurmConfig, SlurmNode, SlurmShare
@@ -151,6 +159,33 @@ class SlurmState:
     mig_gpus: int
     block: str | NotAvailable | None = None
     config: SlurmConfig | NotAvailable = field(default_factory=lambda: NotAvailable("not asked"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesState:
+    """A host, or its cluster, in Kubernetes. ``why_none``: no cluster can be asked here. ``gpus_on_bus``: by sysfs."""
+
+    why_none: str | None
+    node: KubernetesNode | NotAvailable | None = None
+    cluster: KubernetesCluster | None = None
+    gpus_on_bus: int | NotAvailable | None = None
+
+
+@without_device
+def kubernetes_node() -> KubernetesState:
+    """Ask Kubernetes about this host."""
+    why = kubernetes.why_none(os.environ)
+    if why is not None:
+        return KubernetesState(why_none=why)
+    node = kubernetes.read_node(os.environ, hostname=platform.node())
+    return KubernetesState(why_none=None, node=node, gpus_on_bus=apply(len, read_nvidia_gpus()))
+
+
+@without_device
+def kubernetes_cluster() -> KubernetesState:
+    """Ask Kubernetes about the cluster of this host."""
+    why = kubernetes.why_none(os.environ)
+    return KubernetesState(why_none=why, cluster=None if why is not None else kubernetes.read_cluster())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

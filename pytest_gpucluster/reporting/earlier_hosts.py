@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.host_list import expand, is_same_host
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory.host_list import expand, is_same_host
 from pytest_gpucluster.reporting.files import PREVIOUS
 
 if TYPE_CHECKING:

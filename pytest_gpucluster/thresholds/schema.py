@@ -271,6 +271,7 @@ class Versions(_StrictModel):
     nvswitch: list[KnownFault] = []
     kernel: list[KnownFault] = []
     runc: list[KnownFault] = []
+    docker: list[KnownFault] = []
     container_toolkit: list[KnownFault] = []
     ofed: list[KnownFault] = []
 

@@ -63,6 +63,7 @@ SCHEMES: Mapping[str, Scheme] = {
         backports=True,
     ),
     "runc": Scheme(title="runc", pattern=_SEMANTIC, branch=2),
+    "docker": Scheme(title="Docker", pattern=_SEMANTIC, branch=2),
     "container_toolkit": Scheme(title="container toolkit", pattern=_SEMANTIC, branch=2),
     "ofed": Scheme(
         title="OFED", pattern=r"(MLNX_OFED_LINUX-|OFED-internal-)?(?P<numbers>\d+\.\d+-\d+(\.\d+)*)(-LTS)?:?", branch=2
@@ -70,7 +71,8 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-JUDGES = {name: "container_versions" if name in ("runc", "container_toolkit") else "known_versions" for name in SCHEMES}
+OF_CONTAINERS = ("runc", "docker", "container_toolkit")
+JUDGES = {name: "container_versions" if name in OF_CONTAINERS else "known_versions" for name in SCHEMES}
 """The criterion of each component."""
 
 

@@ -52,6 +52,8 @@ HealthCheckInterval     = 300 sec
 HealthCheckNodeState    = ANY
 HealthCheckProgram      = /usr/sbin/nhc
 Prolog                  = /etc/slurm/prolog.sh
+SelectType              = select/cons_tres
+SelectTypeParameters    = CR_CORE_MEMORY,CR_PACK_NODES
 TopologyPlugin          = topology/block
 """
 """Some lines in the form of ``scontrol show config`` of 22.05, by Slurm's source (api/config_info.c)."""

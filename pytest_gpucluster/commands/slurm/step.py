@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.host_list import JOB, STEP, expand
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory.host_list import JOB, STEP, expand
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.host_list import expand
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import slurm
-from pytest_gpucluster.inventory.host_list import expand
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.node_runs import unusable

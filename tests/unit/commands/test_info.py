@@ -43,7 +43,18 @@ def plant(monkeypatch: pytest.MonkeyPatch, library: Path, scenario: str = "") ->
 
 
 @pytest.mark.parametrize(
-    ("view", "code"), [("summary", 3), ("gpu", 3), ("links", 3), ("ib", 3), ("all", 3), ("host", 0), ("software", 0)]
+    ("view", "code"),
+    [
+        ("summary", 3),
+        ("gpu", 3),
+        ("links", 3),
+        ("ib", 3),
+        ("all", 3),
+        ("host", 0),
+        ("software", 0),
+        ("offered", 0),
+        ("kubernetes", 0),
+    ],
 )
 def test_a_machine_without_gpus(view: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Where a view could not see what it is about, the exit code says so, and the reason stands there."""
@@ -84,7 +95,7 @@ def test_gpus_of_one_kind(library: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert [str(column.header) for column in mixed.columns][:2] == ["GPU", "name"]
 
 
-@pytest.mark.parametrize("view", ["summary", "gpu", "links", "ib", "host", "software", "all"])
+@pytest.mark.parametrize("view", ["summary", "gpu", "links", "ib", "host", "software", "offered", "kubernetes", "all"])
 def test_nothing_to_show_leaves_no_gap(view: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On a machine without adapters, `ib` began with three empty lines."""
     main(["info", view])
@@ -98,7 +109,7 @@ def test_a_view_with_nothing_to_show_has_no_heading(capsys: pytest.CaptureFixtur
     """On a machine without GPUs and adapters, `all` had the words gpu, links and ib with nothing below them."""
     main(["info", "all"])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in lines if line in info_views.VIEWS] == ["summary", "host", "software"]
+    assert [line for line in lines if line in info_views.VIEWS] == ["summary", "host", "software", "offered", "kubernetes"]
 
 
 @pytest.mark.parametrize("width", [80, 200])

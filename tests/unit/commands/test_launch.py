@@ -19,8 +19,8 @@ import pytest
 from pytest_gpucluster.commands import absent_nodes, launch, main
 from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.commands.launch import Job
+from pytest_gpucluster.config import host_list
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory import host_list
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol import channel, rendezvous
 from pytest_gpucluster.protocol.rendezvous import Hello, Meeting, NotJoinedError

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pytest_gpucluster.commands import launch_lines, main
-from pytest_gpucluster.inventory import host_list
+from pytest_gpucluster.config import host_list
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from tests.support import REPOSITORY
 from tests.support.launching import environment

@@ -44,6 +44,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.host:host_clock": {},
     "measurements.host:host_errors": {},
     "measurements.host:host_state": {},
+    "measurements.host:kubernetes_cluster": {},
+    "measurements.host:kubernetes_node": {},
     "measurements.host_parts:host_parts": {},
     "measurements.host_link:host_link": {"size_bytes": 1 << 29, "iterations": 10, "warmup": 2},
     "measurements.host_rates:host_memory": {"size_bytes": 6 << 30, "repeats": 5},

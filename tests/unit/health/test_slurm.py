@@ -72,6 +72,7 @@ def test_a_healthy_host_and_job() -> None:
 CONFIG = SlurmConfig(
     health_check="/usr/sbin/nhc", interval_s=300, prolog="", accounting="accounting_storage/slurmdbd",
     topology="topology/block", pyxis=True, enroot="/usr/bin/enroot", prolog_most_s=2.0,
+    packing="select/cons_tres CR_PACK_NODES", mpi="pmix",
 )  # fmt: skip
 
 
@@ -83,6 +84,7 @@ CONFIG = SlurmConfig(
         ({"interval_s": 0}, 1, 0),
         ({"interval_s": HIDDEN}, 0, 1),
         ({"accounting": "", "topology": "", "pyxis": HIDDEN, "enroot": None, "prolog_most_s": HIDDEN}, 0, 0),
+        ({"packing": "", "mpi": HIDDEN}, 0, 0),
     ],
 )
 def test_the_health_check_of_slurm(changes: dict[str, Any], count: int, doubts: int) -> None:

@@ -77,6 +77,7 @@ def test_adapters_that_cannot_be_read(fabric: str) -> None:
         ({"versions": {"NCCL": "2.29.2"}, "machine": "aarch64"}, "a hang on ARM"),
         ({"nics": adapters("28.39.1002")}, "firmware of mlx5_0 28.39.1002 is older than 39.8002: CVE-2025-23351"),
         ({"nics": adapters("28.41.1000")}, "older than 43.8002"),
+        ({"kernel": "6.8.0-60-generic"}, "kernel 6.8.0-60-generic is older than 6.8.0-124: CVE-2026-46300"),
         ({"kernel": "5.15.0-1046-nvidia"}, "kernel 5.15.0-1046-nvidia is older than 5.15.0-1047: CVE-2024-1086"),
         ({"cuda_toolkit": "12.4.1"}, "CUDA toolkit 12.4.1 is older than 13.1"),
         ({"ofed": "MLNX_OFED_LINUX-23.10-1.1.9.0"}, "is older than 23.10-5.1.4.0: CVE-2025-23263"),
@@ -93,9 +94,11 @@ def test_an_old_version(changes: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
+        {"kernel": "6.8.0-124-generic"},
+        {"kernel": "6.14.0-20-generic"},
         {"kernel": "5.15.0-1053-nvidia"},
         {"kernel": "5.14.0-427.el9.x86_64"},
-        {"kernel": "6.8.0-45-generic"},
+        {"kernel": "6.8.0-137-generic"},
         {"versions": {"NCCL": "2.29.2"}},
         {"nics": adapters("231.1.162.1", driver="bnxt_en")},
         {"nics": NotAvailable("No such file or directory")},
@@ -170,6 +173,19 @@ def test_what_starts_containers(software: dict[str, Any], bad: int) -> None:
     found = containers(**software)
     assert found is not None
     assert (found.judged, found.unknown, found.remark) == (bad, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"),
+    [("24.0.8", True), ("25.0.1", True), ("23.0.6", True), ("20.10.24+dfsg1", True), ("24.0.9", False), ("28.2.2", False)],
+)
+def test_a_docker_with_a_known_fault(version: str, *, is_old: bool) -> None:
+    """It needs a user who builds a foreign image, so it is a remark; a host with Docker alone is judged."""
+    found = containers(docker=version)
+    assert found is not None
+    assert (found.judged, found.unknown) == (0, {})
+    assert ("CVE-2024-23652" in str(found.remark)) is is_old
+    assert found.evidence["Docker"] == version
 
 
 def test_the_words_of_a_fault() -> None:

@@ -195,7 +195,9 @@ def test_a_healthy_answer(on_path: Path) -> None:
 def test_how_slurm_is_set_up(on_path: Path) -> None:
     """Each setting, pyxis by srun's own help, and what is absent."""
     fake_slurm.install(on_path, node=IDLE, job=JOB)
-    (on_path / "srun").write_text("#!/bin/sh\necho '      --container-image=[USER@][REGISTRY#]IMAGE'\n")
+    lists = "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n\\tpmix\\n'"
+    script = f"#!/bin/sh\n[ $1 = --mpi=list ] && {{ {lists}; exit; }}\necho '      --container-image=[USER@][REGISTRY#]IMAGE'\n"
+    (on_path / "srun").write_text(script)
     (on_path / "srun").chmod(0o755)
     found = slurm.read_config({})
     assert isinstance(found, SlurmConfig)
@@ -204,6 +206,9 @@ def test_how_slurm_is_set_up(on_path: Path) -> None:
         "accounting_storage/slurmdbd", "topology/block", "/etc/slurm/prolog.sh",
     )  # fmt: skip
     assert isinstance(found.prolog_most_s, NotAvailable)
+    assert (found.mpi, found.packing) == ("none, pmi2, pmix", "select/cons_tres CR_CORE_MEMORY,CR_PACK_NODES")
+    (on_path / "srun").write_text("#!/bin/sh\necho 'srun: error: no plugin' >&2; exit 1\n")
+    assert "srun lists no way to start MPI" in str(slurm.read_mpi())
     fake_slurm.install(on_path, node=IDLE, job=JOB, before="echo 'permission denied' >&2; exit 1")
     assert isinstance(slurm.read_config({}), NotAvailable)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.inventory.machine import Software, read_installed, read_software
+from pytest_gpucluster.inventory.machine import Software, read_installed, read_offered, read_software
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def test_a_toolkit_that_is_no_toolkit(text: str, tmp_path: Path) -> None:
 SAID = {
     "runc": "runc version 1.1.12\ncommit: v1.1.12-0-g51d5e946\nspec: 1.0.2-dev\ngo: go1.20.13\n",
     "nvidia-ctk": "NVIDIA Container Toolkit CLI version 1.14.3\ncommit: 53b24618a542025b108239fe602e66e912b7d6e2\n",
+    "docker": "Docker version 27.5.1, build 9f9e405\n",
     "ofed_info": "OFED-internal-24.04-0.7.0:\n",
 }
 OLD_TOOLKIT = "cli-version: 1.13.5\nlib-version: 1.13.5\nbuild date: 2023-07-18\n"
@@ -134,15 +135,81 @@ def test_what_is_installed(tmp_path: Path) -> None:
     switch.mkdir(parents=True)
     (switch / "information").write_text("BIOS Version: 96.10.57.00.01\n")
     found = installed(tmp_path)
-    assert (found.runc, found.container_toolkit, found.ofed) == ("1.1.12", "1.14.3", "OFED-internal-24.04-0.7.0")
+    assert (found.runc, found.docker, found.container_toolkit) == ("1.1.12", "27.5.1", "1.14.3")
+    assert found.ofed == "OFED-internal-24.04-0.7.0"
     assert (found.cuda_toolkit, found.nvswitches) == ("12.4.1", {"0000:05:00.0": "96.10.57.00.01"})
 
 
 def test_what_is_not_installed(tmp_path: Path) -> None:
     """A virtual machine or a container: nothing is there, and that is known."""
     found = installed(tmp_path)
-    assert {found.runc, found.container_toolkit, found.ofed, found.cuda_toolkit} == {"none"}
+    assert {found.runc, found.docker, found.container_toolkit, found.ofed, found.cuda_toolkit} == {"none"}
     assert found.nvswitches == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("Docker version 20.10.24+dfsg1, build 297e128\n", "20.10.24+dfsg1"),
+        ("Docker version 24.0.7, build 24.0.7-0ubuntu4.1\n", "24.0.7-0ubuntu4.1"),
+        ("Docker version 28.2.2\n", "28.2.2"),
+    ],
+)
+def test_builds_of_docker(said: str, version: str, tmp_path: Path) -> None:
+    """A distribution's own number counts, as it may have the mend."""
+    put(tmp_path, "docker", said)
+    assert installed(tmp_path).docker == version
+
+
+def offered(folder: Path) -> Any:
+    """What a host offers whose files lie in a folder of the test."""
+    (folder / "proc").mkdir(exist_ok=True)
+    (folder / "sys" / "module").mkdir(parents=True, exist_ok=True)
+    return read_offered(proc=folder / "proc", sys=folder / "sys", path=str(folder / "bin"))
+
+
+BOOSTS = """\
++-------------------------------------------------+
+| Boost Slider                                    |
+| GPU     Slider     Current Value   Max Value    |
+|=================================================|
+|   0     vboost     0               4            |
+|   1     vboost     2               4            |
++-------------------------------------------------+
+"""
+
+
+def test_what_a_host_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by its program, file or process; the older name of Apptainer counts too."""
+    monkeypatch.setenv("LMOD_VERSION", "8.7.14")
+    put(tmp_path, "singularity", "singularity-ce version 4.1.0\n")
+    put(tmp_path, "helm", "v3.16.2+g13654a5\n")
+    put(tmp_path, "nvidia-smi", BOOSTS)
+    for pid, name in (("7", "dcgm-exporter"), ("8", "bash"), ("9", "node_exporter")):
+        (tmp_path / "proc" / pid).mkdir(parents=True)
+        (tmp_path / "proc" / pid / "comm").write_text(f"{name}\n")
+    kvm = tmp_path / "sys/module/kvm_amd/parameters"
+    kvm.mkdir(parents=True)
+    (kvm / "nested").write_text("1\n")
+    (tmp_path / "sys/bus/platform/drivers/tegra241_cmdqv/NVDA200C:00").mkdir(parents=True)
+    found = offered(tmp_path)
+    assert (found.apptainer, found.helm, found.modules) == ("4.1.0", "v3.16.2+g13654a5", "8.7.14")
+    assert (found.monitors, found.vboost) == ("dcgm-exporter, node_exporter", "GPU 0: 0 of 4, GPU 1: 2 of 4")
+    assert (found.nested_guests, found.smmu_queues) == ("allowed", "NVDA200C:00")
+    (kvm / "nested").write_text("N\n")
+    assert offered(tmp_path).nested_guests == "not allowed"
+
+
+def test_a_host_that_offers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known not to be there is none; what nobody can say has a reason."""
+    monkeypatch.delenv("LMOD_VERSION", raising=False)
+    monkeypatch.delenv("MODULESHOME", raising=False)
+    found = offered(tmp_path)
+    assert {found.apptainer, found.helm, found.monitors, found.nested_guests} == {"none"}
+    assert isinstance(found.vboost, NotAvailable)
+    assert isinstance(found.modules, NotAvailable)
+    put(tmp_path, "nvidia-smi", "Boost slider is not supported\n")
+    assert "Boost slider is not supported" in str(offered(tmp_path).vboost)
 
 
 def test_an_old_container_toolkit_and_the_driver_of_ofed(tmp_path: Path) -> None:
