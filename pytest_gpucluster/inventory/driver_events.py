@@ -190,9 +190,9 @@ SUBJECT = re.compile(rf"NVRM: The NVIDIA GPU (?:at )?{ADDRESS}")
 LOST = re.compile(
     r"fallen off the bus|(?:RmInitAdapter|rm_init_adapter)(?: failed|: .*\b(?:failed|cannot)\b)|NV_ERR_RESET_REQUIRED"
     r"|NV_ERR_GPU_IS_LOST|GPU(?: at)?(?: (?:PCI:)?[0-9a-f:.]+)? (?:is|was|has been) lost|\breset required"
-    r"|\brequires? (?:a )?reset|\bneeds? to be reset|Failed to initialize GSP firmware|Cannot attach GPU|GPU has stopped responding"
+    r"|\brequires? (?:a )?reset|\bneeds? to be reset|Failed to initialize GSP firmware|Cannot attach GPU"
     r"|(?:can't|unable to) change power state .*\binaccessible|Refused to change power state, currently in D3"
-    r"|None of the NVIDIA .* were initialized"
+    r"|GPU has stopped responding|None of the NVIDIA .* were initialized"
     r"|probe routine failed for (?P<count>\d{1,3}) device|\bprobe (?:of|with driver nvidia)\b.* failed with error",
     re.IGNORECASE,
 )
