@@ -102,7 +102,8 @@ def test_domain_busbw(collective, request, cluster, criterion):
     measured = request.getfixturevalue(f"{collective}_in_domains")
     timings = {place.fabric: measured[place] for place in cluster.places}
     nodes = {domain: [node.id for node in cluster.nodes if is_in(node, domain, cluster)] for domain in timings}
-    slowest = min(timings, key=lambda domain: timings[domain].busbw_gb_s)
+    judged = [domain for domain in timings if len(nodes[domain]) > 1] or [*timings]  # busbw judges a single node
+    slowest = min(judged, key=lambda domain: timings[domain].busbw_gb_s)
     by_domain = {f"{len(nodes[one])} nodes from {nodes[one][0]}": timing.busbw_gb_s for one, timing in timings.items()}
     found = timings[slowest]
     evidence = {"domains": by_domain, "bytes": found.size_bytes, **found.evidence}

@@ -173,7 +173,7 @@ def gpus_of(gpu_states, node):
 @pytest.mark.again
 def test_drift(drift_rows, host_states, node, criterion):
     """The host, its GPUs and its NICs are like the others, and as demanded."""
-    assert host_states[node]
+    host_states.first_of(node)  # raises why the host was not read
     criterion.judge(health.judge_drift(drift_rows, node.id))
 
 

@@ -22,7 +22,7 @@ def ports(nics_at_start, cluster, recipe):
 @pytest.mark.health
 def test_nic_ports(nics_at_start, ports, node, criterion):
     """Every port that should be up is up, and as fast as it should be."""
-    assert nics_at_start[node]
+    nics_at_start.first_of(node)  # raises why the host was not read
     criterion.judge(ports[node.id])
 
 
@@ -66,7 +66,7 @@ def cables(nic_answers, cluster):
 @pytest.mark.health
 def test_nic_settings(nic_ways, nic_settings, node, criterion):
     """NCCL can open every port that is up, and uses it as it does on the other hosts."""
-    assert nic_ways[node]
+    nic_ways.first_of(node)  # raises why the host was not read
     criterion.judge(nic_settings[node.id])
 
 
@@ -79,7 +79,7 @@ def test_gpudirect(nic_ways, node, criterion):
 @pytest.mark.health
 def test_cabling(nic_ways, cables, node, criterion):
     """Every cable ends at the switch where those of hosts like it end."""
-    assert nic_ways[node]
+    nic_ways.first_of(node)  # raises why the host was not read
     if cables[node.id] is None:
         criterion.does_not_apply(f"on {node.label}")
     criterion.judge(cables[node.id])

@@ -149,14 +149,15 @@ XID = re.compile(
 Where a GPU is cut (MIG), the instance follows the address: ``PCI:0000:01:00 GPU-I:05``.
 """
 NVLINK = re.compile(
-    r".*,\s*(?P<unit>[A-Z][A-Z0-9_/]+)\s+(?:Link )?(?P<severity>(?i:(?:non-?)?fatal))\b"
+    r".*,\s*(?P<unit>[A-Z][A-Z0-9_/]+)\s+(?:Link )?(?P<severity>(?i:(?:non-?)?fatal))\b(?![^([]*,)"
     r"(?:[^([]*?\bLink (?P<link>-?\d{1,4})\b)?(?:[^([]*[([]0x[0-9a-fA-F]+,? (?P<status>0x[0-9a-fA-F]+))?",
     re.ASCII,
 )
 """``RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000001 ...``; the second number is the error status. -1 is no link.
 
 A line of a GB200 has several blanks: ``NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (``. The numbers of drivers before R575 stand in
-square brackets. The name of a process stands before it and can be anything: the last such words are the driver's.
+square brackets. The name of a process stands before it and can be anything: the last such words are the driver's, and no comma
+follows them.
 """
 CAUSE = re.compile(r"\bcaused by previous Xid (?P<cause>\d{1,5})\b", re.ASCII | re.IGNORECASE)
 ACTION = re.compile(r"action changed from .* to (?P<number>0x[0-9a-fA-F]{1,8}) \((?P<words>[^)]*)\)", re.ASCII | re.IGNORECASE)
@@ -169,7 +170,9 @@ SXID = re.compile(
 """The lines of an error: its severity and link, then ``Severity 1 Engine instance 60 ...`` and ``Data {0x10000000, ...}``."""
 UNREAD = re.compile(rf"{BEGIN}|nvidia-nvswitch\d*:\s*SXid\b", re.ASCII | re.IGNORECASE)
 """How a line on an error begins, whether its rest can be read or not."""
-SUPPRESSED = re.compile(r"\b(?:NVRM|nvidia[\w-]*|nv_\w+)\b.*\b\d+ (?:callbacks|messages|lines) suppressed", re.IGNORECASE)
+SUPPRESSED = re.compile(
+    r"\b(?:NVRM|nvidia[\w-]*|nv_\w+)\b.*\b\d+ (?:callbacks|messages|(?:output )?lines) suppressed", re.IGNORECASE
+)
 """What the kernel writes in place of the driver's lines where these come too fast."""
 OF_DRIVER = re.compile(r"NVRM: |\bnvidia (?=[0-9a-fA-F]{4,8}:)|\bnvidia: probe of ")
 PCI = re.compile(ADDRESS)
@@ -177,9 +180,10 @@ SUBJECT = re.compile(rf"NVRM: The NVIDIA GPU (?:at )?{ADDRESS}")
 """The first line of a message on a GPU that the driver cannot use; what is wrong with it stands in the lines that follow."""
 LOST = re.compile(
     r"fallen off the bus|(?:RmInitAdapter|rm_init_adapter)(?: failed|: .*\b(?:failed|cannot)\b)|NV_ERR_RESET_REQUIRED"
-    r"|NV_ERR_GPU_IS_LOST|GPU (?:is|was|has been) lost|\breset required|\brequires? (?:a )?reset|\bneeds? to be reset"
-    r"|Failed to initialize GSP firmware|Cannot attach GPU|GPU has stopped responding"
-    r"|(?:can't|unable to) change power state .*\binaccessible|None of the NVIDIA .* were initialized"
+    r"|NV_ERR_GPU_IS_LOST|GPU(?: at)?(?: (?:PCI:)?[0-9a-f:.]+)? (?:is|was|has been) lost|\breset required"
+    r"|\brequires? (?:a )?reset|\bneeds? to be reset|Failed to initialize GSP firmware|Cannot attach GPU"
+    r"|(?:can't|unable to) change power state .*\binaccessible|Refused to change power state, currently in D3"
+    r"|GPU has stopped responding|None of the NVIDIA .* were initialized"
     r"|probe routine failed for (?P<count>\d{1,3}) device|\bprobe (?:of|with driver nvidia)\b.* failed with error",
     re.IGNORECASE,
 )

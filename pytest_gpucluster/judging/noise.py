@@ -31,6 +31,8 @@ CONFIRMED = 3
 allows where more than a tenth of the repeats hold."""
 CONFIDENCE = 0.99
 """Of the interval of the median."""
+ROUNDED = 1e-3
+"""Repeats are rounded for the report: a value may lie outside all of them by this share."""
 ENOUGH = 8
 """Fewer repeats have no interval of that confidence."""
 NEAR = 2
@@ -54,14 +56,21 @@ class Repeats:
     disturbed_by: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse repeats that are not numbers.
+        """Refuse repeats of which the value cannot be the middle.
 
         Raises:
-            MeasurementError: a repeat is no finite number.
+            MeasurementError: there is no repeat, one is no finite number, or the value lies outside all of them.
         """
         wrong = [sample for sample in self.samples if not is_finite(sample)]
         if wrong:
             raise MeasurementError(f"a repeat is {text_of(wrong[0], repr)}, not a finite number")
+        if len(self.samples) == 0:
+            raise MeasurementError(f"{text_of(self.value, repr)} has no repeats: nothing shows that it was measured")
+        low, high = min(self.samples), max(self.samples)
+        slack = ROUNDED * max(abs(low), abs(high))
+        if is_finite(self.value) and not low - slack <= self.value <= high + slack:
+            shown = f"{low:.6g} to {high:.6g}"
+            raise MeasurementError(f"{self.value:.6g} is not the middle of its repeats, {shown}: the measurement is wrong")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,7 @@ class Recorder:
         self._journal: Journal | None = None
         self._junit: Path | None = None
         self._ended_s: float | None = None
+        self._ahead_s = time.time() - time.monotonic()  # a clock that is set meanwhile makes no run longer
         self._writer = ReportWriter(self._write_unfinished)
         self.calls_are_elsewhere = False
         """Whether other threads make the calls, so that the reports are written as outcomes come in."""
@@ -177,7 +178,7 @@ class Recorder:
 
     def report(self, verdict: Verdict) -> RunReport:
         """What the reports of the ended run say. Its end is the first time that this is asked."""
-        self._ended_s = self._ended_s or round(time.time(), 3)
+        self._ended_s = self._ended_s or round(self._now_s, 3)
         return self._report(self._plan, verdict, self._status())
 
     def finish(self, verdict: Verdict) -> str | None:
@@ -214,7 +215,7 @@ class Recorder:
     def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> RunReport:
         cases = tuple(ReportedTest(nodeid=self._plan.nodeid(record), record=record) for record in records)
         rehearsal = status.terms.rehearsal or status.terms.simulated
-        last_s, run = self._ended_s or time.time(), status.facts.get("run", {})
+        last_s, run = self._ended_s or self._now_s, status.facts.get("run", {})
         run = run_facts(run, status.places.values(), last_s=last_s, has_ended=self._ended_s is not None)
         return RunReport(
             cases=cases,
@@ -224,6 +225,10 @@ class Recorder:
             is_rehearsal=rehearsal,
             junit=status.junit,
         )
+
+    @property
+    def _now_s(self) -> float:
+        return self._ahead_s + time.monotonic()
 
     @property
     def _results(self) -> Path:

@@ -26,11 +26,19 @@ class Snapshot:
         at_s: in seconds since 1970.
         values: plain data by place id.
         missing: the ids of the places that could not be read.
+        clock: the boot of the host that read, and the seconds since then; None where a journal does not have them.
     """
 
     at_s: float
     values: Mapping[str, Any]
     missing: tuple[str, ...] = ()
+    clock: tuple[str, float] | None = None
+
+    def seconds_to(self, later: Snapshot) -> float:
+        """The time between two readings, by a clock that nobody sets; by the time of day over boots and hosts."""
+        if self.clock is not None and later.clock is not None and self.clock[0] == later.clock[0]:
+            return later.clock[1] - self.clock[1]
+        return later.at_s - self.at_s
 
     def at(self, kept: Collection[str]) -> Snapshot:
         """The same of these places only."""
@@ -71,7 +79,8 @@ class SnapshotRecord:
         before = self._latest.get(reader)
         self._latest[reader] = reading
         values = {"values": reading.values} if before is None else {"changes": changes(before.values, reading.values)}
-        return {"reader": reader, "read_s": reading.at_s, "missing": reading.missing, **values}
+        clock = {} if reading.clock is None else {"clock": reading.clock}
+        return {"reader": reader, "read_s": reading.at_s, "missing": reading.missing, **clock, **values}
 
 
 def changes(before: Any, now: Any) -> dict[str, Any] | None:
@@ -124,7 +133,7 @@ def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record] | 
             reading = _reading(event, last)
             own[event["reader"]] = (first or reading, reading)
     for reader, (first, last) in own.items():
-        watched = Span(kind="watched", first=first, last=last, seconds=last.at_s - first.at_s)
+        watched = Span(kind="watched", first=first, last=last, seconds=first.seconds_to(last))
         found.setdefault(reader, []).append(watched)
     if records is None:
         return {reader: tuple(spans) for reader, spans in found.items()}
@@ -134,11 +143,17 @@ def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record] | 
 
 def _reading(event: Mapping[str, Any], before: Snapshot | None) -> Snapshot:
     values = event["values"] if "values" in event or before is None else changed(before.values, event["changes"])
-    return _snapshot({"at_s": event["read_s"], "values": values, "missing": event["missing"]})
+    return _snapshot({"at_s": event["read_s"], "values": values, "missing": event["missing"], "clock": event.get("clock")})
 
 
 def _snapshot(facts: Mapping[str, Any]) -> Snapshot:
-    return Snapshot(at_s=float(facts["at_s"]), values=dict(facts["values"]), missing=tuple(map(str, facts["missing"])))
+    clock = facts.get("clock")
+    return Snapshot(
+        at_s=float(facts["at_s"]),
+        values=dict(facts["values"]),
+        missing=tuple(map(str, facts["missing"])),
+        clock=None if clock is None else (str(clock[0]), float(clock[1])),
+    )
 
 
 def _span(facts: Mapping[str, Any]) -> Span:
@@ -179,7 +194,7 @@ def with_now(spans: Spans, now: Mapping[str, Snapshot], *, kept: Collection[str]
     for reader, before in spans.items():
         every, last = [*before], before[-1]
         if reader in now and last.kind == "watched":
-            seconds = now[reader].at_s - last.first.at_s
+            seconds = last.first.seconds_to(now[reader])
             every.append(Span(kind="between", first=last.last, last=now[reader], seconds=seconds))
         found[reader] = tuple(
             replace(one, first=one.first.at(kept), last=one.last.at(kept), is_needed=one.is_needed and goes_on) for one in every

@@ -77,6 +77,13 @@ def test_what_is_in_each_node_is_skipped_with_its_rule(tmp_path: Path) -> None:
     assert run.results["culprits"] == []
 
 
+def test_a_rack_of_one_node_is_no_slow_domain(tmp_path: Path) -> None:
+    """Four GPUs reach 650 GB/s where 72 reach 870: ``busbw`` judges these, and the domain of several nodes is judged here."""
+    run = simulate(tmp_path, "19x4", "--gpucluster-profile=gb200-nvl72", "-k", "domain_busbw")
+    row = run.row("domain_busbw[all_reduce]")
+    assert (row["outcome"], row["value"] > 720, len(row["evidence"]["domains"])) == ("passed", True, 2), run.stdout[-2000:]
+
+
 def test_a_missing_limit_is_said_before_the_run_begins(tmp_path: Path) -> None:
     """A node of 9 GPUs has no limit: one line before the first test, then an error of the settings that names no part."""
     run = simulate(tmp_path, "2x9", "-k", "test_bf16_tflops or test_busbw and all_reduce and links")

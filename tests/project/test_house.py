@@ -147,6 +147,18 @@ def test_the_suite_uses_public_names_only() -> None:
     assert found == []
 
 
+def test_no_criterion_rests_on_an_assert() -> None:
+    """``python -O --assert=plain`` leaves every one out: a host that nobody could read would be like all others."""
+    asserts = [
+        f"{name}:{node.lineno}"
+        for name, text in sources()
+        if name.startswith("tests_acceptance/")
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Assert)
+    ]
+    assert asserts == []
+
+
 @pytest.mark.parametrize(
     ("line", "is_public"),
     [

@@ -13,6 +13,7 @@ from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import domains_of
 from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, MeasurementError
+from pytest_gpucluster.inventory.identity import read_boot_id
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR
 from pytest_gpucluster.plugin.whole_run.selected_tests import MARK, reader_of
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
@@ -43,13 +44,22 @@ WHEN_OF_PARTS = {
 }
 
 
+def _clock() -> tuple[str, float] | None:
+    boot = read_boot_id()
+    return None if boot is None else (boot, time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a reader gave at one moment of the controller's clock; ``wall_s``: the same moment in seconds since 1970."""
+    """What a reader gave at one moment of the controller's clock.
+
+    ``wall_s``: the same moment in seconds since 1970, and ``clock`` since the boot, as in :class:`Snapshot`.
+    """
 
     results: Results
     at_s: float
     wall_s: float = field(default_factory=time.time)
+    clock: tuple[str, float] | None = field(default_factory=_clock)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -61,7 +71,7 @@ class _Taken:
                     values[place.id] = to_plain(self.results[place])
             except (AttributeError, NotPlainDataError):
                 missing.append(str(place))
-        return Snapshot(at_s=self.wall_s, values=values, missing=tuple(missing))
+        return Snapshot(at_s=self.wall_s, values=values, missing=tuple(missing), clock=self.clock)
 
 
 class OverRun:

@@ -145,6 +145,7 @@ def test_lines_of_the_switches(line: str, sxid: NodeSxid | None) -> None:
     [
         ("nvidia_ioctl: 1234 callbacks suppressed", False),
         ("NVRM: 5 messages suppressed", False),
+        ("NVRM: 37 output lines suppressed due to ratelimiting", False),
         ("[  88.32] nv_printf_ratelimited: 12 callbacks suppressed", False),
         ("nvidia-nvswitch0: 3 callbacks suppressed", False),
         ("net_ratelimit: 33 callbacks suppressed", True),

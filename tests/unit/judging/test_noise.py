@@ -129,6 +129,22 @@ def test_repeats_are_numbers(bad: Any) -> None:
         Repeats(value=700, samples=[700, bad])
 
 
+@pytest.mark.parametrize(
+    ("value", "samples"),
+    [(800, []), (800, [100] * 20), (800, [100, 799]), (100.0, [800.0]), (0.0, [700.0] * 3), (-1, [-3, -2]), (5, [0, 0, 0])],
+)
+def test_a_value_is_the_middle_of_its_repeats(value: float, samples: list[float]) -> None:
+    """Without repeats, or beyond all of them, it was not measured: 800 beside repeats of 100 would pass, or blame a part."""
+    with pytest.raises(MeasurementError, match=r"has no repeats|is not the middle of its repeats"):
+        Repeats(value=value, samples=samples)
+
+
+@pytest.mark.parametrize(("value", "samples"), [(71.23456, [71.23]), (-0.0, [0.0]), (-2.5, [-3, -2]), (1e-9, [1.0004e-9])])
+def test_repeats_may_be_rounded(value: float, samples: list[float]) -> None:
+    """As those of the report are."""
+    assert Repeats(value=value, samples=samples).value == value
+
+
 def test_clear_values_are_judged_at_once() -> None:
     """No second look is asked for."""
     good, bad = criterion(), criterion()

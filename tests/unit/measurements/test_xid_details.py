@@ -92,6 +92,8 @@ def xids(
         # A program chooses its own name.
         (145, "pid=4, name=AB Nonfatal, RLW_CTRL Fatal XC0 i0 Link 3", XidDetail(severity="Fatal", unit="RLW_CTRL", link=3)),
         (145, "pid=4, name=, AB Nonfatal, RLW_CTRL Fatal XC0 i0 Link 3", XidDetail(severity="Fatal", unit="RLW_CTRL", link=3)),
+        (145, "pid=4, name=x, AB Nonfatal, RLW_CTRL XC0 i0 Link 3 (0x1 0x2)", None),
+        (145, "pid=4, name=x, AB Nonfatal y, RLW_CTRL XC0 i0 Link 3 [0x5]", None),
         (147, "pid=7, name=x, TREX Nonfatal (0x1, 0x2)", XidDetail(severity="Nonfatal", unit="TREX", status="0x2")),
         (45, "pid=4101, name=python3, Ch 00000001 caused by previous Xid 149", XidDetail(cause=149)),
         (45, "pid='<unknown>', name=<unknown>, Ch 00000003 caused by previous Xid 145", XidDetail(cause=145)),

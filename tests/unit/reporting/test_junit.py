@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.junit import finish_junit
+from pytest_gpucluster.records.run_identity import run_identity
 from pytest_gpucluster.reporting.junit import junit_text, properties_of, suite_element
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
@@ -202,6 +204,18 @@ def run_in(tmp_path: Path, junit: JunitForm) -> Run:
     rebuild(tmp_path / "results", junit=tmp_path / "rebuilt.xml")
     rebuilt = ET.parse(tmp_path / "rebuilt.xml").getroot()[0]  # noqa: S314 -- our own file
     return Run(live=live, final=final, rebuilt=rebuilt, verdict=verdict)
+
+
+@pytest.mark.parametrize("set_by_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_makes_no_run_longer(monkeypatch: pytest.MonkeyPatch, set_by_s: float) -> None:
+    """Nor does a run end before it began."""
+    terms, facts = Terms(rehearsal=False, level_reached=True), {**FACTS, "run": run_identity("aa"), "environment": {}}
+    recorder, began_s = Recorder(Plan(), status=lambda: RunStatus(terms=terms, places=PLACES, facts=facts)), time.monotonic()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + set_by_s)
+    ran = recorder.report(decide(Plan(), terms)).facts["run"]
+    assert 0 <= ran["duration_s"] <= time.monotonic() - began_s + 1
+    assert ran["ended"] >= ran["started"]
 
 
 def test_the_three_files_agree(run: Run) -> None:

@@ -263,3 +263,25 @@ def test_a_node_that_was_lost_meanwhile() -> None:
     assert joined[1].last.values == reading(90.0, xids(79)).values
     never = with_latest_known({READER: (Span(kind="watched", first=lost, last=lost, seconds=60.0),)})
     assert never[READER][0].last.values == {}
+
+
+@pytest.mark.parametrize("set_by_s", [3600.0, -3600.0, -86400.0])
+def test_a_clock_that_is_set_makes_no_time_longer(set_by_s: float) -> None:
+    """By 120 errors an hour, 100 in 10 minutes are too many, also where the time of day says that 70 minutes went by."""
+    record = SnapshotRecord()
+    early, late = (replace(reading(at, xids()), clock=("boot", at)) for at in (1000.0, 1600.0))
+    late = replace(late, at_s=late.at_s + set_by_s)
+    events = [{"event": "soak_reading", **record.facts(READER, one)} for one in (early, late)]
+    spans = read_spans(json.loads(json.dumps(events)), None)
+    assert spans[READER] == (Span(kind="watched", first=early, last=late, seconds=600.0),)
+    kept = json.loads(json.dumps(spans_facts(spans)))
+    assert read_spans([{"event": "soak_earlier", "spans": kept, "judges": JUDGES}], None) == spans
+    now = replace(reading(1900.0 + set_by_s, xids()), clock=("boot", 1900.0))
+    assert with_now(spans, {READER: now}, kept={GPU.id}, goes_on=True)[READER][1].seconds == 900.0
+
+
+@pytest.mark.parametrize("clock", [None, ("another boot", 5.0)])
+def test_over_boots_the_time_of_day_counts(clock: tuple[str, float] | None) -> None:
+    """As in a journal that has no other."""
+    early, late = replace(reading(1000.0, xids()), clock=("boot", 1000.0)), replace(reading(1600.0, xids()), clock=clock)
+    assert early.seconds_to(late) == late.seconds_to(replace(early, at_s=2200.0)) == 600.0
