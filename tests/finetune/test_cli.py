@@ -255,13 +255,11 @@ def test_however_it_ends_the_process_leaves_at_once(
 
 def test_output_that_nobody_reads_does_not_change_the_end() -> None:
     """A pipe whose reader has gone: the code is that of the run, and Python's shutdown adds no line."""
-    code = "import sys; from finetune_smoke import __main__ as it; it.main = lambda: sys.stdout.write('x') * 3; it.run_and_leave()"
+    code = "import sys; from finetune_smoke import __main__ as it; it.main = lambda: 3 * sys.stdout.write('x')"
     read, write = os.pipe()
     os.close(read)
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, stdout=write, stderr=subprocess.PIPE, cwd=REPOSITORY, env=buffered, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", f"{code}; it.run_and_leave()"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=REPOSITORY, env=buffered, timeout=120, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (3, b"")
