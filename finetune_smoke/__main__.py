@@ -12,7 +12,8 @@ import dataclasses
 import os
 import sys
 import time
-from contextlib import contextmanager
+import traceback
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from finetune_smoke.reporting import report
@@ -151,12 +152,24 @@ def _progress_display(*, first: bool) -> Iterator[Callable[[str, float | None], 
             yield lambda step, fraction: bar.update(task, description=step, completed=fraction or 0.0)
 
 
-def _exit_now(code: int) -> NoReturn:
-    """End at once: a thread of torch that wakes up while Python shuts down aborts the process (one exit in thirty, gloo)."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def run_and_leave() -> NoReturn:
+    """Run and end at once, also after a crash; process groups are destroyed by then.
+
+    A thread of torch that wakes up while Python shuts down aborts the process (one exit in thirty, gloo).
+    """
+    code = NOT_GOOD
+    try:
+        code = main()
+    except SystemExit as wrong_usage:
+        code = wrong_usage.code if isinstance(wrong_usage.code, int) else GOOD
+    except BaseException:  # noqa: BLE001 -- nothing may reach Python's own shutdown
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":
-    _exit_now(main())
+    run_and_leave()

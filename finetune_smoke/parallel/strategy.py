@@ -51,6 +51,16 @@ def layers_of(model: SummedLoss) -> list[torch.nn.Module]:
     return list(layers)
 
 
+def start_compilers() -> None:
+    """Start the processes that compile kernels, while the base is made; torch would start them with the first compiling.
+
+    Until they are there, the training's own thread compiles one kernel after another. Older releases start them by the import.
+    """
+    from torch._inductor import async_compile  # noqa: PLC0415 -- seconds; only where layers are compiled
+
+    getattr(async_compile, "maybe_warm_pool", lambda: None)()  # torch 2.8; does nothing without Triton
+
+
 def compile_layers(model: SummedLoss) -> None:
     """Compile every decoder layer and the loss of a chunk; torch.compile does so at their first call.
 

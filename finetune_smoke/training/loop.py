@@ -65,8 +65,10 @@ def finetune(
     group = ranks.single_rank() if single_rank else ranks.all_ranks()
     with signals as stop, group as members, _explain_out_of_memory(config, members):
         begin = time.monotonic()
-        run = prepare(config, ranks=members, progress=progress or (lambda _step, _fraction: None))
-        return _finetune(run, stop, clock or Clock(), begin)
+        # No name here for the run: leaving the group frees what nobody names, and compiled layers name themselves.
+        return _finetune(
+            prepare(config, ranks=members, progress=progress or (lambda _step, _fraction: None)), stop, clock or Clock(), begin
+        )
 
 
 def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin: float) -> Outcome:

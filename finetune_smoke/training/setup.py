@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> TrainingRun:
     """Make everything that step 0 needs; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
     require_same_settings(config, ranks)
+    if config.compile == "layers":
+        strategy.start_compilers()
     config, notes = _for_dropout(config, ranks)
     shared = ranks.run_on_all_ranks(lambda: strategy.choose(config, ranks))
     fault = ranks.run_on_all_ranks(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))

@@ -41,6 +41,11 @@ class Finetuned(Watched):
     outcome: Outcome
     device: str = ""
 
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Where the time went, and the telemetry of all ranks' GPUs, for the report."""
+        return {**_seconds(self.outcome), **evidence(self.telemetry)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained(Finetuned):
@@ -79,15 +84,11 @@ class Trained(Finetuned):
             "strategy": outcome.strategy,
             "ranks": outcome.world_size,
             "rows a step": outcome.step_rows,
-            "s setting up": outcome.setup_s,
-            "s compiling": outcome.compile_s,
-            "s training": outcome.train_s,
-            "s evaluating": outcome.eval_s,
             "notes": outcome.notes,
             "checks left out": outcome.left_out,
         }
         shown = {name: value for name, value in known.items() if value is not None}
-        return {**shown, **evidence(self.telemetry)}
+        return {**shown, **_seconds(outcome), **evidence(self.telemetry)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,12 @@ class ShardedMemory:
     def peak_gib(self) -> float:
         """The highest of all ranks."""
         return max(self.peaks_gib)
+
+
+def _seconds(outcome: Outcome) -> dict[str, float]:
+    parts = {"setting up": outcome.setup_s, "compiling": outcome.compile_s, "training": outcome.train_s}
+    parts["evaluating"] = outcome.eval_s
+    return {f"s {part}": seconds for part, seconds in parts.items() if seconds is not None}
 
 
 def _spread(rates: Sequence[float]) -> str | None:
@@ -196,8 +203,10 @@ def _require_free_memory() -> None:
     """Free the memory that this process holds; raise RuntimeError if some stays, which would count as the training's."""
     if not torch.cuda.is_available():
         return
-    torch.compiler.reset()  # compiled code may hold the weights it was made with
     gc.collect()
+    if torch.cuda.memory_allocated() / 2**30 > HELD_GIB:
+        torch.compiler.reset()  # compiled code may hold the weights it was made with; made again, it costs seconds
+        gc.collect()
     held_gib = torch.cuda.memory_allocated() / 2**30
     if held_gib > HELD_GIB:
         raise RuntimeError(f"an earlier call left {held_gib:.2f} GiB on this GPU, which would count as this training's memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from finetune_smoke.model import lora
 from finetune_smoke.settings.config import PRESETS, preset
 from finetune_smoke.training import setup, steps
 from finetune_smoke.training.loop import Outcome, finetune
+from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +107,9 @@ def test_width_of_the_band(losses: list[float], step: int | None) -> None:
     """0.1 % at the first loss, 3 % later, to both sides; numbers that are none lie outside."""
     said = band.outside(losses, CURVE)
     assert said is None if step is None else said is not None and said.startswith(f"loss of step {step}: ")
+    spaced = [losses[0], 99.0, *losses[1:]]  # a step that the record leaves out
+    said = band.outside(spaced, dataclasses.replace(CURVE, losses=(6.0, None, 5.0)))
+    assert said is None if step is None else said is not None and said.startswith(f"loss of step {2 * step}: ")
 
 
 OTHER: dict[str, Any] = {
@@ -149,10 +154,26 @@ def test_every_curve_is_whole() -> None:
     for curve in band.RECORDED:
         assert curve.preset in PRESETS
         assert 1 < len(curve.losses) <= min(band.MOST, preset(curve.preset).warmup_steps + 1)
-        assert all(0 < loss < 20 for loss in curve.losses)
+        assert curve.losses[0] is not None
+        assert curve.losses[-1] is not None
+        assert all(loss is None or 0 < loss < 20 for loss in curve.losses)
         assert curve.source
     keys = [(curve.preset, curve.device, curve.release, curve.step_rows) for curve in band.RECORDED]
     assert len(set(keys)) == len(keys)
+
+
+def test_two_h100_have_a_curve_in_an_acceptance() -> None:
+    """The losses in a kept report of two H100 lie inside the band; with half the learning, they would not."""
+    report = json.loads((REPOSITORY / "docs/results/2026-11-27-h100x2-d0606c5/results.json").read_text())
+    judged = next(one for one in report["values"] if one["criterion"] == "finetune_loss")
+    points = dict(next(one["all"] for one in judged["evidence"] if one["key"] == "curve [step, loss]"))
+    losses = [points.get(step, 99.0) for step in range(band.MOST)]
+    machine = CurveMachine(device=band.H100, release="2.11")
+    (curve,) = (one for one in band.RECORDED if one.fits(preset("small"), machine, 128))
+    assert [step for step, loss in enumerate(curve.losses) if loss is not None] == [step for step in points if step < band.MOST]
+    assert band.outside(losses, curve) is None
+    slower = [losses[0], *(loss + 0.5 * (losses[0] - loss) for loss in losses[1:])]
+    assert band.outside(slower, curve) is not None
 
 
 def test_every_setting_that_changes_a_loss_is_compared() -> None:

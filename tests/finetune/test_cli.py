@@ -6,18 +6,24 @@ import faulthandler
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from finetune_smoke import __main__ as command_line
 from finetune_smoke.__main__ import main, parse
 from finetune_smoke.settings import options
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training import loop, steps
+from tests.support import REPOSITORY
 from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
@@ -207,3 +213,53 @@ def test_what_a_rank_raises_is_left_for_torchrun(tmp_path: Path, monkeypatch: py
     with pytest.raises(ZeroDivisionError):
         main(OPTIONS)
     assert "ZeroDivisionError: planted" in file.read_text()
+
+
+class LeftError(BaseException):
+    """Stands for the end of the process."""
+
+
+def crash() -> int:
+    """Print half a line, and crash."""
+    sys.stdout.write("half a line")
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    ("work", "code"),
+    [
+        (lambda: 0, 0),
+        (lambda: 3, 3),
+        (lambda: sys.exit(2), 2),
+        (sys.exit, 0),
+        (crash, 1),
+        (lambda: signal.raise_signal(signal.SIGINT), 1),
+    ],
+)
+def test_however_it_ends_the_process_leaves_at_once(
+    work: Callable[[], int], code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own shutdown is never reached, where a thread of torch may abort the process; all output is flushed before."""
+
+    def leave(found: int) -> None:
+        raise LeftError(found)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(command_line, "main", work)
+    with pytest.raises(LeftError) as left:
+        command_line.run_and_leave()
+    assert left.value.args == (code,)
+    out, err = capfd.readouterr()
+    assert (out, "RuntimeError: boom" in err) == (("half a line", True) if work is crash else ("", False))
+
+
+def test_output_that_nobody_reads_does_not_change_the_end() -> None:
+    """A pipe whose reader has gone: the code is that of the run, and Python's shutdown adds no line."""
+    code = "import sys; from finetune_smoke import __main__ as it; it.main = lambda: 3 * sys.stdout.write('x')"
+    read, write = os.pipe()
+    os.close(read)
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-c", f"{code}; it.run_and_leave()"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=REPOSITORY, env=buffered, timeout=120, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (3, b"")

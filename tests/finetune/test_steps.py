@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -81,6 +83,37 @@ def test_compiled_layers_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     assert traced.compile_s is not None
     assert traced.notes == ["steps run compiled decoder layers; lock-step audits and evaluation run them eagerly"]
     assert traced.problems() == []
+
+
+def test_a_finished_training_frees_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled layer names itself. Left to Python's collector, the 13 GiB of one training lay beside the next one."""
+    layers: list[weakref.ref[torch.nn.Module]] = []
+
+    def name_themselves(model: build.SummedLoss) -> None:
+        for layer in strategy.layers_of(model):
+            layer.forward = functools.partial(layer.forward)
+            layers.append(weakref.ref(layer))
+
+    monkeypatch.setattr(strategy, "compile_layers", name_themselves)
+    monkeypatch.setattr(strategy, "start_compilers", lambda: None)
+    run(**PACKED, compile="layers")
+    assert [layer() for layer in layers] == [None]
+
+
+def test_kernels_are_compiled_by_processes_that_start_before_the_base_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch itself would start them with the first compiling. A run without compiled layers starts none."""
+    from torch._inductor import async_compile  # noqa: PLC0415 -- a second
+
+    seen: list[str] = []
+    made = build.base_of
+    monkeypatch.setattr(async_compile, "maybe_warm_pool", lambda: seen.append("compilers"))
+    monkeypatch.setattr(build, "base_of", lambda *given: seen.append("base") or made(*given))
+    monkeypatch.setattr(strategy, "compile_layers", lambda _model: None)
+    for kind in ("layers", "off"):
+        run(**PACKED, compile=kind, steps=1)
+    assert seen == ["compilers", "base", "base"]
+    monkeypatch.delattr(async_compile, "maybe_warm_pool")
+    strategy.start_compilers()  # an older release: the import is all
 
 
 @pytest.mark.slow

@@ -86,6 +86,12 @@ def test_what_explains_a_rate(planted_outcome: Any) -> None:
     assert {"MFU %", "peak GiB", "s compiling"}.isdisjoint(training.train(**SMALL).evidence)
 
 
+def test_where_the_time_of_a_fine_tune_went(planted_outcome: Any) -> None:
+    """Also of one that is judged by its loss: its minutes are counted as those of the others."""
+    planted_outcome(compile_s=None)
+    assert training.finetune(**SMALL).evidence == {"s setting up": 4.0, "s training": 12.0, "s evaluating": 1.0}
+
+
 def test_a_single_window_is_no_rate() -> None:
     """The first is left out, and there would be no other."""
     with pytest.raises(ValueError, match="steps = 3 is less than two windows of 2"):
@@ -119,13 +125,22 @@ def test_memory_of_a_rank_alone_and_of_many(planted_outcome: Any) -> None:
 
 
 def test_memory_of_an_earlier_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory that libraries hold does not count; more than that is an error."""
-    held_gib = 0.1
+    """The memory that libraries hold does not count; more than that is an error. Compiled code is kept if it holds none."""
+    held_gib, resets = 0.1, 0
+
+    def reset() -> None:  # torch's imports the compiler, for three seconds
+        nonlocal held_gib, resets
+        held_gib, resets = held_gib - 0.2, resets + 1
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held_gib * 2**30)
-    monkeypatch.setattr(torch.compiler, "reset", lambda: None)  # which imports the compiler, for three seconds
+    monkeypatch.setattr(torch.compiler, "reset", reset)
     training._require_free_memory()
+    assert resets == 0
     held_gib = 0.6
+    training._require_free_memory()
+    assert resets == 1
+    held_gib = 0.8
     with pytest.raises(RuntimeError, match=r"an earlier call left 0\.60 GiB"):
         training._require_free_memory()
 
