@@ -50,7 +50,7 @@ WITHOUT = {
     NOISY: "are too close to call",
     NOT_SELECTED: "were not selected",
 }
-MOST_NAMED, MOST_OBJECTIONS = 12, 2
+MOST_NAMED, MOST_OBJECTIONS, MOST_REASONS = 12, 2, 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,8 +271,11 @@ def _left_out(run: RunDocument) -> Iterator[Gap]:
             if record.criterion not in causes[cause]:
                 causes[cause].append(record.criterion)
     if causes:
-        items = tuple(f"{cause}: {shortlist(names, most=MOST_NAMED)}" for cause, names in causes.items())
-        yield Gap(title="Does not apply", text=f"{counted(number, 'check')} left out by rule.", tone="none", items=items)
+        items = [f"{cause}: {shortlist(names, most=MOST_NAMED)}" for cause, names in causes.items()]
+        if len(items) > MOST_REASONS:  # most name one host of many
+            more = counted(len(items) - MOST_REASONS, "other reason")
+            items = [*items[:MOST_REASONS], f"{more}, each with its criterion below"]
+        yield Gap(title="Does not apply", text=f"{counted(number, 'check')} left out by rule.", tone="none", items=tuple(items))
 
 
 def headlines_of(run: RunDocument, views: Sequence[CriterionView]) -> tuple[Headline, ...]:

@@ -137,7 +137,7 @@ def advisory_lines(records: Iterable[Record], *, width: int) -> list[str]:
     for record in missed[:MOST_ADVISORY]:
         text = f"advisory: {first_line(record.reason or record.outcome).replace(' count', '')}"
         found = {name: value for name, value in record.evidence.items() if not isinstance(value, dict)}
-        text += f"; {cut(show_evidence(found), 2 * width)}" if found else ""
+        text += f"; {cut(show_evidence(found), width)}" if found else ""
         lines += wrapped(text, width=width, indent="")
     more = len(missed) - MOST_ADVISORY
     return [*lines, *([f"and {more} more advisory misses, in results.json"] if more > 0 else [])]
@@ -381,8 +381,11 @@ class _Writer:
 
     def _framed(self, text: str) -> list[str]:
         """A whole text. Lines that others wrote stay as they are: paths and code are copied from there."""
-        every = [f"    {line}" for line in framed(text).split("\n")]
-        return [part for one in every for part in ([one] if one.lstrip().startswith(BAR.lstrip()) else folded(one, width=self._shown.width))]
+        lines: list[str] = []
+        for line in (f"    {line}" for line in framed(text).split("\n")):
+            is_foreign = line.lstrip().startswith(BAR.lstrip())
+            lines += [line] if is_foreign else folded(line, width=self._shown.width)
+        return lines
 
     def _measured(self, record: Record) -> str:
         """``498 TFLOPS, limit > 700; its siblings 778 to 798``."""
@@ -421,10 +424,21 @@ class _Writer:
         else:
             texts = [self._narrowly(entry) for entry in shown]
         colours = ["yellow" if entry.is_waived else "red" for entry in shown]
-        lines = [Text(*line) for line in zip((_ended(text, self._shown.width) for text in texts), colours, strict=True)]
+        fit = self._folded if len(entries) <= MOST_DETAILED else self._ended
+        lines = [Text(line, colour) for text, colour in zip(texts, colours, strict=True) for line in fit(text)]
         if len(entries) > MOST_PARTS:
             lines.append(Text(f"  and {len(entries) - MOST_PARTS} more, in {self._shown.report}", "bold"))
         return lines
+
+    def _folded(self, line: str) -> list[str]:
+        """Two lines at most, for an entry of a few."""
+        width = self._shown.width
+        first, *rest = folded(line, width=width)
+        return [first, *(part for text in rest[:1] for part in self._ended(" ".join([text, *map(str.strip, rest[1:])])))]
+
+    def _ended(self, line: str) -> list[str]:
+        width = self._shown.width
+        return [line.rstrip() if len(line) <= width else f"{line[: width - 1].rstrip()}\N{HORIZONTAL ELLIPSIS}"]
 
     def _host(self, entry: BadGroup) -> str:
         return "  ".join(cut(word, WIDEST_NAME) for word in entry.where[: 1 if entry.is_absent else 2])
@@ -454,10 +468,6 @@ class _Writer:
             if not _is_measured(record):
                 alike[f"{WORDS[record.outcome]}: {record.cause or record.message}"] += 1
         return [*found, *(f"{number} {text}" for text, number in alike.items())]
-
-
-def _ended(line: str, width: int) -> str:
-    return line.rstrip() if len(line) <= width else f"{line[: width - 1].rstrip()}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _is_measured(record: Record) -> bool:

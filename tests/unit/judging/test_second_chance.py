@@ -78,7 +78,8 @@ def test_a_load_that_was_gone_is_one_remark() -> None:
         for value in (750.0, 751.0)
     }
     assert remarks == {f"{AGAIN}; first not measured: host not idle"}
-    still = with_first_look(replace(first, reason="host not idle: a job on vm; bf16 at gpu 0: 39 TFLOPS\n  next: end it"), first)
+    again = replace(first, reason="host not idle: a job on vm; bf16 at gpu 0: 39 TFLOPS\n  next: end it")
+    still = with_first_look(again, first)
     assert str(still.reason).endswith(f"\n  {AGAIN}: not measured; first not measured: host not idle")
 
 

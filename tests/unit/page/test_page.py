@@ -237,6 +237,18 @@ def test_the_reason_of_the_verdict(terms: Terms, records: list[Record], words: t
     assert words[1] in read.all("p", class_="reason")[0].text
 
 
+def test_reasons_of_many_hosts_are_counted() -> None:
+    """A tool that no host has is not a line for each of them."""
+    rows = [
+        Record(criterion="cabling", place=f"node{index}", outcome=SKIPPED, reason=f"needs lldpcli on host-{index}")
+        for index in range(40)
+    ]
+    gap = next(one.text for one in Page(page([*outcomes(PLACES), *rows])).all("li") if one.text.startswith("Does not apply"))
+    assert "host-23" in gap
+    assert "host-24" not in gap
+    assert "16 other reasons, each with its criterion below" in gap
+
+
 @pytest.mark.parametrize(("records", "is_open"), [(BUSY, True), ([BAD], False)])
 def test_evidence_in_words_is_open_where_no_value_stands_beside_it(records: list[Record], *, is_open: bool) -> None:
     """What keeps a host busy is all that is known of it."""

@@ -315,6 +315,21 @@ def test_a_whole_text_is_folded() -> None:
     assert [line for line in lines if len(line) > 100] == [f"    {code}"]
 
 
+@pytest.mark.parametrize("number", [MOST_DETAILED, MOST_DETAILED + 1])
+@pytest.mark.parametrize("width", [80, 200])
+def test_few_parts_in_brief_have_two_lines(number: int, width: int) -> None:
+    """Few parts whose rows have no room: at 80 columns what is bad can still be read."""
+    places, bad = slow(number, 16)
+    tflops = [row for row in outcomes(places, bad) if row.criterion == "bf16_tflops"]
+    rows = [replace(row, criterion=f"other_rate_{one}") for row in tflops for one in range(6)]
+    lines = lines_of(places, records=rows, width=width)
+    starts = [index for index, line in enumerate(lines) if line.startswith("  gpu-node-")]
+    assert len(starts) == number
+    assert max(map(len, lines)) <= width
+    assert starts[1] - starts[0] == (2 if width == 80 and number == MOST_DETAILED else 1)
+    assert "6 bad: other_rate_0 -29 %, other_rate_1" in " ".join(" ".join(lines[starts[0] : starts[1]]).split()) or width == 80
+
+
 def test_remarks_are_wrapped_and_counted() -> None:
     """Ten of them; all where all is asked for. No line is wider than the screen."""
     passed = [replace(failed("busbw", f"node0-gpu{index}", 500), outcome="passed", reason=None) for index in range(12)]
