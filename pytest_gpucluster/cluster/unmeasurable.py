@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.protocol.messages import Reply
 
 Errors = dict[Any, MeasurementError]
+FREE_IT = "end what holds the GPU, or wait for its job"
 
 
 def rank_of(place: Place) -> int:
@@ -80,7 +81,7 @@ def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
         "  next: end that process, or wait for its job, and start again; what is measured beside it would be wrong",
         culprits=(place,),
         kind="not_idle",
-        blame=Blame(part="software", cause=f"GPU not idle: {one_line(found.text)}"),
+        blame=Blame(part="software", cause=f"GPU not idle: {one_line(found.text)}", advice=FREE_IT),
     )
 
 
@@ -108,7 +109,7 @@ def _foreign_process_error(place: Place, reply: Reply, what: str) -> Measurement
         *([] if reply.ok else [f"  and there: {reply.error.partition(chr(10))[0]}"]),
         "  next: end that process, or wait for its job, and start again",
     ]
-    blame = Blame(part="software", cause=f"GPU not idle: {text}{more}")
+    blame = Blame(part="software", cause=f"GPU not idle: {text}{more}", advice=FREE_IT)
     return MeasurementError("\n".join(lines), culprits=(place,), kind="not_idle", blame=blame)
 
 

@@ -139,7 +139,9 @@ def conclusion(found: RunComparison) -> str:
     }
     named = [words for words, number in worse.items() if number]
     said = f"worse: {', '.join(named)}" if named else "nothing is worse"
-    return f"{said}; {counted(found.compared, 'value')} compared"
+    ids = [(run.get("run") or {}).get("id") for run in (found.before, found.after)]
+    same = "; A and B are one and the same run" if ids[0] is not None and ids[0] == ids[1] else ""
+    return f"{said}; {counted(found.compared, 'value')} compared{same}"
 
 
 def sections(found: RunComparison) -> list[Section]:

@@ -73,7 +73,9 @@ def _print(machine: Mapping[str, Any], view: str, *, unseen: Mapping[str, str], 
     from pytest_gpucluster.reporting.lines import wrapped  # noqa: PLC0415 -- as above
 
     width = Console().width
-    below = [Text(""), *(Text(f"not seen: {name}: {one_line(why)}", style="yellow") for name, why in unseen.items())]
+    texts = [f"not seen: {name}: {one_line(why)}" for name, why in unseen.items()]
+    lines = (line for text in texts for line in wrapped(text, width=width, indent=""))
+    below = [Text(""), *(Text(line, style="yellow") for line in lines)]
     for one in found:
         below.append(Text(f"{one.part}: {one_line(one.what)}", style="bold red"))
         below += map(Text, wrapped(f"next: {one_line(one.advice)}", width=width, indent="  ", later="    "))

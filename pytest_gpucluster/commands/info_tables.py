@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -116,10 +117,12 @@ def without_gaps(parts: Iterable[Shown]) -> list[Shown]:
 
 
 def print_parts(parts: Iterable[Shown]) -> None:
-    """Print them as wide as the terminal is, without gaps."""
+    """Print them as wide as the terminal is, without gaps, and without blanks at the ends of lines."""
     console = Console(highlight=False, markup=False, emoji=False)
-    for part in without_gaps(parts):
-        console.print(part)
+    with console.capture() as shown:
+        for part in without_gaps(parts):
+            console.print(part)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in shown.get().split("\n")[:-1]))
 
 
 def number_or_nothing(value: float | None) -> str:

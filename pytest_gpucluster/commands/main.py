@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.commands.record_parsers import CommandParser, add_record_commands
 from pytest_gpucluster.config.run_files import RESULTS_DIR
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
@@ -49,6 +50,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
     """
     end = words.index("--") if "--" in words else len(words)
     parser, parsers = _parser()
+    if end and not words[0].startswith("-") and words[0] not in parsers:
+        hint = did_you_mean(words[0], [*parsers])
+        parser.error(visible(f"there is no command {words[0]!r}.{hint} 'gpucluster --help' lists all."))
     chosen, extra = parser.parse_known_args(words[:end])
     chosen.typed, chosen.beyond = words[:end], words[end + 1 :]
     if chosen.command == "run":

@@ -276,7 +276,7 @@ def state_lines(run: RunPicture, width: int) -> list[Text]:
 
 def progress_line(run: RunPicture) -> Text:
     """How far the run is, in one line."""
-    done = sum(run.counts.values())
+    done = run.done
     share = done / run.expected if run.expected else 0.0
     full = int(share * BAR_WIDTH)
     text = f"{INDENT}[{'#' * full}{'-' * (BAR_WIDTH - full)}] {int(100 * share)} %, {done} of {run.expected} checks"
@@ -310,7 +310,7 @@ def progress_of_nodes(run: RunPicture, width: int) -> list[Text]:
 
 
 def _is_notable(node: NodeProgress, *, is_bound: bool) -> bool:
-    return node.bad > 0 or (is_bound and not node.answers)
+    return node.bad + node.missing > 0 or (is_bound and not node.answers)
 
 
 def _share(node: NodeProgress) -> str:
@@ -318,15 +318,15 @@ def _share(node: NodeProgress) -> str:
 
 
 def _node_cell(node: NodeProgress, *, is_bound: bool) -> Text:
-    state = "absent" if is_bound and not node.answers else f"{_share(node):>5}"
-    bad = f" {node.bad} bad" if node.bad else ""
+    state = "absent" if is_bound and not node.answers else f"{_share(node):>5}{f' {node.bad} bad' if node.bad else ''}"
     style = "red" if _is_notable(node, is_bound=is_bound) else ""
-    return Text(f"{node.id:<9}{state}{bad}"[: NODE_CELL - 1].ljust(NODE_CELL), style=style)
+    return Text(f"{node.id:<9}{state}"[: NODE_CELL - 1].ljust(NODE_CELL), style=style)
 
 
 def _node_line(node: NodeProgress, *, is_bound: bool, width: int) -> Text:
     name = node.id if node.hostname is None else f"{node.id} ({node.hostname})"
-    state = "absent" if is_bound and not node.answers else f"{_share(node):>5}{f', {node.bad} bad' if node.bad else ''}"
+    counts = [f"{number} {word}" for number, word in ((node.bad, "bad"), (node.missing, "missing")) if number]
+    state = "absent" if is_bound and not node.answers else f"{_share(node):>5}{', '.join(['', *counts])}"
     spans = "  ".join(f"{_span(span)} {'MHz' if unit == 'SM MHz' else unit}" for unit, span in node.telemetry.items())
     style = "red" if _is_notable(node, is_bound=is_bound) else ""
     line = Text().append(safe(f"{INDENT}{name}  {state}"), style=style)

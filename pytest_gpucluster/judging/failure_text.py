@@ -201,6 +201,8 @@ def _show(value: Any) -> str:
 
 
 def _show_one(value: Any) -> str:
+    if value is None:
+        return "not known"
     return format_number(value) if isinstance(value, float) else text_of(value)
 
 

@@ -197,7 +197,9 @@ class Meter:
         self._fraction = 1.0 if is_over else max(self._fraction, min(UNFINISHED, past_s / total_s))
         is_late = planned_s > 0 and passed_s > max(LATE * planned_s, planned_s + LATE_S)
         slowness = (now_s + total_s) / (past_s + total_s)
-        remaining_s = 0.0 if is_over else None if is_late else max(0.0, total_s - past_s) * slowness
+        left_s = max(0.0, total_s - past_s) * slowness
+        is_late |= left_s < 1 and now_s > total_s + LATE_S  # what is measured again at the end has no estimate
+        remaining_s = 0.0 if is_over else None if is_late else left_s
         return Progress(fraction=self._fraction, elapsed_s=now_s, remaining_s=remaining_s)
 
 

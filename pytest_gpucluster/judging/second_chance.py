@@ -53,6 +53,7 @@ def with_first_look(second: Record, first: Record) -> Record:
     seen_first = _short(first) if first.value is None else _value(first)
     shown = f"{AGAIN}: {_value(second)}; first {WORDS[first.outcome]}: {seen_first}"
     if second.outcome == PASSED and not second.advisory:
+        shown = f"{AGAIN}; first {WORDS[first.outcome]}: {first.cause}" if _has_cause(first) else shown
         return replace(second, evidence=evidence, remark="; ".join(filter(None, (second.remark, shown))))
     return replace(second, evidence=evidence, reason=f"{second.reason or second.outcome}\n  {shown}")
 
@@ -68,9 +69,14 @@ def in_words(records: Iterable[Record]) -> str:
 
 
 def _short(record: Record) -> str:
-    """The cause of what software did, which names no place; else the reason."""
-    text = record.cause if record.cause is not None and record.blames == "software" else record.message
+    """The cause of what software did, or the load of a host, which names no place; else the reason."""
+    text = str(record.cause) if _has_cause(record) else record.message
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _has_cause(record: Record) -> bool:
+    """Whether one cause disturbed many, so that all of them have one remark."""
+    return record.cause is not None and record.blames in ("software", "host")
 
 
 def _value(record: Record) -> str:

@@ -29,13 +29,14 @@ from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, 
 from pytest_gpucluster.page.drawing import Value, strip_of
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
+from pytest_gpucluster.reporting.bad_parts import CAUSES
 from pytest_gpucluster.reporting.ending import duration
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.table_rows import NOTHING, PlaceNames
 from pytest_gpucluster.text import counted, first_line, shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.page.criteria_view import CriterionView
@@ -49,7 +50,7 @@ WITHOUT = {
     NOISY: "are too close to call",
     NOT_SELECTED: "were not selected",
 }
-MOST_NAMED = 12
+MOST_NAMED, MOST_OBJECTIONS, MOST_REASONS = 12, 2, 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ def _reason(run: RunDocument, counts: Counter[str]) -> str:
         return "Nothing was expected, so nothing was measured."
     simulated = "In a simulated fleet, where no GPU was measured, " if run.facts.get("simulated") else ""
     applied = sum(counts.values()) - counts[SKIPPED]
-    parts = [name_of(run.places[one["place"]["id"]]) for one in run.culprits if one.get("place") is not None]
+    parts = [_named(one, run) for one in run.culprits if one.get("place") is not None]
     named = f"; named: {shortlist(parts, most=3)}" if parts else ""
     without = [f"{counts[outcome]:,} {words}" for outcome, words in WITHOUT.items() if counts[outcome]]
     checks = f"{counts[PASSED]:,} {'check' if counts[PASSED] == 1 else 'checks'}"
@@ -115,11 +116,25 @@ def _reason(run: RunDocument, counts: Counter[str]) -> str:
         ACCEPTED: f"all {checks} that apply passed",
         WITH_WAIVERS: f"{checks} passed and {counts[WAIVED]:,} failed that somebody answers for",
         REJECTED: f"{counts[FAILED]:,} of {applied:,} checks failed{named}",
-        INCOMPLETE: f"of {applied:,} checks {', '.join(without)}{named}" if without else "the verdict line says what is open",
+        INCOMPLETE: _open_text(applied, without, named, run),
         REHEARSED: "the tests ran without a GPU, which shows that they work and accepts nothing",
     }[run.word]
     sentence = f"{simulated}{text}."
     return sentence[:1].upper() + sentence[1:]
+
+
+def _open_text(applied: int, without: Sequence[str], named: str, run: RunDocument) -> str:
+    """What has no result, then what forbids an acceptance beside that."""
+    counts = [f"of {applied:,} checks {', '.join(without)}"] if without else []
+    objections = [str(text) for text in run.facts.get("objections") or ()]
+    found = [*counts, *objections[:MOST_OBJECTIONS]]
+    return f"{'; '.join(found)}{named}" if found else "the verdict line says what is open"
+
+
+def _named(culprit: Mapping[str, Any], run: RunDocument) -> str:
+    """``gpu-node-3 GPU 5``; ``vm (the host is to blame)`` where no part is."""
+    name, cause = name_of(run.places[culprit["place"]["id"]]), CAUSES.get(str(culprit["kind"]))
+    return name if cause is None else f"{name} ({cause})"
 
 
 def _facts(run: RunDocument) -> tuple[tuple[str, str], ...]:
@@ -256,8 +271,11 @@ def _left_out(run: RunDocument) -> Iterator[Gap]:
             if record.criterion not in causes[cause]:
                 causes[cause].append(record.criterion)
     if causes:
-        items = tuple(f"{cause}: {shortlist(names, most=MOST_NAMED)}" for cause, names in causes.items())
-        yield Gap(title="Does not apply", text=f"{counted(number, 'check')} left out by rule.", tone="none", items=items)
+        items = [f"{cause}: {shortlist(names, most=MOST_NAMED)}" for cause, names in causes.items()]
+        if len(items) > MOST_REASONS:  # most name one host of many
+            more = counted(len(items) - MOST_REASONS, "other reason")
+            items = [*items[:MOST_REASONS], f"{more}, each with its criterion below"]
+        yield Gap(title="Does not apply", text=f"{counted(number, 'check')} left out by rule.", tone="none", items=tuple(items))
 
 
 def headlines_of(run: RunDocument, views: Sequence[CriterionView]) -> tuple[Headline, ...]:

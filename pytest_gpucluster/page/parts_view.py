@@ -151,7 +151,7 @@ def _miss(record: Record, records: Sequence[Record]) -> Miss:
         criterion=record.criterion,
         value=exact(value, record.value),
         limit=exact(f"{record.limit.text.split(' ', 1)[0]} {bound}", record.limit.value),
-        unit=record.limit.unit,
+        unit="" if record.limit.unit == "count" else record.limit.unit,
         siblings=_range(good),
     )
 

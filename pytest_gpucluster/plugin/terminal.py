@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
-from pytest_gpucluster.judging import culprits as causes
 from pytest_gpucluster.judging.selection import ONLY, Selector
 from pytest_gpucluster.judging.verdict import FAILED, SHOWN_LIMITS, Verdict
 from pytest_gpucluster.page.outputs import Said
@@ -15,7 +14,7 @@ from pytest_gpucluster.plugin.live import Live
 from pytest_gpucluster.plugin.screen import Screen
 from pytest_gpucluster.plugin.stash_keys import COMMAND
 from pytest_gpucluster.plugin.verdict_item import NODEID
-from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describe_bad_parts
+from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describe_bad_parts, remark_lines
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.lines import printed
 from pytest_gpucluster.reporting.table import Layout, criteria_table
@@ -68,8 +67,7 @@ class Terminal:
         self.screen.print(criteria_table(records, places, subjects=self._subjects, layout=self._layout))
         self.screen.print(self._printed(describe_bad_parts(records, self._shown(places))))
         self.screen.print(advisory_lines(records, width=self.screen.width))
-        for line in causes.describe_remarks(records):
-            self.screen.write(line)
+        self.screen.print(remark_lines(records, width=self.screen.width, is_whole=self.screen.verbosity > 0))
         changed = session.setup.changed_entries
         if changed:
             shown = [f"{key} ({', '.join(words)})" for key, words in changed.items() if words != [REMOVED]]

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from pytest_gpucluster.judging.culprits import HARDWARE, find_culprits
+from pytest_gpucluster.judging.culprits import HARDWARE, describe_remarks, find_culprits
 from pytest_gpucluster.judging.failure_text import format_number, show_evidence, unit_beside
 from pytest_gpucluster.judging.selection import ONLY, identity_of
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
+from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.lines import CONTINUED, cut, quoted, tied, wrapped
+from pytest_gpucluster.reporting.lines import CONTINUED, cut, folded, quoted, tied, wrapped
 from pytest_gpucluster.reporting.one_cause import MOST_ROWS, GoodPeers, rows_beside, sentence_of
-from pytest_gpucluster.reporting.table_rows import allows_nothing, value_cells
-from pytest_gpucluster.text import counted, first_line, framed, one_line, shortlist
+from pytest_gpucluster.reporting.table_rows import allows_nothing, missing_reasons, value_cells
+from pytest_gpucluster.text import BAR, counted, first_line, framed, one_line, shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ MOST_LINES = 48
 MOST_DETAILED = 6
 """More parts have one line each."""
 MOST_PARTS = 20
-MOST_ADVISORY = 10
+MOST_ADVISORY, MOST_REMARKS = 10, 10
 SHOWN_CAUSES = 3
 """Criteria of a shared cause whose findings are shown, at one place each."""
 MOST_CRITERIA = 16
@@ -112,7 +113,8 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
     """All lines of the block, at most 48 rows of the screen; none if nothing is bad. What does not fit is counted."""
     rows = list(records)
     culprits = find_culprits(rows, shown.places)
-    entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows)]
+    said = frozenset[str]() if shown.is_whole else missing_reasons(by_criterion(rows))
+    entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows, said)]
     if not entries:
         return []
     counts = wrapped(f"BAD PARTS  {_counts(culprits, shown)}", width=shown.width, indent="")
@@ -135,10 +137,19 @@ def advisory_lines(records: Iterable[Record], *, width: int) -> list[str]:
     for record in missed[:MOST_ADVISORY]:
         text = f"advisory: {first_line(record.reason or record.outcome).replace(' count', '')}"
         found = {name: value for name, value in record.evidence.items() if not isinstance(value, dict)}
-        text += f"; {cut(show_evidence(found), 2 * width)}" if found else ""
+        text += f"; {cut(show_evidence(found), width)}" if found else ""
         lines += wrapped(text, width=width, indent="")
     more = len(missed) - MOST_ADVISORY
     return [*lines, *([f"and {more} more advisory misses, in results.json"] if more > 0 else [])]
+
+
+def remark_lines(records: Iterable[Record], *, width: int, is_whole: bool) -> list[str]:
+    """What passed values could not show, wrapped: 10 remarks at most, or with ``is_whole`` all."""
+    every = describe_remarks(records)
+    shown = every if is_whole else every[:MOST_REMARKS]
+    more = len(every) - len(shown)
+    lines = [line for text in shown for line in wrapped(text, width=width, indent="")]
+    return [*lines, *([f"and {counted(more, 'more remark')}, in results.json"] if more else [])]
 
 
 def _rows(text: str, width: int) -> int:
@@ -229,8 +240,11 @@ def _where(place: Place) -> tuple[str, ...]:
     return tuple(part for part in known if part)
 
 
-def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record]) -> list[BadGroup]:
-    """Failures of the whole cluster, then what was not measured, is too close to call, or failed in a plain test."""
+def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record], said: frozenset[str]) -> list[BadGroup]:
+    """Failures of the whole cluster, then what was not measured, is too close to call, or failed in a plain test.
+
+    ``said``: why something is missing, as the table above says it.
+    """
     blamed = {id(record) for culprit in culprits for record in culprit.records}
     alike: dict[tuple[str, str | None], list[Record]] = defaultdict(list)
     for record in rows:
@@ -238,6 +252,8 @@ def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record]) -> list[BadGr
         is_open = record.outcome in (*UNMEASURED, NOISY) or is_failed
         if id(record) in blamed or not is_open or record.headline is not None:
             continue  # pytest shows what crashed in a test itself
+        if record.outcome == MISSING and record.reason in said:
+            continue
         is_by_value = is_failed and record.limit is not None
         key = (record.place or "cluster", None) if is_by_value else ("no culprit", record.reason or record.outcome)
         alike[key].append(record)
@@ -341,20 +357,34 @@ class _Writer:
         return lines
 
     def _texts_of(self, records: Sequence[Record], *, whole: bool) -> list[str]:
-        """What was not measured and why; the text of an error once, however many records share it."""
+        """What was not measured and why; the text of an error once, however many records share it.
+
+        Of what others disturbed, the first place and how many more: what was found beside it is no value of a part.
+        """
         lines: list[str] = self._criteria(records) if records else []
         causes: set[str] = set()
+        disturbed = Counter(record.cause for record in records if record.is_disturbed and record.cause is not None)
         for record in records:
             text, cause = record.reason or record.outcome, record.cause
-            if text in self._texts:
+            if text in self._texts or (record.is_disturbed and cause in causes):
                 continue
             self._texts.add(text)
-            is_plain = record.outcome == FAILED  # pytest shows the whole text of a plain test
-            if whole and not is_plain and record.outcome != MISSING and record.headline is None and cause not in causes:
-                lines += [f"    {line}" for line in framed(text).split("\n")]
+            is_whole = record.outcome not in (FAILED, MISSING) and not record.is_disturbed  # pytest shows a plain test's
+            if whole and is_whole and record.headline is None and cause not in causes:
+                lines += self._framed(text)
             else:
-                lines += wrapped(record.message, width=self._shown.width, indent="    ")
+                more = disturbed[cause] - 1 if cause is not None else 0
+                words = f"{record.message}; so {counted(more, 'more outcome')}" if more > 0 else record.message
+                lines += wrapped(words, width=self._shown.width, indent="    ")
             causes |= {cause} if cause is not None else set()
+        return lines
+
+    def _framed(self, text: str) -> list[str]:
+        """A whole text. Lines that others wrote stay as they are: paths and code are copied from there."""
+        lines: list[str] = []
+        for line in (f"    {line}" for line in framed(text).split("\n")):
+            is_foreign = line.lstrip().startswith(BAR.lstrip())
+            lines += [line] if is_foreign else folded(line, width=self._shown.width)
         return lines
 
     def _measured(self, record: Record) -> str:
@@ -394,10 +424,21 @@ class _Writer:
         else:
             texts = [self._narrowly(entry) for entry in shown]
         colours = ["yellow" if entry.is_waived else "red" for entry in shown]
-        lines = [Text(*line) for line in zip((_ended(text, self._shown.width) for text in texts), colours, strict=True)]
+        fit = self._folded if len(entries) <= MOST_DETAILED else self._ended
+        lines = [Text(line, colour) for text, colour in zip(texts, colours, strict=True) for line in fit(text)]
         if len(entries) > MOST_PARTS:
             lines.append(Text(f"  and {len(entries) - MOST_PARTS} more, in {self._shown.report}", "bold"))
         return lines
+
+    def _folded(self, line: str) -> list[str]:
+        """Two lines at most, for an entry of a few."""
+        width = self._shown.width
+        first, *rest = folded(line, width=width)
+        return [first, *(part for text in rest[:1] for part in self._ended(" ".join([text, *map(str.strip, rest[1:])])))]
+
+    def _ended(self, line: str) -> list[str]:
+        width = self._shown.width
+        return [line.rstrip() if len(line) <= width else f"{line[: width - 1].rstrip()}\N{HORIZONTAL ELLIPSIS}"]
 
     def _host(self, entry: BadGroup) -> str:
         return "  ".join(cut(word, WIDEST_NAME) for word in entry.where[: 1 if entry.is_absent else 2])
@@ -427,10 +468,6 @@ class _Writer:
             if not _is_measured(record):
                 alike[f"{WORDS[record.outcome]}: {record.cause or record.message}"] += 1
         return [*found, *(f"{number} {text}" for text, number in alike.items())]
-
-
-def _ended(line: str, width: int) -> str:
-    return line.rstrip() if len(line) <= width else f"{line[: width - 1].rstrip()}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _is_measured(record: Record) -> bool:

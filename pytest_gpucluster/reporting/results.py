@@ -52,6 +52,7 @@ def results_document(
         "schema_version": SCHEMA_VERSION,
         "verdict": verdict.word,
         "verdict_line": verdict.line,
+        "objections": list(verdict.objections),
         **facts,
         **({"limits_sha256": limits_digest(facts["limits"])} if "limits" in facts else {}),
         "places": [{**facts_of[name], "slot": place.board.get("slot")} for name, place in places.items()],

@@ -347,6 +347,14 @@ def _reason(records: Sequence[Record]) -> str | None:
     return first.reason if first.outcome == MISSING else first.cause
 
 
+def missing_reasons(by_criterion: Mapping[str, Sequence[Record]]) -> frozenset[str]:
+    """Why criteria are missing, as far as :func:`summary_lines` says it: no other block has to say it again."""
+    outcomes = without_result(by_criterion)
+    causes = (_reason(by_criterion[criterion]) for criterion, outcome in outcomes.items() if outcome == MISSING)
+    counts = Counter(cause for cause in causes if cause is not None)
+    return frozenset(cause for cause, _ in counts.most_common(SHOWN_CAUSES))
+
+
 def summary_lines(left_out: Sequence[Sequence[Record]]) -> list[tuple[str, str]]:
     """``not applicable (22): one GPU (12), one node (10)``: each outcome, with the number of criteria by cause."""
     lines = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, LOGS
 from pytest_gpucluster.judging.culprits import find_culprits
-from pytest_gpucluster.judging.verdict import PENDING, Record, counted_as
+from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, counted_as
 from pytest_gpucluster.reporting.files import LOCK
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, state_after, unbound_places
 
@@ -39,6 +39,7 @@ class NodeProgress:
     """One node of a run: outcomes of its places, and what its GPUs showed when each was measured last.
 
     ``hostname`` is None where no list names the host of an absent node; ``answers``: one of its GPUs does.
+    ``done`` and ``bad`` count no outcome that is ``missing``: what an ended run did not come to is neither.
     ``telemetry`` has the least and the most by ``SM MHz``, ``W`` and ``C``; ``reasons`` are the event reasons.
     """
 
@@ -48,6 +49,7 @@ class NodeProgress:
     done: int
     expected: int
     bad: int
+    missing: int
     telemetry: Mapping[str, tuple[float, float]]
     reasons: tuple[str, ...]
 
@@ -90,6 +92,11 @@ class RunPicture:
     variables: Mapping[str, tuple[str, ...]] | None = None
     unread: int = 0
     is_partial: bool = False
+
+    @property
+    def done(self) -> int:
+        """How many checks have an outcome; what an ended run did not come to has none."""
+        return sum(self.counts.values()) - self.counts.get(MISSING, 0)
 
 
 class WatchedRun:
@@ -268,13 +275,15 @@ def _node(node: int, records: Sequence[Record], hostname: str | None, *, answers
             last[record.place] = record.evidence
     seen = {name: [one[name] for one in last.values() if isinstance(one.get(name), (int, float))] for name in TELEMETRY}
     reasons = [reason for one in last.values() if isinstance(one.get("event reasons"), list) for reason in one["event reasons"]]
+    missing = sum(record.outcome == MISSING for record in records)
     return NodeProgress(
         id=f"node{node}",
         hostname=hostname,
         answers=answers,
-        done=sum(record.outcome != PENDING for record in records),
+        done=sum(record.outcome not in (PENDING, MISSING) for record in records),
         expected=len(records),
-        bad=sum(counted_as(record) in BAD for record in records),
+        bad=sum(counted_as(record) in BAD for record in records) - missing,
+        missing=missing,
         telemetry={name: (min(values), max(values)) for name, values in seen.items() if values},
         reasons=tuple(dict.fromkeys(str(reason) for reason in reasons)),
     )

@@ -128,7 +128,7 @@ def _run_box(run: RunPicture, inner: int) -> Panel:
 
 def _bar(run: RunPicture, inner: int, *, is_bad: bool) -> Table:
     """The share of checks that have an outcome as a bar, then in words."""
-    done, expected = sum(run.counts.values()), max(run.expected, 1)
+    done, expected = run.done, max(run.expected, 1)
     is_open = run.verdict_line is None and run.next_criterion is not None
     words = f"{100 * done // expected} %  {done} of {run.expected} checks after {clock(run.elapsed_s)}"
     words += f", soak round {run.soak_round}" if run.soak_round is not None else ""

@@ -254,6 +254,11 @@ def test_longer_than_estimated() -> None:
     assert late.remaining_s is None is very_late.remaining_s
     assert at_end.fraction < late.fraction < very_late.fraction < 24 / TOTAL_S
     assert late.text == "83 %  1:04, longer than estimated"
+    short = forecast.Meter(replace(PLAN, steps=()))
+    short._tests_left = 1  # of a test without an estimate
+    assert [short.progress(seconds).remaining_s is None for seconds in (1, 60)] == [False, True]
+    again = after("tflops", "ratio", "copies", current="tflops")
+    assert again.progress(TOTAL_S + 60).text == "99 %  1:28, longer than estimated"
     assert after("tflops", "tflops", "ratio", "ratio", current="copies").progress(1e6).percent == 99
 
 

@@ -70,6 +70,19 @@ def test_a_remark_of_the_second_look_stays() -> None:
     assert str(both.remark).startswith("2 of 30 repeats stalled; ")
 
 
+def test_a_load_that_was_gone_is_one_remark() -> None:
+    """Of all places and criteria, whatever each of them measured then and now."""
+    first = replace(BUSY, cause="host not idle", blames="host")
+    remarks = {
+        with_first_look(record("passed", value), replace(first, reason=f"host not idle: a job, {value}")).remark
+        for value in (750.0, 751.0)
+    }
+    assert remarks == {f"{AGAIN}; first not measured: host not idle"}
+    again = replace(first, reason="host not idle: a job on vm; bf16 at gpu 0: 39 TFLOPS\n  next: end it")
+    still = with_first_look(again, first)
+    assert str(still.reason).endswith(f"\n  {AGAIN}: not measured; first not measured: host not idle")
+
+
 def test_an_advisory_miss_keeps_its_reason() -> None:
     """Passed, with a text that says both."""
     both = with_first_look(record("passed", 650.0, advisory=True, reason="below"), BUSY)

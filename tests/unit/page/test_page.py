@@ -98,6 +98,16 @@ MORE = [
 ]
 BAD = failed("bf16_tflops", "node1-gpu2", 543.254829, evidence={"SM MHz": 1755.53125, "W": 420.0, "C": 58})
 RECORDS = [*outcomes(PLACES, [BAD]), *MORE]
+BUSY = [
+    Record(
+        criterion="host_to_device",
+        place="node1-gpu2",
+        outcome=ERROR,
+        reason="host not idle: python (pid 1620, root)",
+        culprits=("node1",),
+        blames="host",
+    )
+]
 
 
 def page(records: list[Record] | None = None, *, version: int = 1, terms: Terms | None = None, **facts: Any) -> str:
@@ -212,6 +222,12 @@ def test_what_is_not_recorded_is_said() -> None:
         (Terms(rehearsal=False, level_reached=True), MORE, ("INCOMPLETE", "1 were not measured, 1 are too close to call")),
         (Terms(rehearsal=True, level_reached=True), outcomes(PLACES), ("REHEARSED", "accepts nothing")),
         (Terms(rehearsal=False, level_reached=True), [], ("INCOMPLETE", "Nothing was expected")),
+        (
+            Terms(rehearsal=False, level_reached=False, objections=("cut short: the run was interrupted",)),
+            outcomes(PLACES),
+            ("INCOMPLETE", "The level is lower than the profile asks for; cut short: the run was interrupted."),
+        ),
+        (Terms(rehearsal=False, level_reached=True), BUSY, ("INCOMPLETE", "named: gpu-node-1 (the host is to blame).")),
     ],
 )
 def test_the_reason_of_the_verdict(terms: Terms, records: list[Record], words: tuple[str, str]) -> None:
@@ -219,6 +235,25 @@ def test_the_reason_of_the_verdict(terms: Terms, records: list[Record], words: t
     read = Page(page(records, terms=terms))
     assert read.all("h1")[0].text == words[0]
     assert words[1] in read.all("p", class_="reason")[0].text
+
+
+def test_reasons_of_many_hosts_are_counted() -> None:
+    """A tool that no host has is not a line for each of them."""
+    rows = [
+        Record(criterion="cabling", place=f"node{index}", outcome=SKIPPED, reason=f"needs lldpcli on host-{index}")
+        for index in range(40)
+    ]
+    gap = next(one.text for one in Page(page([*outcomes(PLACES), *rows])).all("li") if one.text.startswith("Does not apply"))
+    assert "host-23" in gap
+    assert "host-24" not in gap
+    assert "16 other reasons, each with its criterion below" in gap
+
+
+@pytest.mark.parametrize(("records", "is_open"), [(BUSY, True), ([BAD], False)])
+def test_evidence_in_words_is_open_where_no_value_stands_beside_it(records: list[Record], *, is_open: bool) -> None:
+    """What keeps a host busy is all that is known of it."""
+    found = [one.attributes for one in Page(page(records)).all("details") if one.text.startswith("Evidence in words")]
+    assert ["open" in attributes for attributes in found] == [is_open]
 
 
 def test_only_an_acceptance_is_green() -> None:

@@ -285,10 +285,12 @@ def test_the_command(words: tuple[str, ...], tmp_path: Path, capsys: pytest.Capt
     """Text or Markdown, and the exit code: 0 nothing is worse, 1 something is."""
     cluster = KeptCluster()
     name = "rate_of_<script>"
-    before = keep(tmp_path / "a", cluster.document(cluster.records(criterion=name)))
+    before = keep(tmp_path / "a", cluster.document(cluster.records(criterion=name), run={"id": "6f1c0f3e"}))
     after = keep(tmp_path / "b", cluster.document(cluster.records({"node1-gpu1": 600.0}, criterion=name)))
     assert main.main(["compare", str(before), str(before), *words]) == 0
-    assert "nothing is worse" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing is worse" in said
+    assert "A and B are one and the same run" in said
     assert main.main(["compare", str(before), str(after), *words]) == 1
     said = capsys.readouterr().out
     assert "750" in said

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.judging.verdict import Record
-from pytest_gpucluster.reporting.bad_parts import MOST_DETAILED, MOST_LINES, MOST_PARTS, Shown, describe_bad_parts
+from pytest_gpucluster.reporting.bad_parts import (
+    MOST_DETAILED,
+    MOST_LINES,
+    MOST_PARTS,
+    Shown,
+    describe_bad_parts,
+    remark_lines,
+)
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes, selector_of
 from tests.support.host_lists import expand
@@ -241,9 +248,9 @@ def test_only_a_cause_that_no_sibling_has() -> None:
 
 def test_what_blames_nobody() -> None:
     """The whole cluster's failures, what never ran; a crash of a test itself is pytest's to show."""
-    cut = [Record(criterion=f"c{number}", place=None, outcome="missing", reason="not run: SIGTERM") for number in range(9)]
+    cut = not_run(9)
     crash = Record(criterion="own", place=None, outcome="failed", reason="def test():\n> 1 / 0", headline="ZeroDivisionError")
-    lines = lines_of(fleet(1, 8), records=[*cut, crash, failed("loss", None, 390)])
+    lines = lines_of(fleet(1, 8), records=[*cut, crash, failed("loss", None, 390)], is_whole=True)
     assert lines[1:] == [
         "BAD PARTS  none is named",
         "  no culprit",
@@ -253,6 +260,87 @@ def test_what_blames_nobody() -> None:
         "    loss  390 GB/s, limit > 400",
     ]
     assert lines_of(fleet(1, 8), records=[crash]) == []
+
+
+def not_run(number: int) -> list[Record]:
+    """Criteria that a run which was ended did not come to."""
+    return [Record(criterion=f"c{index}", place=None, outcome="missing", reason="not run: SIGTERM") for index in range(number)]
+
+
+@pytest.mark.parametrize(("number", "is_said"), [(1, True), (2, False), (40, False)])
+def test_an_ended_run_says_its_reason_once(number: int, *, is_said: bool) -> None:
+    """The table says it of two criteria and more, and also for what was measured in part; of one, nothing else does."""
+    records = [*not_run(number), failed("loss", None, 390)]
+    good = replace(failed("bf16_tflops", "node0-gpu0", 790), outcome="passed", reason=None, culprits=())
+    records += [good, Record(criterion="bf16_tflops", place="node0-gpu1", outcome="missing", reason="not run: SIGTERM")]
+    lines = lines_of(fleet(1, 8), records=records)
+    assert any("SIGTERM" in line for line in lines) is is_said
+    assert "    loss  390 GB/s, limit > 400" in lines
+    assert lines_of(fleet(1, 8), records=not_run(2)) == []
+
+
+def disturbed(place: str, who: str) -> Record:
+    """A rate that another program made slow, as a run has it."""
+    first = f"host not idle: {who} on vm (node0); host_to_device at vm gpu 0 serial 1753024033300 ({place}): 39.46 GB/s"
+    return Record(
+        criterion="host_to_device",
+        place=place,
+        outcome="error",
+        reason=f"{first}\n  found {'fact ' * 60}\n  next: end what keeps the host busy",
+        culprits=("node0",),
+        blames="host",
+        cause="host not idle",
+        advice="end what keeps the host busy, or wait for its job",
+        is_disturbed=True,
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_what_disturbs_is_said_once(width: int) -> None:
+    """Of eight GPUs the first, and how many more; no line is wider than the screen, and what to do stands below."""
+    records = [disturbed(f"node0-gpu{index}", f"python (pid 1620, root) 79{index} % CPU") for index in range(8)]
+    lines = lines_of(fleet(1, 8), records=records, width=width, command=("pytest",))
+    text = " ".join(" ".join(lines).split())
+    assert text.count("host not idle") == 1
+    assert "(node0-gpu0): 39.46 GB/s; so 7 more outcomes host, medium confidence: end what keeps the host busy" in text
+    assert "fact" not in text
+    assert max(map(len, lines)) <= width
+
+
+def test_a_whole_text_is_folded() -> None:
+    """Ours; what others wrote, as code and paths, stays as it is."""
+    code = f"  | {'path/' * 40}file.py"
+    one = Record(criterion="c", place=None, outcome="error", reason=f"c was not measured\n  found {'fact ' * 60}\n{code}")
+    lines = lines_of(fleet(1, 8), records=[one])
+    assert [line for line in lines if len(line) > 100] == [f"    {code}"]
+
+
+@pytest.mark.parametrize("number", [MOST_DETAILED, MOST_DETAILED + 1])
+@pytest.mark.parametrize("width", [80, 200])
+def test_few_parts_in_brief_have_two_lines(number: int, width: int) -> None:
+    """Few parts whose rows have no room: at 80 columns what is bad can still be read."""
+    places, bad = slow(number, 16)
+    tflops = [row for row in outcomes(places, bad) if row.criterion == "bf16_tflops"]
+    rows = [replace(row, criterion=f"other_rate_{one}") for row in tflops for one in range(6)]
+    lines = lines_of(places, records=rows, width=width)
+    starts = [index for index, line in enumerate(lines) if line.startswith("  gpu-node-")]
+    assert len(starts) == number
+    assert max(map(len, lines)) <= width
+    assert starts[1] - starts[0] == (2 if width == 80 and number == MOST_DETAILED else 1)
+    assert "6 bad: other_rate_0 -29 %, other_rate_1" in " ".join(" ".join(lines[starts[0] : starts[1]]).split()) or width == 80
+
+
+def test_remarks_are_wrapped_and_counted() -> None:
+    """Ten of them; all where all is asked for. No line is wider than the screen."""
+    passed = [replace(failed("busbw", f"node0-gpu{index}", 500), outcome="passed", reason=None) for index in range(12)]
+    records = [replace(one, remark=f"{index} of 40 repeats {'spread ' * 20}") for index, one in enumerate(passed)]
+    lines = remark_lines(records, width=80, is_whole=False)
+    assert sum(line.startswith("remark: busbw at node0-gpu") for line in lines) == 10
+    assert lines[-1] == "and 2 more remarks, in results.json"
+    assert max(map(len, lines)) <= 80
+    every = remark_lines(records, width=200, is_whole=True)
+    assert sum(line.startswith("remark: ") for line in every) == 12
+    assert not any("more remarks" in line for line in every)
 
 
 def test_waived_parts_say_so() -> None:

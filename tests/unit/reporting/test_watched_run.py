@@ -14,7 +14,8 @@ from pytest_gpucluster.config.run_files import JOURNAL, LOGS
 from pytest_gpucluster.reporting import watched_run
 from pytest_gpucluster.reporting.journal import Journal
 from pytest_gpucluster.reporting.watched_run import WatchedRun, holder_of, last_lines
-from tests.support.watched import write_run
+from tests.support.fleet_records import fleet
+from tests.support.watched import records_of, write_run
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -78,6 +79,7 @@ def test_progress_parts_logs_and_variables(tmp_path: Path) -> None:
     assert seen.nodes[0].telemetry["C"] == (61.0, 91.0)
     assert set(seen.nodes[0].reasons) == {"sw_power_cap", "hw_thermal_slowdown"}
     assert [culprit.place for culprit in seen.culprits] == ["node0-gpu3"]
+    assert seen.done == 30
     assert seen.logs[-1] == ("rank3", "clocks 1290 MHz, 91 C")
 
 
@@ -195,3 +197,19 @@ def test_evidence_of_any_kind_is_survived(tmp_path: Path, evidence: dict[str, An
     journal.write("outcome", record=record)
     journal.close()
     assert run.picture().unread == 0
+
+
+def test_what_an_ended_run_did_not_come_to_is_not_done_and_not_bad(tmp_path: Path) -> None:
+    """An interrupted run is not at 100 %, and nothing that it left out is bad."""
+    folder = tmp_path / "run"
+    write_run(folder, nodes=1, done=0.6)
+    journal = Journal(folder / JOURNAL)
+    left = records_of(fleet(1, 8), bad=[])[15:]
+    for record in left:
+        row = {"criterion": record.criterion, "place": record.place, "outcome": "missing", "reason": "not run: interrupted"}
+        journal.write("outcome", record={**row, "culprits": []})
+    journal.close()
+    seen = WatchedRun(folder).picture()
+    (node,) = seen.nodes
+    assert (node.bad, node.missing, node.done) == (1, len(left), node.expected - len(left))
+    assert seen.done == seen.expected - len(left)
