@@ -79,6 +79,8 @@ class Phases:
         """What was measured by the fixtures that are kept for several tests."""
         self._last_users: dict[tuple[Any, Place | None], pytest.Item] = {}
         self._soak: Soak | None = None
+        self.properties: frozenset[tuple[str, object]] = frozenset()
+        """Those that the run has given the running test."""
         self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
         """Puts a new outcome into its report, which crosses to the controller: in a worker of pytest-xdist only."""
 
@@ -142,6 +144,7 @@ class Phases:
         """Show that a test begins; after it, stop the session if the run was terminated meanwhile."""
         count(item, "protocol")
         self._current = item
+        self.properties = frozenset()
         self._own.clear()
         self._terminal.live.begin(item.stash[PAIR])
         try:
@@ -324,7 +327,9 @@ class Phases:
         """Give all reporters of pytest the properties that the JUnit file has of this test."""
         known = {name for name, _ in item.user_properties}
         facts = properties_of(record, self._session.state.places().get(record.place or ""))
-        item.user_properties += [(name, fact) for name, fact in facts if name not in known]
+        added: list[tuple[str, object]] = [one for one in facts if one[0] not in known]
+        item.user_properties += added
+        self.properties = self.properties.union(added)
 
 
 def waits(item: pytest.Item) -> bool:

@@ -9,7 +9,7 @@ Who has which hook of pytest::
     collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
     second_chance.py  pytest_runtest_protocol, _runtestloop, _runtest_setup: what is undecided is run once more at the end
     phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
-    screen.py      pytest_report_teststatus: no letters where a bar shows the progress
+    screen.py      pytest_report_teststatus, _runtest_logreport: no letters where a bar shows the progress
     end.py         pytest_keyboard_interrupt, _sessionfinish, _terminal_summary: verdict, reports, exit status
     xdist.py       what is different in the processes of pytest-xdist
 """
@@ -34,6 +34,7 @@ from pytest_gpucluster.plugin.activation import as_usage_error
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
+from pytest_gpucluster.plugin.junit import keep_less
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
@@ -106,6 +107,7 @@ class Run:
         for name, plugin in plugins.items():
             if self._config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
                 raise pytest.UsageError(f"-p no:gpucluster-{name} leaves out a part of this run; remove that option")
+        keep_less(self._config, lambda: self.phases.properties)
 
     def recipe(self, key: str) -> dict[str, Any]:
         """The recipe of an entry as keyword arguments for ``cluster.run``, its deadline included.
