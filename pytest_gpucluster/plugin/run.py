@@ -107,7 +107,6 @@ class Run:
         for name, plugin in plugins.items():
             if self._config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
                 raise pytest.UsageError(f"-p no:gpucluster-{name} leaves out a part of this run; remove that option")
-        keep_less(self._config, lambda: self.phases.properties)
 
     def recipe(self, key: str) -> dict[str, Any]:
         """The recipe of an entry as keyword arguments for ``cluster.run``, its deadline included.
@@ -181,6 +180,7 @@ class Run:
         with as_usage_error():
             require_takeable(self.session.setup.settings.results_dir)
         self._is_due = True
+        keep_less(self._config, lambda: self.phases.properties)
         if not self._is_under_xdist:  # where tests of all places mix, pytest's dots are clearer
             self.terminal.screen.take_over()
         self._termination.install()

@@ -65,7 +65,7 @@ def test_ranks_that_say_the_same_share_a_value() -> None:
     assert values[0] is values[1] is values[3]
     assert values[2] == Timing([2.5])
     two = of_two_pairs()
-    channel = Written(dict.fromkeys(range(4), {"rate": 1.5}))
+    channel = Written({rank: {"rate": 1.5} for rank in range(4)})
     two.receive(channel, within_s=1.0)
     dicts = [reply.value for reply in two.replies.values() if isinstance(reply, Success)]
     assert len({id(value) for value in dicts}) == 4
