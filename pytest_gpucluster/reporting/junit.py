@@ -72,7 +72,7 @@ def make_fit(element: ET.Element) -> None:
     """Escape what XML cannot hold, in an element and all below it."""
     for one in element.iter():
         one.text = one.text and visible(one.text)
-        one.attrib.update({name: visible(value) for name, value in one.attrib.items()})
+        one.attrib.update({name: visible(value) for name, value in one.attrib.items() if not value.isprintable()})
 
 
 def junit_text(report: RunReport) -> str:
