@@ -77,7 +77,6 @@ class Phases:
         self._own: list[Results] = []
         self.of_fixtures: dict[str, list[Results]] = {}
         """What was measured by the fixtures that are kept for several tests."""
-        self._last_users: dict[tuple[Any, Place | None], pytest.Item] = {}
         self._soak: Soak | None = None
         self.properties: frozenset[tuple[str, object]] = frozenset()
         """Those that the run has given the running test."""
@@ -120,7 +119,7 @@ class Phases:
         unread = [*self._own]
         for name in getattr(item, "fixturenames", ()):
             made = self.of_fixtures.get(name, [])
-            if made and (self._is_last(item, name) or not any(one.is_read for one in made)):
+            if made and (self._collection.tests.is_last(item, name) or not any(one.is_read for one in made)):
                 unread += made
         own = item.stash[PAIR].place
         error = next((error for made in unread for at, error in made.unread.items() if _concerns(at, own)), None)
@@ -128,16 +127,6 @@ class Phases:
             return None
         text = f"{item.stash[PAIR].criterion}: a measurement failed, and its test did not read what it gave: {error}"
         return MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
-
-    def _is_last(self, item: pytest.Item, name: str) -> bool:
-        """Whether no test of this place comes after this one that uses the same fixture."""
-        if not self._last_users:
-            for one in self._collection.tests.items:
-                if RULE not in one.stash:
-                    self._last_users |= {
-                        (_fixture_of(one, used), one.stash[PAIR].place): one for used in getattr(one, "fixturenames", ())
-                    }
-        return self._last_users.get((_fixture_of(item, name), item.stash[PAIR].place)) is item
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -335,12 +324,6 @@ class Phases:
 def waits(item: pytest.Item) -> bool:
     """Whether the outcome of a test is left for a second look."""
     return item.stash.get(WAITS, False) and RECORD in item.stash and is_due(item.stash[RECORD])
-
-
-def _fixture_of(item: Any, name: str) -> tuple[Any, int]:
-    """The fixture of this name that a test uses, and which of its parameters."""
-    defined = item._fixtureinfo.name2fixturedefs.get(name, (None,))  # noqa: SLF001 -- pytest has no other way to it
-    return defined[-1], getattr(getattr(item, "callspec", None), "indices", {}).get(name, 0)
 
 
 def _is_error(error: BaseException | None) -> bool:
