@@ -80,6 +80,7 @@ class RunState:
         self.selftest: dict[str, Any] | None = None
         self.own_tests_only = False
         self._plan = plan
+        self._last_timings: dict[str, float] | None = None
         self.run = run_identity(secrets.token_hex(8))
         self.recorder = Recorder(plan, status=self._status)
 
@@ -143,12 +144,18 @@ class RunState:
         variables = read_variables(os.environ)
         return {"versions": read_versions(), "settings": shown, "facts": self.facts(), "variables": variables}
 
+    def end(self) -> None:
+        """Stop the clocks: files, page and screen say the same seconds, those until the verdict is decided."""
+        self._last_timings = self.timings()
+
     def timings(self) -> dict[str, float]:
         """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else.
 
         ``waited_s`` of them all ranks waited for the controller: after the first call no call was under way, or its replies
         were there and were read.
         """
+        if self._last_timings is not None:
+            return self._last_timings
         total_s = time.monotonic() - self.setup.started_s
         startup_s = self.binding.startup_s if self.binding is not None else 0.0
         measuring_s = self.controller.measuring_s

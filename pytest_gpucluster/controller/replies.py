@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.controller.diagnosis import is_consequence
 from pytest_gpucluster.protocol.channel import reply_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
-from pytest_gpucluster.protocol.messages import Failure, read_reply
+from pytest_gpucluster.protocol.messages import Failure, Success, read_reply
+from pytest_gpucluster.protocol.plain_data import is_frozen
 
 if TYPE_CHECKING:
     from pytest_gpucluster.errors import Part
@@ -49,6 +50,7 @@ class PendingReplies:
     release_s: float | None = None
     complete_s: float | None = None
     """When all replies that were waited for were there, by ``time.monotonic()``; they are read afterwards."""
+    _known: dict[bytes, Reply] = field(default_factory=dict)
     _missing: dict[str, int] | None = None
     """The ranks that wait, by the keys of their replies, but for those whose replies are known to be there."""
 
@@ -61,8 +63,18 @@ class PendingReplies:
         if self._missing:
             failed = channel.faults(self.call_id)
             keys = {key: keys[key] for key in channel.written([key for key, rank in keys.items() if rank in failed])}
-        for rank, reply in zip(keys.values(), channel.take_written(list(keys), read_reply), strict=True):
+        for rank, reply in zip(keys.values(), channel.take_written(list(keys), self._read), strict=True):
             self.add(rank, forged_reply(reply) if isinstance(reply, RefusedMessageError) else reply)
+
+    def _read(self, data: bytes) -> Reply:
+        """A rank's answer. Ranks that say the same share one, unless somebody could change its value.
+
+        Every rank of a collective measurement returns the same: in a large group nearly all of what is kept.
+        """
+        reply = self._known.get(data) or read_reply(data)
+        if is_frozen(reply.value if isinstance(reply, Success) else None):
+            self._known[data] = reply
+        return reply
 
     def add(self, rank: int, reply: Reply) -> None:
         """Called when a rank has answered, or when it is known that it never will."""

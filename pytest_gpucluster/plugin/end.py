@@ -124,6 +124,7 @@ class End:
         if not unrun and (self._stopped_by or session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
             self._session.state.objections.append(f"cut short after the last outcome: {cause}")
             self._session.state.own_tests_only = False
+        self._session.state.end()
         self.verdict = self._session.decide()
         error = self._session.recorder.finish(self.verdict)
         self._disk_errors += [error] if error is not None else []

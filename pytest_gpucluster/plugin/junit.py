@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import sys
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
 from _pytest.junitxml import bin_xml_escape, xml_key  # no public way
 
@@ -17,8 +20,7 @@ from pytest_gpucluster.reporting.junit_folding import names_of
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from xml.etree import ElementTree as ET
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     import pytest
 
@@ -56,6 +58,45 @@ def finish_junit(config: pytest.Config, report: RunReport) -> None:
     writer.node_reporters_ordered = [SimpleNamespace(to_xml=lambda element=element: element) for element in elements]
     writer.stats = Counter(next((child.tag for child in element if child.tag in BAD), "passed") for element in elements)
     writer.cnt_double_fail_tests = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A finished testcase of pytest's writer, of which only names and time are left, in place of its elements."""
+
+    classname: str
+    name: str
+    time: str
+
+    def to_xml(self) -> ET.Element:
+        """The testcase, for whoever writes it."""
+        return ET.Element("testcase", {"classname": self.classname, "name": self.name, "time": self.time})
+
+
+def keep_less(config: pytest.Config, own: Callable[[], Container[tuple[str, object]]]) -> None:
+    """Have pytest's writer keep no second copy of what :func:`finish_junit` gives it at the end.
+
+    Its testcases would be a third of a large run's memory. ``own``: the properties that the run has given the current test.
+    """
+    writer = _writer_of(config)
+    if writer is None:
+        return
+    finalize = writer.finalize
+
+    def finalized(report: pytest.TestReport) -> None:
+        known, properties = own(), report.user_properties
+        report.user_properties = [one for one in properties if one not in known]
+        try:
+            finalize(report)
+        finally:
+            report.user_properties = properties
+        last = writer.node_reporters_ordered[-1]
+        element = last.to_xml()
+        if "id" not in vars(last) and not len(element) and {*element.attrib} == {"classname", "name", "time"}:
+            names = sys.intern(element.attrib["classname"]), element.attrib["name"]
+            writer.node_reporters_ordered[-1] = _Plain(*names, element.attrib["time"])
+
+    writer.finalize = finalized
 
 
 @contextlib.contextmanager
@@ -105,7 +146,8 @@ def _writer_of(config: pytest.Config) -> Any:
 
 
 def _finished(reporter: Any) -> ET.Element:
-    reporter.finalize()
+    if not isinstance(reporter, _Plain):
+        reporter.finalize()
     element: ET.Element = reporter.to_xml()
     return element
 

@@ -77,8 +77,9 @@ class Phases:
         self._own: list[Results] = []
         self.of_fixtures: dict[str, list[Results]] = {}
         """What was measured by the fixtures that are kept for several tests."""
-        self._last_users: dict[tuple[Any, Place | None], pytest.Item] = {}
         self._soak: Soak | None = None
+        self.properties: frozenset[tuple[str, object]] = frozenset()
+        """Those that the run has given the running test."""
         self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
         """Puts a new outcome into its report, which crosses to the controller: in a worker of pytest-xdist only."""
 
@@ -118,7 +119,7 @@ class Phases:
         unread = [*self._own]
         for name in getattr(item, "fixturenames", ()):
             made = self.of_fixtures.get(name, [])
-            if made and (self._is_last(item, name) or not any(one.is_read for one in made)):
+            if made and (self._collection.tests.is_last(item, name) or not any(one.is_read for one in made)):
                 unread += made
         own = item.stash[PAIR].place
         error = next((error for made in unread for at, error in made.unread.items() if _concerns(at, own)), None)
@@ -127,21 +128,12 @@ class Phases:
         text = f"{item.stash[PAIR].criterion}: a measurement failed, and its test did not read what it gave: {error}"
         return MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
 
-    def _is_last(self, item: pytest.Item, name: str) -> bool:
-        """Whether no test of this place comes after this one that uses the same fixture."""
-        if not self._last_users:
-            for one in self._collection.tests.items:
-                if RULE not in one.stash:
-                    self._last_users |= {
-                        (_fixture_of(one, used), one.stash[PAIR].place): one for used in getattr(one, "fixturenames", ())
-                    }
-        return self._last_users.get((_fixture_of(item, name), item.stash[PAIR].place)) is item
-
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Show that a test begins; after it, stop the session if the run was terminated meanwhile."""
         count(item, "protocol")
         self._current = item
+        self.properties = frozenset()
         self._own.clear()
         self._terminal.live.begin(item.stash[PAIR])
         try:
@@ -324,18 +316,14 @@ class Phases:
         """Give all reporters of pytest the properties that the JUnit file has of this test."""
         known = {name for name, _ in item.user_properties}
         facts = properties_of(record, self._session.state.places().get(record.place or ""))
-        item.user_properties += [(name, fact) for name, fact in facts if name not in known]
+        added: list[tuple[str, object]] = [one for one in facts if one[0] not in known]
+        item.user_properties += added
+        self.properties = self.properties.union(added)
 
 
 def waits(item: pytest.Item) -> bool:
     """Whether the outcome of a test is left for a second look."""
     return item.stash.get(WAITS, False) and RECORD in item.stash and is_due(item.stash[RECORD])
-
-
-def _fixture_of(item: Any, name: str) -> tuple[Any, int]:
-    """The fixture of this name that a test uses, and which of its parameters."""
-    defined = item._fixtureinfo.name2fixturedefs.get(name, (None,))  # noqa: SLF001 -- pytest has no other way to it
-    return defined[-1], getattr(getattr(item, "callspec", None), "indices", {}).get(name, 0)
 
 
 def _is_error(error: BaseException | None) -> bool:

@@ -9,7 +9,7 @@ Who has which hook of pytest::
     collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
     second_chance.py  pytest_runtest_protocol, _runtestloop, _runtest_setup: what is undecided is run once more at the end
     phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
-    screen.py      pytest_report_teststatus: no letters where a bar shows the progress
+    screen.py      pytest_report_teststatus, _runtest_logreport: no letters where a bar shows the progress
     end.py         pytest_keyboard_interrupt, _sessionfinish, _terminal_summary: verdict, reports, exit status
     xdist.py       what is different in the processes of pytest-xdist
 """
@@ -34,6 +34,7 @@ from pytest_gpucluster.plugin.activation import as_usage_error
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
+from pytest_gpucluster.plugin.junit import keep_less
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
@@ -179,6 +180,7 @@ class Run:
         with as_usage_error():
             require_takeable(self.session.setup.settings.results_dir)
         self._is_due = True
+        keep_less(self._config, lambda: self.phases.properties)
         if not self._is_under_xdist:  # where tests of all places mix, pytest's dots are clearer
             self.terminal.screen.take_over()
         self._termination.install()

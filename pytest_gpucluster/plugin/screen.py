@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
@@ -14,8 +15,6 @@ from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import pytest
 
     from pytest_gpucluster.judging import forecast
 
@@ -51,6 +50,12 @@ class Screen:
         if report.outcome == "failed" and report.when != "call":
             return ("error", "", "ERROR")
         return (report.outcome, "", report.outcome.upper())
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self) -> None:
+        """Keep no report of a set-up or teardown that passed: two a test, which only ``--durations`` reads at the end."""
+        if self.reporter is not None and self._config.option.durations is None:
+            self.reporter.stats.get("", []).clear()
 
     @property
     def reporter(self) -> Any:

@@ -46,6 +46,12 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
     )
 
 
+def is_frozen(value: Any) -> bool:
+    """Whether this is an instance of a frozen dataclass."""
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)
+
+
 def _scalar(value: Any) -> Any:
     """The value as JSON has it: of no subclass (NumPy's numbers, enumerations), and finite."""
     if isinstance(value, float):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
@@ -54,6 +55,8 @@ SELFTEST_CASE = "gpucluster.selftest"
 SUITE, REHEARSAL_SUITE = "pytest", "gpucluster-rehearsal"
 OWN_TESTS = "only tests of your own were given, so no cluster is judged"
 PLACE_PROPERTIES = ("hostname", "rank", "uuid", "serial", "pci")
+SHARED_PROPERTIES = frozenset({"criterion", "place", *PLACE_PROPERTIES, "unit", "limit"})
+"""Those that every test of a place has, or every test of a criterion."""
 NOT_MEASURED = (ERROR, NOISY, MISSING)
 LINE = "\n<testcase "
 COUNTED = ("disabled", "errors", "failures", "tests", "time")
@@ -69,7 +72,7 @@ def make_fit(element: ET.Element) -> None:
     """Escape what XML cannot hold, in an element and all below it."""
     for one in element.iter():
         one.text = one.text and visible(one.text)
-        one.attrib.update({name: visible(value) for name, value in one.attrib.items()})
+        one.attrib.update({name: visible(value) for name, value in one.attrib.items() if not value.isprintable()})
 
 
 def junit_text(report: RunReport) -> str:
@@ -115,7 +118,14 @@ def properties_of(record: Record, place: Place | None) -> Properties:
     facts["remark"] = record.remark
     facts["judged"] = "false" if is_only_measured(record) else None
     facts["part"] = record.part if record.part > 1 else None
-    return tuple((name, str(fact)) for name, fact in facts.items() if fact is not None)
+    known = ((name, str(fact)) for name, fact in facts.items() if fact is not None)
+    return tuple(_shared(*one) if one[0] in SHARED_PROPERTIES else one for one in known)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _shared(name: str, fact: str) -> tuple[str, str]:
+    """One object for a property that many tests have."""
+    return name, fact
 
 
 def changes_of(verdict: Verdict) -> Properties:

@@ -132,7 +132,8 @@ class Recorder:
 
     def record_outcome(self, record: Record) -> Record:
         """Take one outcome and write it at once; the outcome as it is kept, with its part of the run."""
-        record = replace(record, part=self.parts.number)
+        if record.part != self.parts.number:
+            record = replace(record, part=self.parts.number)
         self._plan.set_outcome(record)
         if self.is_open:
             self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))

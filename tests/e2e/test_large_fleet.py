@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.reporting.ending import duration
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 
@@ -51,7 +52,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[FinishedRun, dict[s
     plugins = ("-p", "pytest_gpucluster.plugin.fleet", "-p", "counts")
     planted = (f"--fleet={NODES}x{EACH}", "--fleet-bad=node7-gpu3:reset")
     run = run_pytest(folder, *plugins, *planted, ACCEPTANCE)
-    return run, json.loads((folder / "made.json").read_text(encoding="utf-8"))
+    page = (folder / "gpucluster-results" / "report.html").read_text(encoding="utf-8")
+    shown = page.count(f"{run.results['timings']['waited_s']} s")
+    return run, {**json.loads((folder / "made.json").read_text(encoding="utf-8")), "shown on the page": shown}
 
 
 def test_every_part_has_each_of_its_outcomes(fleet: tuple[FinishedRun, dict[str, int]]) -> None:
@@ -73,11 +76,15 @@ def test_every_part_has_each_of_its_outcomes(fleet: tuple[FinishedRun, dict[str,
 
 
 def test_the_run_says_how_long_all_ranks_waited(fleet: tuple[FinishedRun, dict[str, int]]) -> None:
-    """Its own figure, a part of the run; the terminal has it too."""
-    run, _ = fleet
+    """Its own figure, a part of the run; the terminal and the page have the same, as they have all seconds of the run."""
+    run, made = fleet
     timings = run.results["timings"]
     assert 0 < timings["waited_s"] < timings["total_s"] - timings["startup_s"]
-    assert "; all ranks waited " in " ".join(run.stdout.split())
+    said = " ".join(run.stdout.split())
+    assert f"; all ranks waited {duration(timings['waited_s'])}" in said
+    assert f"took {duration(timings['total_s'])}: " in said
+    assert f" {duration(timings['other_s'])} other" in said
+    assert made["shown on the page"] == 1
 
 
 def test_what_is_done_for_each_test(fleet: tuple[FinishedRun, dict[str, int]]) -> None:

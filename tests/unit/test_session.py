@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -135,3 +136,19 @@ def test_unsigned_messages_between_hosts_are_said(
     assert run.state.terms.remarks == (("messages were not signed",) if is_said else ())
     assert run.decide().line.endswith("; messages were not signed") is is_said
     assert not run.state.terms.objections
+
+
+def test_the_seconds_of_a_run_are_taken_once(tmp_path: Path) -> None:
+    """When its verdict is decided: the screen, which comes after the reports were written, says what these say."""
+    run = session(tmp_path)
+    controller: Any = SimpleNamespace(is_signed=True, measuring_s=3.0, waited_s=1.0)
+    run.state.controller = controller
+    first = run.state.timings()
+    time.sleep(0.01)
+    assert run.state.timings()["total_s"] > first["total_s"]  # it goes on
+    run.state.end()
+    ended = run.state.timings()
+    controller.waited_s = controller.measuring_s = 9.0
+    time.sleep(0.01)
+    assert run.state.timings() == ended
+    assert ended["waited_s"] == 1.0

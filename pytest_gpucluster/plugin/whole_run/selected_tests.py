@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
 
@@ -59,6 +59,24 @@ class SelectedTests:
     def places_that_use(self, fixture: str) -> frozenset[Place | None]:
         """The places of the tests that use a fixture of this name; None among them: the whole cluster."""
         return frozenset(self._places_by_fixture.get(fixture, ()))
+
+    @cached_property
+    def _last_users(self) -> dict[tuple[Any, Place | None], pytest.Item]:
+        return {
+            (_fixture_of(item, used), item.stash[PAIR].place): item
+            for item in self.that_apply
+            for used in getattr(item, "fixturenames", ())
+        }
+
+    def is_last(self, item: pytest.Item, name: str) -> bool:
+        """Whether no test of this place comes after this one that uses the same fixture."""
+        return self._last_users.get((_fixture_of(item, name), item.stash[PAIR].place)) is item
+
+
+def _fixture_of(item: Any, name: str) -> tuple[Any, int]:
+    """The fixture of this name that a test uses, and which of its parameters."""
+    defined = item._fixtureinfo.name2fixturedefs.get(name, (None,))  # noqa: SLF001 -- pytest has no other way to it
+    return defined[-1], getattr(getattr(item, "callspec", None), "indices", {}).get(name, 0)
 
 
 def reader_of(mark: pytest.Mark) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,7 +13,11 @@ from pytest_gpucluster.controller.replies import PendingReplies, Release, lost_r
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import Address, StoreChannel, reply_key
 from pytest_gpucluster.protocol.messages import Failure, FailureKind, Success
+from pytest_gpucluster.protocol.plain_data import to_plain
 from pytest_gpucluster.protocol.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CALL = "call-0"
 SECRET = Secret.random()
@@ -27,6 +32,44 @@ def of_two_pairs() -> PendingReplies:
 def failed(kind: FailureKind, **more: Any) -> Failure:
     """The reply of a rank that failed."""
     return Failure(**{"kind": kind, "error": "planted", **more})
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What every rank of a collective returns."""
+
+    samples: list[float]
+
+
+class Written:
+    """In place of a channel: all replies are there."""
+
+    def __init__(self, values: dict[int, object]) -> None:
+        self._written = {reply_key(CALL, rank): Success(value=to_plain(value)).to_json() for rank, value in values.items()}
+
+    def missing(self, _keys: object, **_options: object) -> list[str]:
+        """None is."""
+        return []
+
+    def take_written(self, keys: list[str], read: Callable[[bytes], object]) -> list[object]:
+        """Read them."""
+        return [read(self._written[key]) for key in keys]
+
+
+def test_ranks_that_say_the_same_share_a_value() -> None:
+    """A value that cannot be changed; a dict, and another value, stay those of one rank."""
+    one = of_two_pairs()
+    channel: Any = Written({0: Timing([1.5]), 1: Timing([1.5]), 2: Timing([2.5]), 3: Timing([1.5])})
+    one.receive(channel, within_s=1.0)
+    values: Any = {rank: reply.value for rank, reply in one.replies.items() if isinstance(reply, Success)}
+    assert values[0] is values[1] is values[3]
+    assert values[2] == Timing([2.5])
+    two = of_two_pairs()
+    channel = Written({rank: {"rate": 1.5} for rank in range(4)})
+    two.receive(channel, within_s=1.0)
+    dicts = [reply.value for reply in two.replies.values() if isinstance(reply, Success)]
+    assert len({id(value) for value in dicts}) == 4
+    assert dicts == [{"rate": 1.5}] * 4
 
 
 def test_nobody_is_released_while_all_is_well() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.plugin.options import MARKS
+from tests.support import REPOSITORY
 from tests.support.entries import threshold
 from tests.support.thresholds_files import packaged
 
@@ -136,7 +139,27 @@ def test_the_plan_in_words() -> None:
     )
 
 
-@pytest.mark.parametrize(("tests", "words"), [(555, ""), (7_133, "bookkeeping 0:12,"), (56_861, "bookkeeping 1:42,")])
+OWN_COST = REPOSITORY / "docs" / "results" / "2026-11-27-own-cost" / "results.json"
+MOST_OFF = 0.2
+"""Of what the books take."""
+
+
+def error_of_books(fleet: dict[str, Any]) -> float:
+    """How far off the plan of the books is, as a share of what they took."""
+    step = forecast.Step(criterion="a", subject="health", tests=fleet["testcases"], takes_s=None)
+    return abs(forecast.Forecast(steps=(step,)).books_s / float(fleet["books_s"]) - 1)
+
+
+def test_the_planned_books_are_what_kept_fleets_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 20 %; with the seconds of an older version they are not."""
+    fleets = [one for one in json.loads(OWN_COST.read_text(encoding="utf-8"))["books"] if one["testcases"]]
+    assert {one["fleet"] for one in fleets} == {"16x8", "32x8", "128x8"}
+    assert max(map(error_of_books, fleets)) <= MOST_OFF
+    monkeypatch.setattr(forecast, "BOOKS_OF_A_TEST_S", 0.0018)
+    assert min(map(error_of_books, fleets)) > MOST_OFF
+
+
+@pytest.mark.parametrize(("tests", "words"), [(555, ""), (7_406, "bookkeeping 0:09,"), (59_038, "bookkeeping 1:13,")])
 def test_the_books_of_many_tests_are_planned(tests: int, words: str) -> None:
     """All ranks wait for them: they stand in the plan and in its sum, and pass with the tests. Of few tests nothing is said."""
     plan = forecast.Forecast(steps=(forecast.Step(criterion="a", subject="health", tests=tests, takes_s=10.0),))
@@ -292,10 +315,10 @@ def test_times(seconds: float, words: str, clock: str) -> None:
 @pytest.mark.parametrize(
     ("tests", "available_gib", "begin"),
     [
-        (13_662, 0.6, "the books of 13,662 tests take about 0.7 GiB of memory on this host, and 0.6 GiB are available"),
-        (13_662, 0.7, None),
-        (436_000, 10.0, "the books of 436,000 tests take about 10.4 GiB of memory on this host, and 10.0 GiB are available"),
-        (436_000, 10.5, None),
+        (59_038, 0.9, "the books of 59,038 tests take about 1.0 GiB of memory on this host, and 0.9 GiB are available"),
+        (59_038, 1.0, None),
+        (436_000, 4.5, "the books of 436,000 tests take about 4.8 GiB of memory on this host, and 4.5 GiB are available"),
+        (436_000, 5.0, None),
         (0, 0.3, "the books of 0 tests take about 0.4 GiB"),
     ],
 )

@@ -19,6 +19,7 @@ class Reporter:
     def __init__(self, *, is_terminal: bool, width: int) -> None:
         self.isatty, self.hasmarkup, self._tw = is_terminal, False, SimpleNamespace(fullwidth=width)
         self.lines: list[tuple[str, dict[str, bool]]] = []
+        self.stats: dict[str, list[str]] = {}
 
     def ensure_newline(self) -> None:
         """Nothing is open."""
@@ -60,3 +61,16 @@ def test_a_log_has_whole_lines(monkeypatch: pytest.MonkeyPatch, columns: str, wi
     log.write(LONG)
     assert [text for text, _ in reporter.lines] == [LONG]
     assert log.width == width
+
+
+@pytest.mark.parametrize(("durations", "left"), [(None, 0), (0, 2), (5, 2)])
+def test_reports_of_phases_that_passed(durations: int | None, left: int) -> None:
+    """Only ``--durations`` reads them at the end; what a test came to stays."""
+    reporter = Reporter(is_terminal=False, width=80)
+    kept = {"": ["setup", "teardown"], "passed": ["call"], "error": ["setup"]}
+    reporter.stats = kept
+    one = screen(reporter)
+    one._config.option = SimpleNamespace(durations=durations)  # type: ignore[misc]
+    one.pytest_runtest_logreport()
+    assert len(kept[""]) == left
+    assert (kept["passed"], kept["error"]) == (["call"], ["setup"])

@@ -14,7 +14,7 @@ from _pytest.junitxml import LogXML
 from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.plugin.junit import finish_junit
+from pytest_gpucluster.plugin.junit import finish_junit, keep_less
 from pytest_gpucluster.records.run_identity import run_identity
 from pytest_gpucluster.reporting.junit import junit_text, properties_of, suite_element
 from pytest_gpucluster.reporting.rebuild import rebuild
@@ -382,3 +382,59 @@ def test_the_same_error_is_written_once() -> None:
     assert [case.message for case in found] == ["rank 1: died", *["rank 1: died (first seen in sum)"] * 2]
     assert ["stack" in case.text for case in found] == [True, False, False]
     assert all("rank 1: died" in case.text for case in found)
+
+
+@pytest.mark.parametrize("family", ["xunit1", "xunit2"])
+@pytest.mark.parametrize("logging", ["no", "all"])
+@pytest.mark.parametrize("prefix", [None, "site"])
+def test_what_pytest_need_not_keep(run: Run, tmp_path: Path, prefix: str | None, logging: Any, family: Any) -> None:
+    """The file is the same, to what tests recorded and printed; of a test that only passed no element is kept."""
+    report = RunReport(
+        cases=tuple(ReportedTest(nodeid=nodeid(record), record=record) for record in STARTED),
+        verdict=run.verdict, places=PLACES, facts={**FACTS, "environment": {}, "timings": {}}, is_rehearsal=False,
+    )  # fmt: skip
+    files = []
+    for keeps_less in (False, True):
+        writer = LogXML(str(tmp_path / "file.xml"), prefix, logging=logging, family=family)
+        config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugins=lambda writer=writer: [writer]))
+        own: set[tuple[str, object]] = set()
+        if keeps_less:
+            keep_less(config, lambda own=own: own)
+        writer.pytest_sessionstart()
+        for record in STARTED:
+            ours = properties_of(record, PLACES.get(record.place or ""))
+            own.clear()
+            own.update(ours)
+            for one in reports(record):
+                one.user_properties = [*ours, *([("mine", "1")] if record.criterion == "hint" else [])]
+                writer.pytest_runtest_logreport(one)
+                assert one.user_properties[: len(ours)] == [*ours]  # other reporters see them all
+        kept = [one for one in writer.node_reporters_ordered if isinstance(one.to_xml(), ET.Element)]
+        assert len(kept) == len(writer.node_reporters_ordered)
+        plain = [one for one in kept if type(one).__name__ == "_Plain"]
+        is_expected = keeps_less and logging == "no" and family == "xunit2"
+        assert bool(plain) == is_expected
+        assert sum(len(one.to_xml().findall("properties/property")) for one in kept) == 1 or not keeps_less
+        finish_junit(config, report)
+        writer.pytest_sessionfinish()
+        suite = ET.parse(tmp_path / "file.xml").getroot()[0]  # noqa: S314 -- our own file
+        suite.attrib.pop("timestamp")
+        suite.attrib.pop("time")
+        files.append(ET.canonicalize(ET.tostring(suite)))
+    assert files[0] == files[1]
+    assert files[0].count('"mine"') == 1
+
+
+def test_no_writer_keeps_nothing() -> None:
+    """Without ``--junitxml``."""
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugins=list))
+    keep_less(config, frozenset)
+
+
+def test_properties_that_many_tests_have_are_one_object() -> None:
+    """Of a place and of a criterion."""
+    first, second = ({one[0]: one for one in properties_of(STARTED[0], HOT)} for _ in range(2))
+    assert [name for name in first if first[name] is second[name]] == [
+        "criterion", "place", "hostname", "rank", "uuid", "serial", "pci", "unit", "limit",
+    ]  # fmt: skip
+    assert first == second
