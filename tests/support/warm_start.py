@@ -188,7 +188,7 @@ def become(command: list[str], variables: dict[str, str], cwd: str, *, path: lis
     sys.orig_argv[:], sys.argv[:] = command, ["-m", *command[3:]]
     sys.path[:] = [cwd, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *path]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]  # noqa: SLF001 -- what Python's own -m calls
+    runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
     sys.exit(0)
 
 
