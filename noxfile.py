@@ -57,13 +57,20 @@ def install(session: nox.Session, *groups: str, project: bool = True, name: str 
     """Install dependency groups, and the project in place, unless that was done for this pyproject.toml."""
     pyproject, constraints = ROOT / "pyproject.toml", environment(name) / "constraints.txt"
     wanted = nox.project.dependency_groups(nox.project.load_toml(pyproject), *groups)
-    stamp = environment(name) / f"installed-{'-'.join(groups)}"
+    stamps = [environment(name) / f"installed-{group}" for group in groups]
     digest = hashlib.sha256(pyproject.read_bytes() + constraints.read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != digest:
+    if not all(stamp.exists() and stamp.read_text() == digest for stamp in stamps):
         ours = ("--editable", str(ROOT)) if project else ()
         quiet = () if project and announce_torch(environment(name)) else ("--quiet",)  # gigabytes show how far they are
         run(session, "pip", "install", *quiet, "--constraint", str(constraints), *wanted, *ours, name=name)
-        stamp.write_text(digest)
+        for stamp in stamps:
+            stamp.write_text(digest)
+
+
+@nox.session
+def prepare(session: nox.Session) -> None:
+    """Install what the sessions of .ci/run need, so that they can run beside each other."""
+    install(session, "types", "tests", "deploy", "build")
 
 
 @nox.session
@@ -227,8 +234,7 @@ def docs(session: nox.Session) -> None:
     run(session, "docs.generate_limits", "--check")
     run(session, "docs.generate_limits")
     run(session, "docs.generate_requirements")
-    if os.environ.get("MEASURE_COVERAGE") == "1":  # in CI, `tests` runs them next
-        session.notify("site")
+    if os.environ.get("MEASURE_COVERAGE") == "1":  # in CI, `tests` runs them next, and `site` runs beside it
         return
     pages = ("tests/project/test_docs.py", "tests/project/test_docs_commands.py", "tests/project/test_docs_site.py")
     run(session, "pytest", "-q", "-m", "not e2e", *pages, **FOR_TESTS)

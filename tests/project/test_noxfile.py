@@ -178,6 +178,6 @@ def test_every_session_says_what_it_does() -> None:
     pytest.importorskip("nox", reason="nox lists the sessions")
     command = [sys.executable, "-m", "nox", "--noxfile", str(REPOSITORY / "noxfile.py"), "--list"]
     page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    promised = "accept build container coverage deploy docs imports launches lint lock netlab nightly page"
+    promised = "accept build container coverage deploy docs imports launches lint lock netlab nightly page prepare"
     promised += " pytest8 site slurm soak tests types wheel"
     assert sorted(re.findall(r"(?m)^[*-] (\w+) -> \S", page)) == promised.split()
