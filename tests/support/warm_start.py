@@ -34,6 +34,8 @@ IMPORTED = ("pytest", "torch.distributed", "rich.console", "jinja2", "msgspec", 
 """What each run imports. No module of this project and no plugin of pytest: pytest rewrites the asserts of those."""
 AT_START = ("PYTHON", "LD_", "COVERAGE", "OMP_", "TORCH_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 """Variables that a process reads when it starts. ``PYTHONPATH`` is no such: the fork has the path of its own."""
+LIBRARIES = "LD_LIBRARY_PATH"
+"""Differs in tests with a simulated NVML: from the second launch with the same folder on, another process forks for them."""
 ROOM_BYTES = 32_000
 """For what ``/proc`` shows of a fork: the arguments, and as much again for the variables."""
 
@@ -82,47 +84,78 @@ def start(
         [*command[:2]] != [sys.executable, "-m"]
         or not hasattr(os, "pidfd_open")
         or not usual.issuperset(variables.get("PYTHONPATH", "").split(os.pathsep))
-        or _at_start(variables) != _at_start(plain)
+        or any(variables.get(name) != plain.get(name) for name in {*_at_start(variables), *_at_start(plain)} - {LIBRARIES})
         or sum(len(text) + 1 for text in command) > ROOM_BYTES
         or sum(len(name) + len(text) + 2 for name, text in variables.items()) > ROOM_BYTES
     ):
         return None
-    return _Forking.of(tuple(sorted(_at_start(plain).items()))).fork(
-        {"command": [*command], "cwd": str(cwd), "variables": dict(variables)}, output
-    )
+    forking = _forks().of(tuple(sorted(_at_start(variables).items())), at_once=variables.get(LIBRARIES) == plain.get(LIBRARIES))
+    launch = {"command": [*command], "cwd": str(cwd), "variables": dict(variables)}
+    return forking.fork(launch, output) if forking is not None else None
 
 
 def _at_start(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in variables.items() if name.startswith(AT_START) and name != "PYTHONPATH"}
 
 
+class _Forks:
+    """The processes that fork: one of plain launches, and one of those with the simulated NVML that was used last."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[tuple[str, str], ...], _Forking] = {}
+        self._asked: set[tuple[tuple[str, str], ...]] = set()
+        self._leaving: list[_Forking] = []
+
+    def of(self, variables: tuple[tuple[str, str], ...], *, at_once: bool) -> _Forking | None:
+        """The one with these variables; None where it would be started for the first launch and not ``at_once``."""
+        if variables not in self._running:
+            is_first = variables not in self._asked
+            self._asked.add(variables)
+            if is_first and not at_once:
+                return None
+            for other in [*self._running][1:]:
+                self._leaving.append(self._running.pop(other))
+                self._leaving[-1].leave()
+            self._running[variables] = _Forking(dict(variables))
+        return self._running[variables]
+
+    def end(self) -> None:
+        """Have them end, and wait for that."""
+        for forking in self._running.values():
+            forking.leave()
+        for forking in (*self._running.values(), *self._leaving):
+            forking.process.wait()
+
+
+@functools.cache
+def _forks() -> _Forks:
+    """Those of this test process, which end with it."""
+    made = _Forks()
+    atexit.register(made.end)
+    return made
+
+
 class _Forking:
-    """The process that forks, which ends when this one does."""
+    """A process that forks; it ends with this one."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         kept = {name: text for name, text in os.environ.items() if not name.startswith(AT_START)}
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno()), "x" * ROOM_BYTES],
                 env={**kept, **variables, "GPUCLUSTER_TEST_ROOM": "x" * ROOM_BYTES},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        atexit.register(self._end)
 
-    def _end(self) -> None:
+    def leave(self) -> None:
+        """Have it end when the last of its forks has ended."""
         self._control.close()
-        self._process.wait()
-
-    @classmethod
-    @functools.cache
-    def of(cls, variables: tuple[tuple[str, str], ...]) -> _Forking:
-        """The one of this test process."""
-        return cls(dict(variables))
 
     def fork(self, launch: Mapping[str, object], output: int) -> Warm:
+        """Fork; what becomes of it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             socket.send_fds(self._control, [json.dumps(launch).encode()], [output, theirs.fileno()])
@@ -138,14 +171,15 @@ def serve(control: socket.socket) -> dict[str, object]:
     """Fork for each launch until the test process ends; returns in a fork, with what it was asked to be."""
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
-    while True:
+    while selector.get_map():
         for key, _ in selector.select():
             if key.fileobj is not control:
                 _report_end(selector, key)
                 continue
             launch, fds, _, _ = socket.recv_fds(control, 3 * ROOM_BYTES, 2)
             if not launch:
-                sys.exit(0)
+                selector.unregister(control)
+                continue
             pid = os.fork()
             if pid == 0:
                 os.dup2(fds[0], 1)
@@ -156,6 +190,7 @@ def serve(control: socket.socket) -> dict[str, object]:
             os.close(fds[0])
             _send(fds[1], pid)
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, fds[1]))
+    sys.exit(0)
 
 
 def _close(fds: list[int]) -> None:
@@ -186,7 +221,8 @@ def become(command: list[str], variables: dict[str, str], cwd: str, *, path: lis
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.orig_argv[:], sys.argv[:] = command, ["-m", *command[3:]]
-    sys.path[:] = [cwd, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *path]
+    given = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:] = dict.fromkeys([cwd, *given, *path])
     sys.modules["__main__"] = types.ModuleType("__main__")
     runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
     sys.exit(0)
