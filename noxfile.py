@@ -33,9 +33,9 @@ NETLAB = "tests/netlab"  # hosts in network namespaces, which only root makes
 # a timeout ends is not replaced: with "loadfile", xdist may then wait without an end. The longest files come first, by
 # tests/conftest.py; xdist alone would begin with those of most tests.
 SPLIT = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
-OURS = ("-n", str((os.cpu_count() or 1) + 1), *SPLIT, f"--ignore={NETLAB}", "tests")
-QUICK = ("-m", f"{FAST} and not long", *OURS)
-LONG = ("-m", f"{FAST} and long", *OURS)
+WORKERS = ("-n", str((os.cpu_count() or 1) + 1), *SPLIT)
+QUICK = ("-m", f"{FAST} and not long", *WORKERS, f"--ignore={NETLAB}", "tests")
+LONG_FOLDERS = ("launch", "faults")  # as conftest.py has them
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 SHOWN = ("-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true", "-ra", "--durations=15")
 PACKAGING = "8"  # of pyroma's 10: an address of the project and of an author are missing until there is one
@@ -57,13 +57,27 @@ def install(session: nox.Session, *groups: str, project: bool = True, name: str 
     """Install dependency groups, and the project in place, unless that was done for this pyproject.toml."""
     pyproject, constraints = ROOT / "pyproject.toml", environment(name) / "constraints.txt"
     wanted = nox.project.dependency_groups(nox.project.load_toml(pyproject), *groups)
-    stamp = environment(name) / f"installed-{'-'.join(groups)}"
+    stamps = [environment(name) / f"installed-{group}" for group in groups]
     digest = hashlib.sha256(pyproject.read_bytes() + constraints.read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != digest:
+    if not all(stamp.exists() and stamp.read_text() == digest for stamp in stamps):
         ours = ("--editable", str(ROOT)) if project else ()
         quiet = () if project and announce_torch(environment(name)) else ("--quiet",)  # gigabytes show how far they are
         run(session, "pip", "install", *quiet, "--constraint", str(constraints), *wanted, *ours, name=name)
-        stamp.write_text(digest)
+        for stamp in stamps:
+            stamp.write_text(digest)
+
+
+@nox.session
+def prepare(session: nox.Session) -> None:
+    """Install what the sessions of .ci/run need, so that they can run beside each other."""
+    install(session, "types", "tests", "deploy", "build")
+
+
+def long_tests() -> list[str]:
+    """What selects the long tests: by their files, because each worker would take 18 CPU seconds to collect all others."""
+    files = [file for file in sorted(ROOT.glob("tests/**/test_*.py")) if file.parent.name != Path(NETLAB).name]
+    long = [file for file in files if file.parent.name in LONG_FOLDERS or "mark.long" in file.read_text(encoding="utf-8")]
+    return ["-m", f"{FAST} and long", *(str(file.relative_to(ROOT)) for file in long)]
 
 
 @nox.session
@@ -92,7 +106,8 @@ def launches(session: nox.Session) -> None:
     """Start whole runs and real torchruns, and plant the faults they have to survive (minutes, no GPU); not measured."""
     install(session, "tests")
     # Not measured: a tracer in every process of a run costs 40 % more CPU, and `tests` alone covers 90 %.
-    run(session, "pytest", *SHOWN, *(("-m", FAST, *session.posargs) if session.posargs else LONG), **FOR_TESTS)
+    chosen = ("-m", FAST, *session.posargs) if session.posargs else (*WORKERS, *long_tests())
+    run(session, "pytest", *SHOWN, *chosen, **FOR_TESTS)
 
 
 def unpack(session: nox.Session, *packages: str, program: str) -> str:
@@ -227,8 +242,7 @@ def docs(session: nox.Session) -> None:
     run(session, "docs.generate_limits", "--check")
     run(session, "docs.generate_limits")
     run(session, "docs.generate_requirements")
-    if os.environ.get("MEASURE_COVERAGE") == "1":  # in CI, `tests` runs them next
-        session.notify("site")
+    if os.environ.get("MEASURE_COVERAGE") == "1":  # in CI, `tests` runs them next, and `site` runs beside it
         return
     pages = ("tests/project/test_docs.py", "tests/project/test_docs_commands.py", "tests/project/test_docs_site.py")
     run(session, "pytest", "-q", "-m", "not e2e", *pages, **FOR_TESTS)

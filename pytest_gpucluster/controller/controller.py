@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpucluster.agent.main import AgentSettings, resolved
 from pytest_gpucluster.agent.main import command as command_of
@@ -78,8 +78,8 @@ class Controller:
         """From now on show what goes on to this observer, and let ranks print into files in ``logs``."""
         self._calls.observe(observer, logs=logs)
 
-    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str]:
-        """The command line of the agents of this process's own ranks, which get the two descriptors."""
+    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str] | Callable[[], NoReturn]:
+        """The command line of the agents of this process's own ranks, which get the two descriptors; or what a fork does."""
         if self._launch is None:
             ranks = [_local_rank(number, self.world_size) for number in range(self.world_size)]
         else:

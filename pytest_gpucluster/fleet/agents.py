@@ -1,8 +1,8 @@
 """The agents of a simulated fleet: a few processes, each of which speaks for many ranks through the real channel.
 
-``python -m pytest_gpucluster.fleet.agents`` starts them. Hellos, heartbeats, replies and goodbyes are the messages of real
-agents. There are no workers and no process groups: the values come from the model. A process has three connections to the
-store, however many ranks it speaks for.
+They are forks of the controller; where it has threads, ``python -m pytest_gpucluster.fleet.agents`` starts them. Hellos,
+heartbeats, replies and goodbyes are the messages of real agents. There are no workers and no process groups: the values come
+from the model. A process has three connections to the store, however many ranks it speaks for.
 """
 
 from __future__ import annotations
@@ -145,7 +145,11 @@ def _in(spans: Spans) -> Iterable[int]:
 
 def main() -> None:
     """Become the agents."""
-    settings = FleetSettings.read(sys.argv[1].encode())
+    serve(FleetSettings.read(sys.argv[1].encode()))
+
+
+def serve(settings: FleetSettings) -> NoReturn:
+    """Be the agents; does not return."""
     secret = Secret.from_pipe(settings.secret_fd)
     import torch.distributed  # noqa: F401 -- once, before forking
 

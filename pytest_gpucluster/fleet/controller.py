@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpucluster.controller.call_maker import SLICE_S
 from pytest_gpucluster.controller.controller import Controller
+from pytest_gpucluster.controller.local_agents import may_fork
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.fleet.agents import FleetSettings
+from pytest_gpucluster.fleet.agents import FleetSettings, serve
 from pytest_gpucluster.fleet.simulation import JOIN_S
 from pytest_gpucluster.protocol.channel import hello_key
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pytest_gpucluster.fleet.simulation import Simulation
@@ -28,7 +31,7 @@ class FleetController(Controller):
         super().__init__(None, num_local=simulation.world_size, device="cuda", rootdir=rootdir, secret=secret)
         self._simulation = simulation
 
-    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str]:
+    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str] | Callable[[], NoReturn]:
         assert secret_fd is not None  # a run without torchrun has a secret of its own
         settings = FleetSettings(
             simulation=self._simulation,
@@ -37,6 +40,8 @@ class FleetController(Controller):
             controller_fd=controller_fd,
             target=self._target,
         )
+        if may_fork():  # the agents have imported torch then, which takes longer than all else that a small fleet does
+            return functools.partial(serve, settings)
         return [sys.executable, "-m", "pytest_gpucluster.fleet.agents", settings.to_json().decode()]
 
     def meet(self, *, within_s: float) -> None:

@@ -300,7 +300,7 @@ case " $* " in *" $BAD "*) exit 3;; esac
 """
 
 
-@pytest.mark.parametrize("bad", ["none", "lint", "tests", "coverage", "launches", "netlab", "build"])
+@pytest.mark.parametrize("bad", ["none", "lint", "prepare", "tests", "types", "build", "coverage", "launches", "netlab"])
 def test_our_runner_fails_with_the_session_that_fails(bad: str, tmp_path: Path) -> None:
     """Also with one that runs beside another. Later sessions do not begin; the last line is that of the tests."""
     (tmp_path / ".ci").mkdir()
@@ -311,7 +311,7 @@ def test_our_runner_fails_with_the_session_that_fails(bad: str, tmp_path: Path) 
     done = subprocess.run([runner], env=given, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == (0 if bad == "none" else 3), done
     began = [name for line in done.stdout.splitlines() if line.startswith("began") for name in line.split(" -s ")[1].split()]
-    groups = ["lint types imports docs", "tests", "coverage", "launches netlab slurm", "deploy build"]
+    groups = ["lint imports prepare docs", "tests types site deploy build", "launches coverage netlab slurm"]
     last = next((number for number, group in enumerate(groups) if bad in group.split()), len(groups) - 1)
     assert began == " ".join(groups[: last + 1]).split()
-    assert done.stdout.endswith("=== 7 passed in 1.0s ===\n") or bad == "lint"
+    assert done.stdout.endswith("=== 7 passed in 1.0s ===\n") or bad in groups[0].split()

@@ -32,7 +32,6 @@ SHORT_FILES = {
     "pytest_gpucluster/config/open_files.py": "agents read it before torch; nothing else of config may come along",
     "pytest_gpucluster/config/run_files.py": "every folder names these files; it may import none",
     "pytest_gpucluster/config/strict_json.py": "the plugin and the training proof both write by it",
-    "pytest_gpucluster/fleet/controller.py": "what a fleet replaces of the real controller, and no more",
     "pytest_gpucluster/grouping.py": "every folder imports it; it may import none",
     "pytest_gpucluster/measurements/progress.py": "every measurement imports it; it may import none",
     "pytest_gpucluster/plugin/fleet.py": "a plugin of its own: loaded by name, never by itself",

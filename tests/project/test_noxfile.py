@@ -178,6 +178,24 @@ def test_every_session_says_what_it_does() -> None:
     pytest.importorskip("nox", reason="nox lists the sessions")
     command = [sys.executable, "-m", "nox", "--noxfile", str(REPOSITORY / "noxfile.py"), "--list"]
     page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    promised = "accept build container coverage deploy docs imports launches lint lock netlab nightly page"
+    promised = "accept build container coverage deploy docs imports launches lint lock netlab nightly page prepare"
     promised += " pytest8 site slurm soak tests types wheel"
     assert sorted(re.findall(r"(?m)^[*-] (\w+) -> \S", page)) == promised.split()
+
+
+def test_launches_run_every_long_test() -> None:
+    """A file whose mark comes from elsewhere than its own text would be left out in silence."""
+    pytest.importorskip("nox", reason="the noxfile imports it")
+    found = {}
+    for name in ("noxfile", "conftest"):
+        spec = importlib.util.spec_from_file_location(f"{name}_under_test", REPOSITORY / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        found[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found[name])
+    assert {folder.name for folder in found["conftest"].LAUNCHES} == {*found["noxfile"].LONG_FOLDERS}
+    assert not [file for file in REPOSITORY.glob("tests/**/conftest.py") if "mark.long" in file.read_text(encoding="utf-8")]
+    _, expression, *files = found["noxfile"].long_tests()
+    assert expression.endswith(" and long")
+    expected = {"tests/launch/test_launch_gate.py", "tests/faults/test_faults_ends.py", "tests/unit/measurements/test_rails.py"}
+    assert expected <= {*files} < {str(file.relative_to(REPOSITORY)) for file in REPOSITORY.glob("tests/**/test_*.py")}

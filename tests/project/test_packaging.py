@@ -58,7 +58,7 @@ def sessions_of_noxfile() -> set[str]:
 
 def sessions_named_in(text: str) -> set[str]:
     """The sessions that a text asks for: ``noxfile.py -s NAME NAME``, and ``session NAME`` as .ci/run has it."""
-    calls = re.findall(r"(?:noxfile\.py -s|^session) ((?:[a-z]\w* ?)+)", text, flags=re.MULTILINE)
+    calls = re.findall(r"(?:noxfile\.py -s|^(?:begin_beside )?session) ((?:[a-z]\w* ?)+)", text, flags=re.MULTILINE)
     return {name for call in calls for name in call.split()}
 
 
@@ -164,7 +164,7 @@ def test_the_runner_is_sound() -> None:
     assert os.access(runner, os.X_OK)
     subprocess.run(["bash", "-n", str(runner)], check=True)
     text = runner.read_text(encoding="utf-8")
-    named, gates = sessions_named_in(text), "lint types imports docs tests coverage launches netlab build"
+    named, gates = sessions_named_in(text), "lint types imports docs tests coverage launches netlab slurm build"
     assert set(gates.split()) <= named <= sessions_of_noxfile()
     assert "export MEASURE_COVERAGE=1" in text
 
