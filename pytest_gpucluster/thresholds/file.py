@@ -12,7 +12,7 @@ from pytest_gpucluster.config.settings import Expect
 from pytest_gpucluster.config.yaml_lines import Document
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import layers, released, schema, versions
-from pytest_gpucluster.thresholds.layers import SourceFile, layer, merge
+from pytest_gpucluster.thresholds.layers import THE_LIMIT, SourceFile, layer, merge
 from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
 from pytest_gpucluster.thresholds.specs import NOT_AMD, GpuSpec, load_specs, names_amd, spec_for_gpu
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 REMOVED = "removed"
 """What differs of an entry that a file does not have."""
+FIGURES = frozenset({"of", "bound", "requires"})
+"""Keys of an entry whose meaning depends on the profile: figures of its GPU or its links."""
 NOT_FIGURES = {"title", "source", "seen"}
 """Keys of a spec that change no outcome."""
 
@@ -80,8 +82,22 @@ class ThresholdsFile(SourceFile):
         """Every entry resolved for a profile (None: without overrides), in the file's order."""
         if profile not in self._criteria:
             said = self.said(profile).items()
-            self._criteria[profile] = {key: resolve(key, one, self.document, profile=profile) for key, one in said}
+            self._criteria[profile] = {key: self._resolved(key, one, profile) for key, one in said}
         return dict(self._criteria[profile])
+
+    def _resolved(self, key: str, said: dict[str, list[Statement]], profile: Profile | None) -> Threshold:
+        """Resolve an entry; once for all profiles that share what is said of it, where that names no figure of theirs."""
+        limit = said[THE_LIMIT][-1].value if THE_LIMIT in said else {}
+        if not FIGURES.isdisjoint((*said, *limit)):
+            return resolve(key, said, self.document, profile=profile)
+        if id(said) not in self._shared:
+            self._shared[id(said)] = resolve(key, said, self.document, profile=None)
+        return self._shared[id(said)]
+
+    @cached_property
+    def _shared(self) -> dict[int, Threshold]:
+        """By the identity of what is said, which lives in ``_merged`` as long as this file."""
+        return {}
 
     def said(self, profile: Profile | None) -> dict[str, dict[str, list[Statement]]]:
         """What is said of every entry for a profile, topic by topic: what wins comes last, after what loses to it."""
