@@ -42,6 +42,11 @@ class ThresholdsFile(SourceFile):
     specs: Mapping[str, GpuSpec] | None = field(default=None, repr=False)
     _criteria: dict[Profile | None, dict[str, Threshold]] = field(default_factory=dict, repr=False)
     _said: dict[Profile | None, dict[str, dict[str, list[Statement]]]] = field(default_factory=dict, repr=False)
+    # By identity, and so never handed to another file: by that of layers, and by that of what is said, in ``_merged``.
+    _merged: dict[tuple[int, ...], dict[str, list[Statement]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _shared: dict[int, Threshold] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def validate(cls, source: SourceFile) -> tuple[ThresholdsFile | None, list[Problem]]:
@@ -94,11 +99,6 @@ class ThresholdsFile(SourceFile):
             self._shared[id(said)] = resolve(key, said, self.document, profile=None)
         return self._shared[id(said)]
 
-    @cached_property
-    def _shared(self) -> dict[int, Threshold]:
-        """By the identity of what is said, which lives in ``_merged`` as long as this file."""
-        return {}
-
     def said(self, profile: Profile | None) -> dict[str, dict[str, list[Statement]]]:
         """What is said of every entry for a profile, topic by topic: what wins comes last, after what loses to it."""
         if profile not in self._said:
@@ -114,10 +114,6 @@ class ThresholdsFile(SourceFile):
         if known not in self._merged:
             self._merged[known] = merge(layers)
         return self._merged[known]
-
-    @cached_property
-    def _merged(self) -> dict[tuple[int, ...], dict[str, list[Statement]]]:
-        return {}
 
     def _layers_of(self, key: str, profile: Profile | None) -> Iterator[Layer]:
         """What an entry says for a profile, lowest first: itself, then for each ancestor its rules and the entry's override."""
