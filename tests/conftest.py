@@ -44,32 +44,55 @@ LONGEST_FIRST = (
     "e2e/test_deploy_slurm_sweep.py",
     # of `tests`
     "unit/commands/test_run.py",
+    "unit/thresholds/test_load.py",
+    "unit/commands/test_healthcheck.py",
     "e2e/test_usage_errors.py",
-    "unit/agent/test_call_runner.py",
-    "finetune/test_stopping.py",
-    "e2e/test_outcomes.py",
-    "e2e/test_unread.py",
-    "e2e/test_second_chance.py",
+    "unit/evidence/test_verification.py",
     "e2e/test_page_at_the_end.py",
-    "finetune/test_hub.py",
-    "finetune/test_band.py",
-    "finetune/test_cache.py",
-    "unit/plugin/test_verdict_item.py",
-    "unit/controller/test_command_link.py",
-    "unit/inventory/test_telemetry.py",
-    "benchmarks/test_reference_collectives.py",
-    "benchmarks/test_competitor.py",
-    "benchmarks/test_channel.py",
-    "benchmarks/test_reference.py",
-    "benchmarks/test_too_close_to_call.py",
-    "benchmarks/test_repeatability.py",
-    "unit/commands/test_launch.py",
+    "e2e/test_outcomes.py",
+    "unit/commands/test_info.py",
+    "unit/judging/test_promises.py",
     "unit/commands/test_lint.py",
-    "project/test_docs.py",
-    "unit/reporting/test_junit_folding.py",
+    "unit/thresholds/test_lint.py",
+    "benchmarks/test_too_close_to_call.py",
+    "unit/evidence/test_bundle.py",
+    "unit/commands/test_launch.py",
     "unit/reporting/test_reporting.py",
+    "unit/commands/test_torchrun.py",
+    "unit/inventory/test_nvml.py",
+    "finetune/test_stopping.py",
+    "unit/health/test_nics.py",
+    "e2e/test_second_chance.py",
+    "unit/commands/test_criteria.py",
+    "unit/thresholds/test_no_effect.py",
+    "unit/plugin/test_verdict_item.py",
+    "benchmarks/test_reference_collectives.py",
+    "e2e/test_unread.py",
+    "unit/worker/test_gpu_watch.py",
+    "unit/inventory/test_telemetry.py",
+    "unit/controller/test_command_link.py",
+    "unit/agent/test_call_runner.py",
+    "project/test_docs.py",
+    "unit/test_run_setup.py",
+    "unit/thresholds/test_released.py",
+    "unit/judging/test_siblings_disagreement.py",
+    "unit/judging/test_siblings.py",
+    "e2e/test_no_effect.py",
+    "unit/commands/test_sweep.py",
+    "unit/reporting/test_table.py",
+    "project/test_house.py",
+    "finetune/test_cache.py",
+    "unit/localization/test_search_errors.py",
+    "unit/reporting/test_bad_parts.py",
+    "benchmarks/test_competitor.py",
+    "e2e/test_ready_errors.py",
+    "finetune/test_band.py",
+    "unit/page/test_page.py",
+    "finetune/test_hub.py",
+    "unit/fleet/test_hardware.py",
+    "benchmarks/test_reference.py",
 )
-"""Files that take 10 s and more, the longest first: one of them alone at the end leaves the other cores idle.
+"""Files that take 10 s and more, of `tests` 6 CPU seconds, the longest first: one alone at the end leaves other cores idle.
 
 Of the others the order does not matter. Seen: ``--durations`` of 2026-11-26 and 27.
 """
@@ -77,6 +100,10 @@ RANKS = {file: rank for rank, file in enumerate(LONGEST_FIRST)}
 TESTS = Path(__file__).parent
 MEASURED_CASES = 2
 """Of each parametrized test, so many cases are measured for coverage: a tracer makes 11 CPU seconds of them 26."""
+RUNS = ("e2e", "finetune")
+"""Folders of tests whose processes are measured too: those that tests of one unit start run the same lines again."""
+COVERAGE_OF_PROCESSES = "COVERAGE_PROCESS_CONFIG"
+"""The variable by which coverage measures the processes that a test starts."""
 GARBAGE = (100_000, 20, 20)
 """After so many new objects garbage is collected, in a test process: with Python's 700 that took 5 to 20 % of its CPU."""
 CASES = pytest.StashKey[Counter[str]]()
@@ -109,17 +136,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: RANKS.get(item.path.as_posix().removeprefix(f"{TESTS}/"), len(RANKS)))
 
 
+def is_measured(item: pytest.Item) -> bool:
+    """Whether a case adds to coverage: one of the first, and no property, whose examples run the same lines again."""
+    cases, name = item.config.stash.setdefault(CASES, Counter()), item.nodeid.partition("[")[0]
+    cases[name] += 1
+    return cases[name] <= MEASURED_CASES and not getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Pause coverage in this thread after :data:`MEASURED_CASES`; what a case starts is measured all the same."""
-    cases, tracer = item.config.stash.setdefault(CASES, Counter()), sys.gettrace()
-    name = item.nodeid.partition("[")[0]
-    cases[name] += 1
-    if cases[name] <= MEASURED_CASES or not (hasattr(tracer, "start") and hasattr(tracer, "stop")):
+    """Pause coverage in this thread in cases that add nothing, and in processes that no whole run starts."""
+    tracer: Any = sys.gettrace()
+    if not (hasattr(tracer, "start") and hasattr(tracer, "stop")):  # not measured, or by a debugger
         return (yield)
-    paused: Any = tracer
-    paused.stop()
+    measured, of_processes = is_measured(item), os.environ.get(COVERAGE_OF_PROCESSES)
+    if not measured:
+        tracer.stop()
+    if not measured or item.path.relative_to(TESTS).parts[0] not in RUNS:
+        os.environ.pop(COVERAGE_OF_PROCESSES, None)
     try:
         return (yield)
     finally:
-        paused.start()
+        if of_processes is not None:
+            os.environ[COVERAGE_OF_PROCESSES] = of_processes
+        if not measured:
+            tracer.start()

@@ -12,7 +12,7 @@ from pytest_gpucluster.config.settings import Expect
 from pytest_gpucluster.config.yaml_lines import Document
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import layers, released, schema, versions
-from pytest_gpucluster.thresholds.layers import SourceFile, layer, merge
+from pytest_gpucluster.thresholds.layers import THE_LIMIT, SourceFile, layer, merge
 from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
 from pytest_gpucluster.thresholds.specs import NOT_AMD, GpuSpec, load_specs, names_amd, spec_for_gpu
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 REMOVED = "removed"
 """What differs of an entry that a file does not have."""
+FIGURES = frozenset({"of", "bound", "requires"})
+"""Keys of an entry whose meaning depends on the profile: figures of its GPU or its links."""
 NOT_FIGURES = {"title", "source", "seen"}
 """Keys of a spec that change no outcome."""
 
@@ -40,6 +42,11 @@ class ThresholdsFile(SourceFile):
     specs: Mapping[str, GpuSpec] | None = field(default=None, repr=False)
     _criteria: dict[Profile | None, dict[str, Threshold]] = field(default_factory=dict, repr=False)
     _said: dict[Profile | None, dict[str, dict[str, list[Statement]]]] = field(default_factory=dict, repr=False)
+    # By identity, and so never handed to another file: by that of layers, and by that of what is said, in ``_merged``.
+    _merged: dict[tuple[int, ...], dict[str, list[Statement]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _shared: dict[int, Threshold] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def validate(cls, source: SourceFile) -> tuple[ThresholdsFile | None, list[Problem]]:
@@ -80,8 +87,17 @@ class ThresholdsFile(SourceFile):
         """Every entry resolved for a profile (None: without overrides), in the file's order."""
         if profile not in self._criteria:
             said = self.said(profile).items()
-            self._criteria[profile] = {key: resolve(key, one, self.document, profile=profile) for key, one in said}
+            self._criteria[profile] = {key: self._resolved(key, one, profile) for key, one in said}
         return dict(self._criteria[profile])
+
+    def _resolved(self, key: str, said: dict[str, list[Statement]], profile: Profile | None) -> Threshold:
+        """Resolve an entry; once for all profiles that share what is said of it, where that names no figure of theirs."""
+        limit = said[THE_LIMIT][-1].value if THE_LIMIT in said else {}
+        if not FIGURES.isdisjoint((*said, *limit)):
+            return resolve(key, said, self.document, profile=profile)
+        if id(said) not in self._shared:
+            self._shared[id(said)] = resolve(key, said, self.document, profile=None)
+        return self._shared[id(said)]
 
     def said(self, profile: Profile | None) -> dict[str, dict[str, list[Statement]]]:
         """What is said of every entry for a profile, topic by topic: what wins comes last, after what loses to it."""
@@ -98,10 +114,6 @@ class ThresholdsFile(SourceFile):
         if known not in self._merged:
             self._merged[known] = merge(layers)
         return self._merged[known]
-
-    @cached_property
-    def _merged(self) -> dict[tuple[int, ...], dict[str, list[Statement]]]:
-        return {}
 
     def _layers_of(self, key: str, profile: Profile | None) -> Iterator[Layer]:
         """What an entry says for a profile, lowest first: itself, then for each ancestor its rules and the entry's override."""

@@ -91,13 +91,18 @@ def _check_rules(file: ThresholdsFile) -> Iterator[Problem]:
 
 
 def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:
-    """Check every limit as every profile sees it. Profiles that share a limit share its problems."""
+    """Check every limit as every profile sees it. Profiles that share a limit share its problems.
+
+    An entry that names no figure of a profile is one object for all that share it (``ThresholdsFile.criteria``).
+    """
     found_in: set[tuple[str, str, int]] = set()
+    checked: set[int] = set()
     for profile in (None, *file.profiles.values()):
         for threshold in file.criteria(profile).values():
             limit = (threshold.key, threshold.file, threshold.line)
-            if limit in found_in:
+            if limit in found_in or id(threshold) in checked:
                 continue
+            checked.add(id(threshold))
             for message in _check_resolved(threshold, profile):
                 found_in.add(limit)
                 blamed = _blamed(file, threshold)

@@ -13,6 +13,7 @@ import io
 import json
 import subprocess
 import tarfile
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,12 @@ def packaged_files(thresholds: Path) -> dict[str, bytes]:
 
 def released_text(files: Mapping[str, bytes]) -> str:
     """What ``packaged_limits.json`` holds for the packaged files by name."""
-    read = {Path(name).stem: _without_prose(parse(content, file=name).data) for name, content in files.items()}
+    return _text_of(tuple(files.items()))
+
+
+@lru_cache(maxsize=2)
+def _text_of(files: tuple[tuple[str, bytes], ...]) -> str:
+    read = {Path(name).stem: _without_prose(parse(content, file=name).data) for name, content in files}
     own = {**read.pop("thresholds"), "versions": read.pop("known_versions", {})}
     return json.dumps({**own, "specs": read}, indent=1) + "\n"
 

@@ -168,10 +168,11 @@ class MadeSys:
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
     """Write each text with the kernel's newline at its end."""
-    for name, text in files.items():
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{text}\n")
+    written = {folder / name: f"{text}\n" for name, text in files.items()}
+    for parent in {file.parent for file in written}:
+        parent.mkdir(parents=True, exist_ok=True)
+    for file, text in written.items():
+        file.write_text(text)
 
 
 def _identity(nic: MadeNic) -> dict[str, str]:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,17 @@ def document(records: list[Record], *, places: dict[str, Place] | None = None) -
     return strict(to_json(results_document(cases(records), places=places or PLACES, verdict=verdict, facts=FACTS)))
 
 
-def validate(found: Any) -> None:
-    """Against the schema that is shipped."""
+@cache
+def validator() -> Any:
+    """Of the schema that is shipped, which is itself checked once."""
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(found)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def validate(found: Any) -> None:
+    """Against the schema that is shipped."""
+    validator().validate(found)
 
 
 @pytest.mark.parametrize("evidence", EVIDENCES, ids=KINDS_OF_EVIDENCE)
