@@ -114,7 +114,7 @@ RECORDED: tuple[RecordedCurve, ...] = (
             6.73484, None, 5.91176, 5.38928, None, 5.05657, 4.93401, None, 4.67389, 4.54648, None, 4.25329, 3.969, None,
             3.7129, 3.50033, None, 3.67801, 3.17914,
         ),
-        source="two H100, docs/results/2026-11-27-h100x2-d0606c5",
+        source="two H100, docs/results/2026-11-27-h100x2-3f6dcd6",
     ),
     RecordedCurve(
         preset="7b-shape",

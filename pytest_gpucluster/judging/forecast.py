@@ -36,7 +36,7 @@ BOOKS_GIB, BOOKS_OF_A_TEST_KIB = 0.37, 10.7
 """Memory of the controller, itself and for each test: a line through 16 x 8 and 128 x 8 (docs/results/2026-11-27-own-cost)."""
 BOOKS_OF_A_TEST_S = 0.00125
 """Seconds of the controller for each test, in which all GPUs wait: 1.2 ms at 16 x 8 and 32 x 8 on an idle machine, 1.3 ms of
-CPU at 128 x 8 (docs/results/2026-11-27-own-cost). Two real GPUs waited 0.5 s (docs/results/2026-11-27-h100x2-d0606c5)."""
+CPU at 128 x 8 (docs/results/2026-11-27-own-cost). Two real GPUs waited 0.4 s (docs/results/2026-11-27-h100x2-3f6dcd6)."""
 UNFINISHED = 0.99
 """The largest fraction shown before the last test is done."""
 STEADY = 0.9

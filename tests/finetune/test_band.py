@@ -164,7 +164,7 @@ def test_every_curve_is_whole() -> None:
 
 def test_two_h100_have_a_curve_in_an_acceptance() -> None:
     """The losses in a kept report of two H100 lie inside the band; with half the learning, they would not."""
-    report = json.loads((REPOSITORY / "docs/results/2026-11-27-h100x2-d0606c5/results.json").read_text())
+    report = json.loads((REPOSITORY / "docs/results/2026-11-27-h100x2-3f6dcd6/results.json").read_text())
     judged = next(one for one in report["values"] if one["criterion"] == "finetune_loss")
     points = dict(next(one["all"] for one in judged["evidence"] if one["key"] == "curve [step, loss]"))
     losses = [points.get(step, 99.0) for step in range(band.MOST)]

@@ -6,7 +6,6 @@ import faulthandler
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -225,6 +224,11 @@ def crash() -> int:
     raise RuntimeError("boom")
 
 
+def interrupted() -> int:
+    """End as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("work", "code"),
     [
@@ -233,7 +237,7 @@ def crash() -> int:
         (lambda: sys.exit(2), 2),
         (sys.exit, 0),
         (crash, 1),
-        (lambda: signal.raise_signal(signal.SIGINT), 1),
+        (interrupted, 1),
     ],
 )
 def test_however_it_ends_the_process_leaves_at_once(

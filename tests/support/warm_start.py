@@ -244,7 +244,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     path = sys.path[1:]
     for name in IMPORTED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # one that only the fork's own PYTHONPATH has
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
     launch = serve(control)

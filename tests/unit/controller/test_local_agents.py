@@ -13,6 +13,7 @@ import pytest
 from pytest_gpucluster.controller import local_agents
 from pytest_gpucluster.fleet.controller import FleetController
 from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.protocol.channel import Address
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def test_a_process_with_threads_starts_a_new_one(threads: int, tmp_path: Path, m
     monkeypatch.setattr(local_agents.threading, "active_count", lambda: threads)
     monkeypatch.setattr(local_agents.threading, "main_thread", threading.current_thread)
     controller = FleetController(parse_simulation("1x2", faults=[]), rootdir=tmp_path)
-    controller._link.listen()
+    controller._link._address = Address(host="127.0.0.1", port=1, run_id="run")
     found = controller._command(3, 4)
     assert callable(found) is (threads == 1)
     assert callable(found) or found[1:3] == ["-m", "pytest_gpucluster.fleet.agents"]

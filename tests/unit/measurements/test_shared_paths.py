@@ -36,6 +36,7 @@ from pytest_gpucluster.measurements.shared_paths import (
     small_files,
 )
 from tests.support.programs import why_not_working
+from tests.support.strangers import end_by_sigterm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,11 +200,16 @@ def count_without_lock(folder: Path, parties: list[str], seconds: float = 0.3) -
     return count(folder, parties, seconds)
 
 
+def _become_rank(rank: int) -> None:
+    end_by_sigterm()
+    os.environ["RANK"] = str(rank)
+
+
 @pytest.mark.parametrize("counting", [count, count_without_lock])
 def test_locks_hold_or_lose_updates(tmp_path: Path, counting: Callable[[Path, list[str]], Any]) -> None:
     """Every update under a lock arrives, and somebody had to wait. Without locks updates are lost."""
     parties = [as_rank(rank, lambda: mark_of(tmp_path)).folder for rank in (0, 1)]
-    pools = [FORK.Pool(1, initializer=os.environ.__setitem__, initargs=("RANK", str(rank))) for rank in (0, 1)]
+    pools = [FORK.Pool(1, initializer=_become_rank, initargs=(rank,)) for rank in (0, 1)]
     with pools[0], pools[1]:
         answers = [pool.apply_async(counting, (tmp_path, parties)) for pool in pools]
         counted = [answer.get(LONG_S) for answer in answers]
@@ -232,7 +238,7 @@ def test_flock_holds_or_loses_updates(tmp_path: Path, counting: Callable[[Path, 
     """A number of its own, so that what was counted by fcntl before does not matter."""
     parties = [as_rank(rank, lambda: mark_of(tmp_path)).folder for rank in (0, 1)]
     assert count(tmp_path, parties[:1], 0.01).updates > 0
-    pools = [FORK.Pool(1, initializer=os.environ.__setitem__, initargs=("RANK", str(rank))) for rank in (0, 1)]
+    pools = [FORK.Pool(1, initializer=_become_rank, initargs=(rank,)) for rank in (0, 1)]
     with pools[0], pools[1]:
         answers = [pool.apply_async(counting, (tmp_path, parties)) for pool in pools]
         counted = [answer.get(LONG_S) for answer in answers]
