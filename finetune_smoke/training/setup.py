@@ -70,7 +70,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
     )
 
 
-def _same_content(ranks: Ranks, base: torch.nn.Module, source: batches.Source) -> tuple[exact.Checks, str]:
+def _same_content(ranks: Ranks, base: torch.nn.Module, source: batches.Source) -> tuple[exact.Checks, int]:
     """Checks that all ranks begin with the same base and data, and the base's digest, before anything is sharded or rounded."""
     record = exact.Checks(ranks)
     base_digest = digests.digest(base.parameters())
