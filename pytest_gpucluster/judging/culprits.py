@@ -44,6 +44,8 @@ OF_A_NODE: tuple[Part, ...] = ("node", "settings", "software")
 """What all GPUs of a node may share. A process that died is blamed at its GPU, also if all of a node's did."""
 FEWEST_OF_MOST = 3
 SHOWN_EVIDENCE = 8
+LONGEST_SELECTION = 300
+"""Characters of the arguments that select the tests of a culprit, in reports without a terminal's width."""
 REPLACE: Mapping[Part, str] = {
     "gpu": "take the GPU out of service; run the health criteria there, then replace it if they fail again",
     "link": "look at both ends, the cable and the switch between them; replace what fails again",
@@ -126,11 +128,17 @@ class Culprit:
         if self.is_confirmed:
             return self.advice
         again = "measure it again: the same command"
-        arguments = tests.arguments(self.keys, places.get(self.place or ""))
-        again += f" with {shlex.join(arguments)}" if arguments else ""
+        arguments = self._selection(tests, places.get(self.place or ""))
+        again += f" with {arguments}" if arguments else ""
         if self.is_measured and not self._asked and self.kind in (*HARDWARE, "unknown"):
             return f"{again}; {self.advice}"
         return f"{self.advice}; then {again}"
+
+    def _selection(self, tests: Selector, part: Place | None) -> str:
+        """What selects its tests; where that is long, those of the part alone, as the terminal does."""
+        at_part = [key for key in self.keys if part is not None and key[1] == part.id]
+        every = shlex.join(tests.arguments(self.keys, part))
+        return every if len(every) <= LONGEST_SELECTION or not at_part else shlex.join(tests.arguments(at_part, part))
 
     @property
     def advice(self) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.judging.culprits import Culprit, find_culprits, is_most
-from pytest_gpucluster.judging.selection import Selector
+from pytest_gpucluster.judging.selection import ONLY, Selector
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
@@ -77,6 +77,18 @@ def test_measured_once_is_measured_again() -> None:
     assert found.action(TESTS, {}).startswith("measure it again: the same command with -k 'test_bf16_tflops[node0-gpu3]'")
     assert "replace" not in found.action(TESTS, {})
     assert "out of service" not in found.action(TESTS, {})
+
+
+@pytest.mark.parametrize(("num", "is_cut"), [(2, False), (40, True)])
+def test_a_long_selection_is_that_of_the_part(num: int, *, is_cut: bool) -> None:
+    """Criteria of the whole cluster that one busy GPU left unmeasured would make it half a page."""
+    known = places()
+    here = [error(f"at_gpu_{number}", gpu(1), place=gpu(1)) for number in range(num)]
+    found = one([*here, *(error(f"of_all_{number}", gpu(1)) for number in range(num))], known)
+    action = found.action(TESTS, known)
+    assert ("test_of_all_1" in action) is not is_cut
+    assert (ONLY in action) is is_cut
+    assert len(action) < 600
 
 
 def test_repeats_that_all_miss_confirm() -> None:
