@@ -335,7 +335,8 @@ def test_a_whole_node_dies(starter: Starter) -> None:
 def test_the_node_of_the_controller_dies(starter: Starter, files: str) -> None:
     """Controller, deputy, store and torchrun at once: an agent of the other node finishes the report from its copy."""
     launches = two_nodes(starter)
-    with launches[1].standing_still():  # else the heir may have begun to write before its files are taken away
+    # Else the heir may have begun to write before its files are taken away, and the controller may see its agent die first.
+    with launches[1].standing_still(), launches[0].standing_still():
         launches[0].kill_all()
         if files == "gone":  # as on a node without a shared file system
             shutil.rmtree(starter.folder / "gpucluster-results")
