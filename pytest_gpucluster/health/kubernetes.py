@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.inventory.kubernetes import FORBIDDEN
+from pytest_gpucluster.inventory.kubernetes import FORBIDDEN, UNNAMED
 from pytest_gpucluster.inventory.reading import NONE, NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import counted
@@ -33,9 +33,9 @@ RIGHT_TO = "let the run read nodes, daemonsets and storageclasses (kubectl auth 
 
 
 def why_not_asked(why_none: str | None, needed: Any) -> str | None:
-    """Why nothing is judged: no cluster can be asked, or the run may not read what is needed. Silence is no reason."""
-    is_forbidden = isinstance(needed, NotAvailable) and needed.why.startswith(FORBIDDEN)
-    return needed.why if is_forbidden else why_none
+    """Why nothing is judged: no cluster can be asked, not by this host's name, or not by this run. Silence is no reason."""
+    may_not = isinstance(needed, NotAvailable) and needed.why.startswith((FORBIDDEN, UNNAMED))
+    return needed.why if may_not else why_none
 
 
 def judge_kubernetes(node: KubernetesNode | NotAvailable, gpus_on_bus: int | NotAvailable) -> Finding:

@@ -32,6 +32,8 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 KUBELET = Path("/var/lib/kubelet")
 FORBIDDEN = "forbidden"
 """How the reason begins where the run has no right to ask."""
+UNNAMED = "its name there is not known"
+"""How the reason begins where no variable says the name of this host's node, and none has the host's name."""
 NAMES = ("GPUCLUSTER_NODE_NAME", "NODE_NAME")
 """Variables in which a Pod says its node's name (``fieldRef: spec.nodeName``); otherwise it is the hostname."""
 GPU, MIG, SHARED = "nvidia.com/gpu", "nvidia.com/mig-", ".shared"
@@ -210,7 +212,8 @@ class KubernetesNode:
 
 def read_node(variables: Mapping[str, str], *, hostname: str, proc: Path = PROC) -> KubernetesNode | NotAvailable:
     """The record of this host. A name may lead to another host, so the record's boot has to be this one's."""
-    name = next((variables[one] for one in NAMES if variables.get(one)), hostname.lower())
+    said = next((variables[one] for one in NAMES if variables.get(one)), None)
+    name = hostname.lower() if said is None else said
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,252}", name):
         return NotAvailable(f"{_line(name)!r} is no name of a node")
     boot = read_text(proc / "sys" / "kernel" / "random" / "boot_id")
@@ -225,7 +228,8 @@ def read_node(variables: Mapping[str, str], *, hostname: str, proc: Path = PROC)
 
     found = apply(of_host, apply(parse, ask("get", "node", name, "-o", "json")), boot)
     if isinstance(found, NotAvailable) and "(NotFound)" in found.why:
-        return NotAvailable(f"{found.why}; a Pod says its node's name in {NAMES[0]} (fieldRef: spec.nodeName)")
+        why = found.why if said is not None else f"{UNNAMED}: {found.why}"
+        return NotAvailable(f"{why}; a Pod says its node's name in {NAMES[0]} (fieldRef: spec.nodeName)")
     return found
 
 

@@ -165,6 +165,16 @@ def test_a_cluster_that_refuses(before: str, words: str, on_path: Path, monkeypa
     assert (health.why_not_asked(None, found) is not None) is ("Forbidden" in before)
 
 
+@pytest.mark.parametrize(("variables", "is_judged"), [({}, False), ({"NODE_NAME": ""}, False), (MINE, True)])
+def test_a_name_that_nobody_said(variables: dict[str, str], *, is_judged: bool, on_path: Path) -> None:
+    """A Pod has a name of its own: that no node is called so says nothing of the host. A name that was said has to be there."""
+    fake_kubectl.install(on_path, healthy(NAME), before="echo 'Error from server (NotFound): not found' >&2; exit 1")
+    found = read_node(variables, hostname="pod-0")
+    assert isinstance(found, NotAvailable)
+    assert "GPUCLUSTER_NODE_NAME" in found.why
+    assert (health.why_not_asked(None, found) is None) is is_judged
+
+
 @pytest.mark.parametrize("name", ["--kubeconfig=/x", "a b", "../x", "x" * 300])
 def test_a_name_that_is_no_node(name: str) -> None:
     """It is no option of kubectl, and is not asked for."""
