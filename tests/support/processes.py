@@ -34,8 +34,9 @@ def free_port() -> int:
 def marked(mark: str) -> list[psutil.Process]:
     """The live processes with this mark; zombies do not count."""
     found = []
-    for process in psutil.process_iter():
+    for pid in psutil.pids():  # process_iter() keeps objects: one whose number another process has by now refuses to be killed
         with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
