@@ -191,6 +191,7 @@ def test_reports_are_on_disk_while_the_run_goes_on(starter: Starter) -> None:
     asleep(starter, launch, ranks=2)
     # The call has gone out first, and the reports follow.
     launch.until(lambda: outcomes(launch)["fast", "node0-cpu1"][0] == "passed", what="report of the tests before the long call")
+    launch.until(lambda: launch.junit().get("test_fast[node0-cpu1]") == "passed", what="JUnit file, which comes after it")
     launch.kill_all()
     found = outcomes(launch)
     assert found["fast", "node0-cpu0"][0] == found["fast", "node0-cpu1"][0] == "passed"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 import pytest
 
-from tests.support import REPOSITORY, processes, reports, warm_start
+from tests.support import REPOSITORY, processes, reports
 from tests.support.processes import MARK, POLL_S, command_of, free_port
 
 if TYPE_CHECKING:
@@ -77,18 +77,15 @@ class Launch:
     environment: Mapping[str, str]
     name: str = "launch"
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    _process: subprocess.Popen[bytes] | warm_start.Warm | None = None
+    _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Launch:
         """Start it and return at once."""
-        variables = {**self.environment, MARK: self.mark}
         with self._file().open("wb") as output:
-            self._process = warm_start.start(
-                self.command, cwd=self.cwd, variables=variables, output=output.fileno(), plain=environment(measured=False)
-            ) or subprocess.Popen(
+            self._process = subprocess.Popen(
                 self.command,
                 cwd=self.cwd,
-                env=variables,
+                env={**self.environment, MARK: self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
