@@ -36,7 +36,7 @@ OTHER_PLUGINS = ("hypothesispytest", "allure_pytest", "html", "html_fixtures", "
 DEADLINE_S = 120.0
 """For what takes seconds: only a run that hangs takes so long, on a busy machine too."""
 LOOKS = 2
-"""In a row that find no process of a launch; a single one was seen to miss them all, once in 5,000 on a busy machine."""
+"""In a row that find no process of a launch; a single one may miss a process that starts a program just then."""
 GONE_S = 28.0
 """From the end of a run to the end of its last process. torchrun kills what is left after 30 s; a run ends by itself."""
 DUMP_S = 2.0
