@@ -57,7 +57,7 @@ def install(session: nox.Session, *groups: str, project: bool = True, name: str 
     """Install dependency groups, and the project in place, unless that was done for this pyproject.toml."""
     pyproject, constraints = ROOT / "pyproject.toml", environment(name) / "constraints.txt"
     wanted = nox.project.dependency_groups(nox.project.load_toml(pyproject), *groups)
-    stamps = [environment(name) / f"installed-{group}" for group in groups]
+    stamps = [environment(name) / f"installed-{group}" for group in groups or ("project",)]
     digest = hashlib.sha256(pyproject.read_bytes() + constraints.read_bytes()).hexdigest()
     if not all(stamp.exists() and stamp.read_text() == digest for stamp in stamps):
         ours = ("--editable", str(ROOT)) if project else ()

@@ -150,6 +150,41 @@ def test_nothing_is_said_of_a_torch_that_is_there_or_unknown(  # noqa: PLR0913 -
     assert capsys.readouterr().err == ""
 
 
+@pytest.fixture(scope="module")
+def sessions() -> ModuleType:
+    """The noxfile, loaded once: nox keeps each session."""
+    pytest.importorskip("nox", reason="the noxfile imports it")
+    return loaded("noxfile")
+
+
+def loaded(name: str) -> ModuleType:
+    """A file of the repository as a module of its own."""
+    spec = importlib.util.spec_from_file_location(f"{name}_under_test", REPOSITORY / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("groups", [(), ("tests",), ("types", "tests")])
+def test_a_fresh_environment_gets_the_project(
+    sessions: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, groups: tuple[str, ...]
+) -> None:
+    """Once, whatever groups a session wants: ``accept`` wants none. What another session installed does not count."""
+    (tmp_path / "constraints.txt").write_text("", encoding="utf-8")
+    made: list[tuple[str, ...]] = []
+    (tmp_path / "pyproject.toml").write_text("[dependency-groups]\nlint = []\ntests = []\ntypes = []\n", encoding="utf-8")
+    monkeypatch.setattr(sessions, "ROOT", tmp_path)
+    monkeypatch.setattr(sessions, "environment", lambda _name="dev": tmp_path)
+    monkeypatch.setattr(sessions, "announce_torch", lambda _folder: False)
+    monkeypatch.setattr(sessions, "run", lambda _session, *words, **_options: made.append(words))
+    sessions.install(None, "lint", project=False)
+    for _ in range(2):
+        sessions.install(None, *groups)
+    assert [words[-1] == str(tmp_path) for words in made] == [False, True]
+
+
 @pytest.mark.parametrize("gpus", [0, 8])
 def test_a_torch_that_sees_gpus_is_shared(
     bare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], gpus: int
@@ -183,19 +218,11 @@ def test_every_session_says_what_it_does() -> None:
     assert sorted(re.findall(r"(?m)^[*-] (\w+) -> \S", page)) == promised.split()
 
 
-def test_launches_run_every_long_test() -> None:
+def test_launches_run_every_long_test(sessions: ModuleType) -> None:
     """A file whose mark comes from elsewhere than its own text would be left out in silence."""
-    pytest.importorskip("nox", reason="the noxfile imports it")
-    found = {}
-    for name in ("noxfile", "conftest"):
-        spec = importlib.util.spec_from_file_location(f"{name}_under_test", REPOSITORY / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        found[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found[name])
-    assert {folder.name for folder in found["conftest"].LAUNCHES} == {*found["noxfile"].LONG_FOLDERS}
+    assert {folder.name for folder in loaded("conftest").LAUNCHES} == {*sessions.LONG_FOLDERS}
     assert not [file for file in REPOSITORY.glob("tests/**/conftest.py") if "mark.long" in file.read_text(encoding="utf-8")]
-    _, expression, *files = found["noxfile"].long_tests()
+    _, expression, *files = sessions.long_tests()
     assert expression.endswith(" and long")
     expected = {"tests/launch/test_launch_gate.py", "tests/faults/test_faults_ends.py", "tests/unit/measurements/test_rails.py"}
     assert expected <= {*files} < {str(file.relative_to(REPOSITORY)) for file in REPOSITORY.glob("tests/**/test_*.py")}
