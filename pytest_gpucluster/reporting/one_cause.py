@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.verdict import WAIVED, counted_as
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
-from pytest_gpucluster.reporting.table_rows import family_of
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def _symptoms(failed: Sequence[Record]) -> list[str]:
 
 def _kind_of(record: Record) -> str | None:
     """What a value is counted as; None for one that may be a cause of its own: an error, a link, a loss."""
-    if family_of(record.criterion) in COMPARED:
+    if record.criterion.partition("[")[0] in COMPARED:
         return "straggler"
     if record.criterion.startswith(TRAINING) and (_is_rate(record) or record.unit == "%"):
         return "training"

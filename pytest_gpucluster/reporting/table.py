@@ -20,7 +20,6 @@ from pytest_gpucluster.reporting.table_rows import (
     NOTHING,
     PlaceNames,
     TableRow,
-    folded_rows,
     row_of,
     summary_lines,
     without_absent_nodes,
@@ -111,17 +110,15 @@ def criteria_table(
     for key, outcome in left_out.items():
         if outcome != SKIPPED:
             unjudged[key] += sum(record.outcome == MISSING for record in groups[key])
-    if layout.is_whole:
-        rows = [(criterion, row_of(criterion, found, names)) for criterion, found in groups.items()]
+    if layout.is_whole or subjects.keys().isdisjoint(kept):
+        rows = [(criterion, row_of(criterion, found, names)) for criterion, found in kept.items()]
         lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []
-    elif any(criterion in subjects for criterion in kept):
+    else:
         of_each = {criterion: subjects.get(criterion, OTHERS) for criterion in groups}
         seen = subject_lines(kept, of_each, unjudged=unjudged, is_rehearsal=layout.is_rehearsal)
         every = {key: found for key, found in groups.items() if key in kept or key in HANDOVER}
         chosen = chosen_rows(every, names, noise=None if layout.is_rehearsal else layout.noise)
         lines = _at_a_glance(seen, chosen, [] if layout.is_rehearsal else measured_texts(kept), layout)
-    else:
-        lines = _draw([row for _, row in folded_rows(kept, names)], layout) if kept else []
     reasons = summary_lines([groups[key] for key in left_out])
     left = [text for outcome, words in reasons for text in _texts(words, layout, style=STYLES[outcome])]
     summary = [*_absent(absent, places, layout), *left]

@@ -1,6 +1,6 @@
 """The rows of the closing table as data. Pure: records in, rows out.
 
-A criterion has one row for all of its places. The good members of a family share a row, and criteria without a result a line.
+A criterion has one row for all of its places. Criteria without a result share a line.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OK, MEASURED, CLUSTER, EVERYWHERE = "ok", "measured", "cluster", "all"
 WITHOUT_RESULT = {MISSING: "missing", SKIPPED: "not applicable", NOT_SELECTED: "not selected"}
 SHOWN_CAUSES = 4
 FEWEST = 2
-"""Good members of a family that are folded, and criteria that are missing for one reason."""
+"""Criteria that are missing for one reason, and so have no row of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,61 +251,6 @@ def headroom_cell(value: float, limit: Limit) -> str:
 def _short(number: float) -> str:
     """Two significant digits; every digit before the point up to a million."""
     return f"{number:.0f}" if WHOLE_PERCENT <= abs(number) < MILLION else f"{number:.2g}"
-
-
-def folded_rows(by_criterion: Mapping[str, Sequence[Record]], names: PlaceNames) -> list[tuple[str, TableRow]]:
-    """Each row with the first criterion that it is about. The good members of a family share one; a bad one has its own."""
-    families = families_of(by_criterion)
-    rows: list[tuple[str, TableRow]] = []
-    for criterion, records in by_criterion.items():
-        family = family_of(criterion)
-        members = families.get(family, {})
-        if criterion not in members or len(members) < FEWEST:
-            rows.append((criterion, row_of(criterion, records, names)))
-        elif criterion == next(iter(members)):
-            number = sum(family_of(name) == family for name in by_criterion)
-            rows.append((criterion, _family_row(family, members, f"{len(members)} of {number} {OK}", names)))
-    return rows
-
-
-def families_of(by_criterion: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, Sequence[Record]]]:
-    """The good members of each family, by its name."""
-    families: dict[str, dict[str, Sequence[Record]]] = {}
-    for criterion, records in by_criterion.items():
-        family = family_of(criterion)
-        if family and is_foldable(records):
-            families.setdefault(family, {})[criterion] = records
-    return families
-
-
-def family_of(criterion: str) -> str:
-    """``straggler`` for ``straggler[hbm_bandwidth]``; empty for a criterion without brackets."""
-    name, bracket, rest = criterion.partition("[")
-    return name if bracket and rest.endswith("]") else ""
-
-
-def is_foldable(records: Sequence[Record]) -> bool:
-    """Whether all is good and no rate is hidden: a value with a lower limit keeps its row."""
-    return all(
-        counted_as(record) == PASSED and not record.advisory and not (record.limit is not None and record.limit.is_floor)
-        for record in records
-    )
-
-
-def _family_row(family: str, members: Mapping[str, Sequence[Record]], outcome: str, names: PlaceNames) -> TableRow:
-    """The row of the member whose value is nearest to its limit, named with the number of the others.
-
-    ``straggler[bf16_tflops] +6``; ``finetune_check[...]`` where all values are alike.
-    """
-    found = {member: readings_of(records) for member, records in members.items()}
-    readings = {member: max(of_one, key=lambda one: one.badness) for member, of_one in found.items() if of_one}
-    if len({reading.limit.unit for reading in readings.values()}) != 1 or len(readings) < len(members):
-        return TableRow(criterion=f"{family}[...]", outcome=outcome)
-    if len({(one.value, one.limit) for of_one in found.values() for one in of_one}) == 1:
-        every = [record for records in members.values() for record in records]
-        return replace(row_of(f"{family}[...]", every, names), outcome=outcome)
-    worst = max(readings, key=lambda member: readings[member].badness)
-    return replace(row_of(f"{worst} +{len(members) - 1}", members[worst], names), outcome=outcome)
 
 
 def without_absent_nodes(by_criterion: dict[str, list[Record]], places: Mapping[str, Place]) -> dict[str, list[Record]]:

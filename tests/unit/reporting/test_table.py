@@ -446,40 +446,6 @@ def test_rows_stand_by_subject() -> None:
     assert [cells(line)[0] for line in table(*rows)[1:]] == ["ecc", "tflops", "mig", "mine"]
 
 
-# Folding.
-
-
-def family(*values: float) -> list[Record]:
-    """Stragglers over eight GPUs; the last GPU has the given values, one for each member."""
-    return [one for number, value in enumerate(values) for one in over(f"straggler[m{number}]", [0.5] * 7 + [value], BEHIND)]
-
-
-def test_good_members_of_a_family_share_a_row() -> None:
-    """That of the one nearest to its limit, with its name; no name where all are alike, or have different units."""
-    assert [cells(line) for line in table(*family(1.0, 3.9, 2.0))[1:]] == [
-        ["straggler[m1] +2", "%", "3.9", "gpu7", "0.5", "<= 8", "51 %", "3 of 3 ok"]
-    ]
-    alike = [cells(line) for line in table(*family(0.5, 0.5))[1:]]
-    assert alike == [["straggler[...]", "%", "0.5", "all", "0.5", "<= 8", "94 %", "2 of 2 ok"]]
-    mixed = [*family(0.5), *[replace(one, criterion="straggler[m1]", limit=ERRORS, value=0) for one in family(0.5)]]
-    assert [cells(line) for line in table(*mixed)[1:]] == [["straggler[...]", *["-"] * 6, "2 of 2 ok"]]
-
-
-def test_a_bad_member_has_its_own_row() -> None:
-    """Also an advisory miss; the good ones share theirs."""
-    rows = [cells(line) for line in table(*family(1.0, 9.1, 2.0))[1:]]
-    assert [(row[0], row[-1]) for row in rows] == [("straggler[m2] +1", "2 of 3 ok"), ("straggler[m1]", "1 of 8 failed")]
-    missed = [replace(one, advisory=one.outcome == "failed", outcome="passed") for one in family(1.0, 9.1, 2.0)]
-    assert cells(table(*missed)[2])[0] == "straggler[m1]"
-
-
-def test_what_is_not_folded() -> None:
-    """A single member, rates (each has its own), and everything with ``-v``."""
-    rates = [one for name in "ab" for one in over(f"busbw[{name}]", [800.0], limit())]
-    assert [cells(line)[0] for line in table(*rates, *family(1.0))[1:]] == ["busbw[a]", "busbw[b]", "straggler[m0]"]
-    assert len(table(*family(1.0, 2.0), layout=replace(WIDE, is_whole=True))) == 1 + 2
-
-
 def left_out(outcome: str, causes: Sequence[str | None]) -> list[Record]:
     """One criterion at two places for each cause."""
     return [
