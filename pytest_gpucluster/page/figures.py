@@ -98,7 +98,6 @@ class Figures:
     busbw: tuple[Chart, ...]
     telemetry: tuple[Chart, ...]
     loss: Chart | None
-    soak: tuple[Chart, ...]
     growth: tuple[TableLine, ...]
     drift: tuple[TableLine, ...]
     stacks: tuple[tuple[str, str], ...]
@@ -112,7 +111,6 @@ def figures_of(run: RunDocument) -> Figures:
         busbw=_busbw(run),
         telemetry=_telemetry(run),
         loss=_loss(run),
-        soak=_soak(run),
         growth=_growth(run),
         drift=_drift(run),
         stacks=_stacks(run),
@@ -342,33 +340,6 @@ def _curve_of_loss(record: Record, pairs: Sequence[tuple[float, float]]) -> Char
         x_ticks=axes.x_ticks,
         y_ticks=axes.y_ticks,
     )
-
-
-def _soak(run: RunDocument) -> tuple[Chart, ...]:
-    """First and last round of each soak that measures a rate."""
-    charts = []
-    for criterion, records in run.by_criterion.items():
-        threes = ([_seen(one, key) for key in ("first round", "last round", "rounds")] for one in records)
-        known = [(float(a), float(b), float(n)) for a, b, n in threes if _is_number(a) and _is_number(b) and _is_number(n)]
-        if not known or not any(first or last for first, last, _ in known):
-            continue
-        axes = axes_over([1.0, 2.0, *(n for _, _, n in known)], [value for a, b, _ in known for value in (a, b)])
-        lines = (axes.points([(1.0, first), (max(number, 2.0), last)]) for first, last, number in known[:64])
-        chart = Chart(
-            label=f"{criterion}: first and last round of {counted(len(known), 'place')}",
-            x_title="round",
-            y_title=records[0].unit or "",
-            curves=tuple(Curve(name="", kind="c2", points=points) for points in lines),
-            x_ticks=tuple((x, text) for x, text in axes.x_ticks if text.isdecimal()),
-            y_ticks=axes.y_ticks,
-        )
-        charts.append(chart)
-    return tuple(charts)
-
-
-def _seen(record: Record, quantity: str) -> Any:
-    """What was seen of a quantity. Version 2 writes its unit behind it."""
-    return next((value for key, value in record.evidence.items() if key == quantity or key.startswith(f"{quantity} ")), None)
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -408,11 +408,10 @@ def test_figures_of_version_2() -> None:
     """Its keys say quantity and unit."""
     clock = {"SM clock MHz": 1755.5, "power W": 420.5, "temperature C": 58}
     curve = {"loss curve as [step, loss] nats/token": [[0, 2.4], [10, 0.5]]}
-    soak = {"first round TFLOPS": 684.5, "last round TFLOPS": 682.25, "rounds count": 3}
-    seen = (clock, clock, curve, soak)
+    seen = (clock, clock, curve)
     more = [Record(criterion=f"c{n}", place=None, outcome=PASSED, value=1.0, evidence=one) for n, one in enumerate(seen)]
     headings = [one.text for one in Page(page([*outcomes(PLACES), *more], version=2)).all("h3")]
-    for words in ("Clocks, power and temperature", "Loss of the fine-tune", "The soak, first round to last"):
+    for words in ("Clocks, power and temperature", "Loss of the fine-tune"):
         assert words in headings
 
 
