@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import OUTCOMES, VERDICTS, Record
+from pytest_gpucluster.judging.verdict import OUTCOMES, Record
 from pytest_gpucluster.places import PLACE_FIELDS, Place
 from pytest_gpucluster.records.columns import by_criterion
-from pytest_gpucluster.records.reading import NEWEST, evidence_values, require_file, require_outcomes
+from pytest_gpucluster.records.reading import checked, require_file, rows_of
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 TABLES = ("criteria", "values", "culprits", "hardware", "places", "limits")
@@ -80,104 +80,52 @@ def document_of(content: bytes, *, name: str = "results.json") -> RunDocument:
     Raises:
         ConfigurationError: it is damaged, or a newer version wrote it.
     """
+    members = checked(content, name)
+    listed: list[Any] = [] if members.get("values") else members["criteria"]
     try:
-        members = json.loads(content.decode("utf-8"), parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        raise ConfigurationError(f"{name} is damaged: it is no whole JSON text") from None
-    if not isinstance(members, dict) or members.get("verdict") not in VERDICTS or not _has_rows(members):
-        raise ConfigurationError(f"{name} is no results.json of a run: it has no verdict, or no outcomes")
-    oldest = members.get("schema", 1)
-    version = members.get("schema_version", oldest) if oldest == 1 else oldest
-    if not isinstance(version, int) or version > NEWEST or oldest != 1:
-        raise ConfigurationError(f"{name} has schema_version {version}; this version of gpucluster reads up to {NEWEST}")
-    require_outcomes(members, name)
-    try:
-        return _document(members, content)
-    except (KeyError, TypeError, ValueError, AttributeError, LookupError) as error:
+        records = tuple(map(_record, rows_of({**members, "criteria": listed})))
+        return RunDocument(
+            facts={name: value for name, value in members.items() if name not in TABLES},
+            places=_places(members, records),
+            records=records,
+            entries=dict(members.get("limits") or {}),
+            culprits=tuple(members.get("culprits") or ()),
+            content=content,
+        )
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise ConfigurationError(f"{name} is damaged: {type(error).__name__} {error}") from None
 
 
-def _no_json(constant: str) -> None:
-    raise ValueError(constant)
-
-
-def _has_rows(members: Mapping[str, Any]) -> bool:
-    return isinstance(members.get("criteria"), list) or isinstance(members.get("values"), list)
-
-
-def _document(members: Mapping[str, Any], content: bytes) -> RunDocument:
-    columns = members.get("values")
-    records = tuple(_from_columns(columns) if columns else map(_from_row, members["criteria"]))
-    return RunDocument(
-        facts={name: value for name, value in members.items() if name not in TABLES},
-        places=_places(members, records),
-        records=records,
-        entries=dict(members.get("limits") or {}),
-        culprits=tuple(members.get("culprits") or ()),
-        content=content,
-    )
-
-
-def _from_row(row: Mapping[str, Any]) -> Record:
-    """A row of ``criteria``."""
-    limit = None
-    if row.get("limit_kind") is not None:
-        limit = _limit({"kind": row["limit_kind"], "value": row["limit_value"], "unit": row["unit"]})
-    place = row["place"]
-    key = (row["criterion"], place["id"] if place is not None else None, row["outcome"])
-    return _record(key, value=row["value"], limit=limit, note=row, evidence=row.get("evidence") or {})
-
-
-def _from_columns(columns: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
-    """The records of ``values``, where each criterion has a column for everything."""
-    for column in columns:
-        places = column["place"]
-        limit = _limit(column["limit"])
-        limits = {name: _limit(other["limit"]) for other in column.get("other_limits", ()) for name in other["places"]}
-        notes = {name: note for note in column.get("notes", ()) for name in note["places"]}
-        seen = [(one["key"], evidence_values(one, len(places))) for one in column.get("evidence", ())]
-        for index, (place, outcome, value) in enumerate(zip(places, column["outcome"], column["value"], strict=True)):
-            yield _record(
-                (column["criterion"], place, outcome),
-                value=value,
-                limit=limits.get(place, limit),
-                note=notes.get(place, {}),
-                evidence={key: found[index] for key, found in seen if found[index] is not None},
-            )
-
-
-def _record(
-    key: tuple[str, Any, str], *, value: float | None, limit: Limit | None, note: Mapping[str, Any], evidence: Mapping[str, Any]
-) -> Record:
-    """The record of a criterion at a place with an outcome; ``note`` has its texts."""
-    criterion, place, outcome = key
-    if outcome not in OUTCOMES:
-        raise ValueError(f"outcome {outcome!r}")
-    if not isinstance(evidence, dict) or not isinstance(place, str | None):
-        raise TypeError(f"a row of {criterion} is none")
-    waiver = note.get("waiver")
+def _record(row: Mapping[str, Any]) -> Record:
+    """The record of a row of :func:`rows_of`."""
+    if row["outcome"] not in OUTCOMES:
+        raise ValueError(f"outcome {row['outcome']!r}")
+    place = row["place"]["id"] if row["place"] is not None else None
+    if not isinstance(row["evidence"], dict) or not isinstance(place, str | None):
+        raise TypeError(f"a row of {row['criterion']} is none")
+    value, waiver = row["value"], row.get("waiver")
+    limit = _limit(row["limit_kind"], row["limit_value"], row["unit"]) if row["limit_kind"] is not None else None
     return Record(
-        criterion=str(criterion),
+        criterion=str(row["criterion"]),
         place=place,
-        outcome=outcome,
+        outcome=row["outcome"],
         value=None if value is None else value + 0,  # raises where it is a text
         limit=limit,
-        reason=note.get("reason"),
-        advisory=bool(note.get("advisory")),
+        reason=row.get("reason"),
+        advisory=bool(row.get("advisory")),
         margin_percent=limit.margin_percent(value) if limit is not None and value is not None else None,
-        evidence=evidence,
+        evidence=row["evidence"],
         waiver=waiver,
         waivable=waiver is not None,
-        remark=note.get("remark"),
+        remark=row.get("remark"),
     )
 
 
-def _limit(facts: Mapping[str, Any] | None) -> Limit | None:
-    if facts is None:
-        return None
-    if facts["kind"] not in SIGNS:
-        raise ValueError(f"limit {facts['kind']!r}")
-    return Limit(kind=facts["kind"], value=facts["value"], unit=str(facts["unit"] or ""), basis=facts.get("basis"))
+@lru_cache(maxsize=1 << 10)
+def _limit(kind: Any, value: float, unit: str | None) -> Limit:
+    if kind not in SIGNS:
+        raise ValueError(f"limit {kind!r}")
+    return Limit(kind=kind, value=value, unit=unit or "")
 
 
 def _places(members: Mapping[str, Any], records: Iterable[Record]) -> dict[str, Place]:

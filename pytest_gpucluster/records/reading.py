@@ -74,12 +74,8 @@ def read_results(path: Path) -> dict[str, Any]:
         raise ConfigurationError(_absent(path)) from None
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
-    try:
-        document = msgspec.json.decode(content)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        advice = f"; 'gpucluster report {file.parent}' writes it again" if (file.parent / JOURNAL).is_file() else ""
-        raise ConfigurationError(f"{file} is not whole JSON{advice}") from None
-    return _checked(document, file)
+    again = f"; 'gpucluster report {file.parent}' writes it again" if (file.parent / JOURNAL).is_file() else ""
+    return checked(content, str(file), advice=again)
 
 
 def _absent(path: Path) -> str:
@@ -90,7 +86,21 @@ def _absent(path: Path) -> str:
     return f"{path} has no {RESULTS}: it is no results directory"
 
 
-def _checked(document: Any, file: Path) -> dict[str, Any]:
+def checked(content: bytes, file: str, *, advice: str = "") -> dict[str, Any]:
+    """The members of a results.json, with the types that readers take for granted.
+
+    Args:
+        content: the bytes of the file.
+        file: its name in messages.
+        advice: ends the message about half a file.
+
+    Raises:
+        ConfigurationError: it is damaged, another file, or a newer version wrote it.
+    """
+    try:
+        document = msgspec.json.decode(content)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise ConfigurationError(f"{file} is damaged: it is not whole JSON{advice}") from None
     if not isinstance(document, dict) or not isinstance(document.get("criteria"), list) or "verdict" not in document:
         raise ConfigurationError(f"{file} holds no results of pytest-gpucluster")
     version = document.get("schema_version", 1)
@@ -107,18 +117,9 @@ def _checked(document: Any, file: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{file} is damaged: {wrong}") from None
     if document["verdict"] not in VERDICTS:
         raise ConfigurationError(f"{file} is damaged: there is no verdict {shortened(document['verdict'])!r}")
-    require_outcomes(document, str(file))
+    if document["verdict"] in (ACCEPTED, WITH_WAIVERS) and not document["criteria"] and not document.get("values"):
+        raise ConfigurationError(f"{file} says {document['verdict']} and holds no outcome: it was damaged or made up")
     return document
-
-
-def require_outcomes(document: Mapping[str, Any], name: str) -> None:
-    """Refuse an acceptance without any outcome; ``name`` stands in the message.
-
-    Raises:
-        ConfigurationError: it is one.
-    """
-    if document["verdict"] in (ACCEPTED, WITH_WAIVERS) and not document.get("criteria") and not document.get("values"):
-        raise ConfigurationError(f"{name} says {document['verdict']} and holds no outcome: it was damaged or made up")
 
 
 def require_file(path: Path) -> None:
@@ -162,7 +163,7 @@ def rows_of(document: Mapping[str, Any], *, criterion: str | None = None) -> Ite
             for row in _rows_of_criterion(values, known):
                 key = _key(row)
                 seen.add(key)
-                yield {**row, **listed.get(key, {})}
+                yield {**row, **listed[key]} if key in listed else row
     except (KeyError, TypeError, ValueError, IndexError) as wrong:
         raise ConfigurationError(f"results.json is damaged: {wrong!r}") from None
     for key, row in listed.items():

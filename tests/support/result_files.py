@@ -102,6 +102,7 @@ def _column(name: str, records: Sequence[Record]) -> dict[str, Any]:
         "place": [one.place for one in records],
         "outcome": [one.outcome for one in records],
         "value": [one.value for one in records],
+        "margin_percent": [one.margin_percent for one in records],
         "notes": [
             {"places": [one.place], "reason": one.text, "remark": one.remark, "advisory": one.advisory, "waiver": one.waiver}
             for one in records

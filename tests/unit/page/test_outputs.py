@@ -187,7 +187,7 @@ def test_results_of_a_run_that_goes_on_are_older_than_its_journal(tmp_path: Path
     [
         (["{r}/none"], "none cannot be read: No such file"),
         (["{empty}"], "holds no run: there is neither results.json nor journal.jsonl"),
-        (["{half}"], "it is no whole JSON text"),
+        (["{half}"], "is not whole JSON"),
         (["{newer}"], "has schema_version 9"),
         (["{r}", "-o", "{r}/results.json"], "is a record of the run, and is not replaced by a page"),
         (["{r}/results.json", "-o", "{r}/results.json"], "is a record of the run"),
