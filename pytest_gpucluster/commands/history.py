@@ -2,24 +2,136 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.text import Text
 
 from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, print_parts, table_by_heading
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.records.kept_runs import KeptRun, find_runs, read_run
+from pytest_gpucluster.judging.verdict import VERDICTS
+from pytest_gpucluster.records.columns import number_of
+from pytest_gpucluster.records.reading import NEWEST, read_results, rows_of
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 SECONDS = 19
 """So many characters of a moment in ISO 8601 say it to the second."""
+DIGITS = 12
+"""Of a digest."""
 WHOLE = ("began", "verdict", "median", "worst", "unit", "part")
+NAMES = ("uuid", "serial", "hostname", "id")
+
+
+class _Head(msgspec.Struct, kw_only=True):
+    """The members of results.json that a list of runs shows; the others are skipped while reading."""
+
+    verdict: str
+    schema: int = 1
+    schema_version: int = 1
+    profile: str | None = None
+    level: str | None = None
+    expected: dict[str, int] = {}
+    run: dict[str, Any] = {}
+    limits_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRun:
+    """A run that a folder keeps.
+
+    Attributes:
+        folder: its results directory.
+        head: what its results.json says of it.
+        median: of the criterion in question, over all its places with a value.
+        worst: the worst value there.
+        value: that of the part in question.
+        where: where that part was then.
+    """
+
+    folder: Path
+    head: _Head
+    median: float | None = None
+    worst: float | None = None
+    value: float | None = None
+    unit: str | None = None
+    where: str | None = None
+
+    @property
+    def started(self) -> str:
+        """When it began, in ISO 8601; empty where its file does not say it."""
+        return str(self.head.run.get("started") or "")
+
+
+def find_runs(folder: Path) -> tuple[list[Path], list[str]]:
+    """The results directories below a folder, and what was left out because a run keeps no results.json, in sentences.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder}")
+    found = sorted(path.parent for path in folder.rglob(RESULTS) if path.is_file())
+    cut = sorted(path.parent for path in folder.rglob(JOURNAL) if path.parent not in found)
+    return found, [f"{path} has a journal and no {RESULTS}: 'gpucluster report {path}' writes it" for path in cut]
+
+
+def read_run(folder: Path, *, criterion: str | None = None, part: str | None = None) -> KeptRun:
+    """One kept run, with the values of a criterion, and those of one part.
+
+    Args:
+        folder: its results directory.
+        criterion: whose values are read; None: the head alone, which is much faster.
+        part: the UUID, serial number or hostname of a part, wherever it was.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is damaged, or is of a newer version.
+    """
+    if criterion is not None:
+        document = read_results(folder)
+        return _with_values(KeptRun(folder=folder, head=_head_of(document, folder)), document, criterion, part)
+    try:
+        head = msgspec.json.decode((folder / RESULTS).read_bytes(), type=_Head)
+    except (msgspec.DecodeError, ValueError):
+        head = None
+    except OSError as error:
+        raise ConfigurationError(f"{folder / RESULTS} cannot be read: {error.strerror}") from None
+    if head is None or head.schema_version > NEWEST or head.schema != 1 or head.verdict not in VERDICTS:
+        # its reader says what is wrong
+        head = _head_of(read_results(folder), folder)
+    return KeptRun(folder=folder, head=head)
+
+
+def _head_of(document: Mapping[str, Any], folder: Path) -> _Head:
+    try:
+        return msgspec.convert(document, _Head)
+    except msgspec.ValidationError as wrong:
+        raise ConfigurationError(f"{folder / RESULTS} is damaged: {wrong}") from None
+
+
+def _with_values(kept: KeptRun, document: Mapping[str, Any], criterion: str, part: str | None) -> KeptRun:
+    rows = [row for row in rows_of(document, criterion=criterion) if number_of(row["value"]) is not None]
+    if not rows:
+        return kept
+    is_floor = next((row["limit_kind"] in ("above", "min") for row in rows if row["limit_kind"]), True)
+    values = [row["value"] for row in rows]
+    worst = (min if is_floor else max)(values)
+    found = replace(kept, median=statistics.median(values), worst=worst, unit=rows[0]["unit"])
+    mine = [row for row in rows if part is not None and row["place"] is not None and part in map(row["place"].get, NAMES)]
+    if mine:
+        place = mine[0]["place"]
+        where = f"{place.get('hostname') or place['id']} ({place['id']})"
+        return replace(found, value=mine[0]["value"], where=where)
+    return found
 
 
 def main(chosen: argparse.Namespace) -> int:
@@ -68,9 +180,12 @@ def _require(runs: Sequence[KeptRun], chosen: argparse.Namespace) -> None:
 
 
 def _line(run: KeptRun, chosen: argparse.Namespace) -> dict[str, str]:
-    cells = {"began": _when(run), "verdict": run.verdict}
+    head = run.head
+    cells = {"began": _when(run), "verdict": head.verdict}
     if chosen.criterion is None:
-        cells |= {"nodes x GPUs": run.shape, "profile": run.profile, "level": run.level, "limits": run.limits or NOTHING}
+        shape = f"{head.expected.get('nodes', '?')} x {head.expected.get('gpus_per_node', '?')}"
+        limits = (head.limits_sha256 or NOTHING)[:DIGITS]
+        cells |= {"nodes x GPUs": shape, "profile": head.profile or "", "level": head.level or "", "limits": limits}
     else:
         cells |= {"median": number_or_nothing(run.median), "worst": number_or_nothing(run.worst), "unit": run.unit or NOTHING}
     if chosen.part is not None:
