@@ -194,7 +194,6 @@ class Session:
         setup: RunSetup,
         *,
         rootdir: Path,
-        caller: Caller | None = None,
         controller: Controller | None = None,
         secret: Secret | None = None,
     ) -> None:
@@ -203,7 +202,6 @@ class Session:
         Args:
             setup: what the run is to do, checked.
             rootdir: pytest's root folder; workers import test files relative to it.
-            caller: says which places the tests need at the moment, and is given the results of every measurement.
             controller: makes the calls in place of a controller of this run's own.
             secret: signs the messages between ranks.
         """
@@ -212,7 +210,8 @@ class Session:
         self.controller = controller or _controller(setup, rootdir, secret)
         self.state = RunState(setup, self.controller, self.plan)
         self.recorder = self.state.recorder
-        self._caller = caller
+        self.caller: Caller | None = None
+        """Says which places the tests need at the moment, and is given the results of every measurement."""
         self._cluster: Cluster | None = None
         self._bind_error: Exception | None = None
         self._is_planned = False
@@ -297,7 +296,7 @@ class Session:
                 state.binding = self._bind()
             binding = state.binding
             limits: dict[str, Any] = {"deadline_s": self.setup.deadline_s, "reads_only": self.setup.settings.audit}
-            self._cluster = Cluster(self.controller, binding, caller=self._caller, **limits)
+            self._cluster = Cluster(self.controller, binding, caller=self.caller, **limits)
             self._object_to_gpus(binding)
             state.changed_terms += [*_terms_of_nodes(binding), *_other_options(self.controller, self.setup.settings)]
             places, nodes = ([bound_facts(place) for place in some] for some in (binding.places, binding.nodes))

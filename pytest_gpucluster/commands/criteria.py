@@ -1,9 +1,10 @@
-"""``gpucluster show CRITERION``, ``run CRITERION``, ``plan`` and ``audit``: criteria as written, measured, planned, read."""
+"""``gpucluster show CRITERION``, ``run CRITERION``, ``plan``, ``audit`` and ``demo``: all about criteria, by the suite's own pytest."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
 AUDIT_DIR = "gpucluster-audit"
 """Where the results of an audit lie: never among those of whole runs."""
+DEMO_DIR = "gpucluster-demo"
 RESULTS_DIR = "gpucluster-run"
-"""Where the results of one criterion lie: never among those of whole runs."""
+"""Where the results of a demo, and of one criterion, lie: never among those of whole runs."""
 NAMED_PER = {"gpu": "GPU", "node": "node", "cluster": "run"}
 
 
@@ -203,7 +205,7 @@ def _kind(value: Any) -> str:
     return next((word for word, one in kinds.items() if isinstance(value, one)), "")  # type: ignore[arg-type]
 
 
-# --- What would run here, and what needs no load ---
+# --- What would run here, what needs no load, and a fleet that is not here ---
 
 
 def plan(chosen: argparse.Namespace) -> int:
@@ -226,11 +228,23 @@ def audit(chosen: argparse.Namespace) -> int:
     _become_pytest([*words, *chosen.beyond])
 
 
-def _fleet(chosen: argparse.Namespace) -> list[str]:
+def demo(chosen: argparse.Namespace) -> NoReturn:
+    """Become a pytest that runs the suite on a simulated fleet, for a look at what a run prints and writes.
+
+    Raises:
+        ConfigurationError: a shape, a fault or a profile that cannot be simulated.
+    """
+    fleet = _fleet(chosen, seed=chosen.seed, faults=chosen.bad)
+    again = shlex.join(["gpucluster", *chosen.typed, "--", *chosen.beyond])
+    planted = [f"--fleet-seed={chosen.seed}", *(f"--fleet-bad={fault}" for fault in chosen.bad), f"--fleet-command={again}"]
+    _become_pytest([*fleet, *planted, f"--gpucluster-results={DEMO_DIR}", *SUITE, *chosen.beyond])
+
+
+def _fleet(chosen: argparse.Namespace, *, seed: int = 0, faults: Sequence[str] = ()) -> list[str]:
     """The arguments for a simulated fleet, where one is asked for."""
     if chosen.fleet is None:
         return []
-    parse_simulation(chosen.fleet, seed=0, faults=[])
+    parse_simulation(chosen.fleet, seed=seed, faults=faults)
     require_model(chosen.profile)
     return ["-p", "pytest_gpucluster.plugin.fleet", f"--fleet={chosen.fleet}", f"--gpucluster-profile={chosen.profile}"]
 

@@ -230,7 +230,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--bad", action="append", default=[], metavar="PART:FAULT", help=words)
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal values (default: 0)")
     demo.add_argument("--profile", default="h200-sxm", metavar="NAME", help="the GPU (default: h200-sxm)")
-    demo.set_defaults(act="demo")
+    demo.set_defaults(act="criteria:demo")
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SKIPPED, counted_as
+from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, SKIPPED, UNMEASURED, counted_as
 from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_of, plain
 from pytest_gpucluster.page.drawing import Chart, Curve, Mark, apart, axes_over
 from pytest_gpucluster.page.parts_view import name_of
@@ -168,7 +168,7 @@ def _headroom(records: Sequence[Record]) -> tuple[str, str]:
         return "bad", f"{len(failed)} failed: {_told(worst)}"
     if MISSING in outcomes and outcomes <= {MISSING, SKIPPED}:
         return "gone", "nothing answered"
-    unknown = [one for one in records if counted_as(one) in (ERROR, MISSING, NOISY)]
+    unknown = [one for one in records if counted_as(one) in UNMEASURED]
     if unknown:
         return "open", f"{len(unknown)} without a result: {unknown[0].criterion}"
     passed = [one for one in records if one.outcome == PASSED]

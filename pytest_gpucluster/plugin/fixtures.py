@@ -98,7 +98,7 @@ def possible(pytestconfig: pytest.Config) -> Any:
 @pytest.fixture(scope="session")
 def soak(pytestconfig: pytest.Config) -> Soak:
     """Rounds of work for as long as ``--gpucluster-level soak:8h`` says: ``for turn in soak.rounds(works)``."""
-    return run_of(pytestconfig).soak()
+    return run_of(pytestconfig).phases.soak()
 
 
 @pytest.fixture(scope="session")

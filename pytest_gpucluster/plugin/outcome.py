@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from _pytest._code.code import ReprEntryNative, ReprFileLocation  # no public way
 
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError, RanksFailedError
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, worse
+from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, worse
 from pytest_gpucluster.text import barred, framed, one_line, shortened, visible
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.plan import Rule
     from pytest_gpucluster.plugin.pairing import Pairing
-
-BAD = (FAILED, ERROR, NOISY, MISSING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +167,7 @@ def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], test
         report.outcome, report.longrepr = "failed", call.excinfo.exconly()
     reason = f"its teardown failed: {call.excinfo.exconly()}"
     waived = test.earlier is not None and test.earlier.waiver is not None
-    if test.earlier is not None and test.earlier.outcome in (FAILED, ERROR, MISSING, NOISY) and not waived:
+    if test.earlier is not None and test.earlier.outcome in BAD and not waived:
         return replace(test.earlier, teardown=reason)
     if test.earlier is None:
         return _record(test, ERROR, reason)

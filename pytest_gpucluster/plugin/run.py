@@ -30,7 +30,7 @@ from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.judging.forecast import REHEARSED_BUDGET_S, SELFTEST
 from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
-from pytest_gpucluster.plugin.activation import as_usage_error
+from pytest_gpucluster.plugin.activation import as_usage_error, is_under_xdist
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
@@ -54,13 +54,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from pytest_gpucluster.cluster.results import Results
-    from pytest_gpucluster.cluster.soak import Soak
     from pytest_gpucluster.config.settings import Settings
     from pytest_gpucluster.config.torchrun import Launch
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.judging.criterion import Criterion
-    from pytest_gpucluster.places import Place
 
 RUNS_NO_TEST = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow", "setupplan")
 """Options of pytest under which no test runs."""
@@ -80,12 +77,13 @@ class Run:
         self._config = config
         setup = prepare(settings, launch, start=config.invocation_params.dir, simulation=config.stash.get(SIMULATION, None))
         secret = Secret.of_run(launch)  # from here on no test, and no process that a test starts, finds it in its environment
-        self.session = Session(setup, rootdir=config.rootpath, caller=self, controller=controller, secret=secret)
+        self.session = Session(setup, rootdir=config.rootpath, controller=controller, secret=secret)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
         self.readings = Readings(lambda: self.session.cluster, self.collection)
         self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
+        self.session.caller = self.phases
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
         self.second_chance = SecondChance(self.phases, self.terminal.live, self._termination, self._look_again)
         self._is_due = False
@@ -147,18 +145,6 @@ class Run:
             found.place = self.session.state.places()[found.place.id]
         return found
 
-    def soak(self) -> Soak:
-        """The soak that the selected tests take part in, begun by the first call."""
-        return self.phases.soak()
-
-    def wanted_places(self) -> frozenset[Place] | None:
-        """The places that the running tests need."""
-        return self.phases.wanted_places()
-
-    def note_results(self, made: Results) -> None:
-        """Remember what was measured until its test has ended."""
-        self.phases.note_results(made)
-
     def _look_again(self) -> None:
         """Ask again who uses the GPUs that were not idle before this run; where nobody answers, what is known stays."""
         with contextlib.suppress(GpuclusterError):
@@ -181,7 +167,7 @@ class Run:
             require_takeable(self.session.setup.settings.results_dir)
         self._is_due = True
         keep_less(self._config, lambda: self.phases.properties)
-        if not self._is_under_xdist:  # where tests of all places mix, pytest's dots are clearer
+        if not is_under_xdist(self._config):  # where tests of all places mix, pytest's dots are clearer
             self.terminal.screen.take_over()
         self._termination.install()
 
@@ -190,20 +176,16 @@ class Run:
         live, shows_output = self.terminal.live, self._config.option.capture == "no"
         return Observer(on_wait=live.tick, on_progress=live.progress, on_output=live.output if shows_output else None)
 
-    @property
-    def _is_under_xdist(self) -> bool:
-        return bool(getattr(self._config.option, "numprocesses", None))
-
     def begin(self) -> None:
         """Take the results directory and start the agents, once. Called when the tests were accepted, or at an early end.
 
         Raises:
             pytest.UsageError: the results directory or the JUnit file cannot be written.
         """
-        if not self._is_due or (self.collection.earlier.is_ahead and not self._is_under_xdist):
+        if not self._is_due or (self.collection.earlier.is_ahead and not is_under_xdist(self._config)):
             return
         self._is_due = False
-        is_distributed = self._is_under_xdist
+        is_distributed = is_under_xdist(self._config)
         settings = self.session.setup.settings
         with as_usage_error():
             for file in filter(None, (settings.summary, settings.metrics)):
@@ -229,7 +211,7 @@ class Run:
         Raises:
             pytest.UsageError: it cannot be gone on with.
         """
-        if self._is_due and not self._is_under_xdist:
+        if self._is_due and not is_under_xdist(self._config):
             self.collection.earlier.look(junit=self._junit)
 
     def places_of_parts(self) -> frozenset[str]:

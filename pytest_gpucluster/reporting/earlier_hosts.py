@@ -27,7 +27,7 @@ def hosts_of_earlier_run(folder: Path) -> tuple[str, ...]:
 
     A simulated run tells nothing of real hosts.
     """
-    shelves = sorted(_folders(folder / PREVIOUS), reverse=True)
+    shelves = sorted((folder / PREVIOUS).glob("*"), reverse=True)
     for run in [folder, *shelves][:MOST_RUNS]:
         hosts = _bound_hosts(run / JOURNAL)
         if hosts:
@@ -65,13 +65,6 @@ def hosts_from(text: str) -> tuple[str, ...]:
     if not hosts:
         raise ConfigurationError(f"--hosts {text}: it names no host")
     return hosts
-
-
-def _folders(shelf: Path) -> list[Path]:
-    try:
-        return [path for path in shelf.iterdir() if path.is_dir()]
-    except OSError:
-        return []
 
 
 def _bound_hosts(journal: Path) -> tuple[str, ...]:

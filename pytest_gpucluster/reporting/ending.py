@@ -9,18 +9,7 @@ from rich.text import Text
 
 from pytest_gpucluster.judging.culprits import HARDWARE
 from pytest_gpucluster.judging.forecast import clock
-from pytest_gpucluster.judging.verdict import (
-    ERROR,
-    FAILED,
-    MISSING,
-    NOISY,
-    PASSED,
-    REJECTED,
-    SIMULATED,
-    WAIVED,
-    Verdict,
-    counted_as,
-)
+from pytest_gpucluster.judging.verdict import BAD, PASSED, REJECTED, SIMULATED, WAIVED, Verdict, counted_as
 from pytest_gpucluster.reporting.hostlists import EXACT, hostlist, short_names
 from pytest_gpucluster.reporting.lines import shell_command, wrapped
 from pytest_gpucluster.text import counted
@@ -32,7 +21,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.places import Place
 
-NOT_GOOD = (FAILED, ERROR, MISSING, NOISY)
 MOST_COMMANDS = 4
 MOST_GOOD = 6
 """Lines of good nodes."""
@@ -64,7 +52,7 @@ def good_hosts(records: Iterable[Record], culprits: Iterable[Culprit], places: M
         place = places.get(record.place or "")
         if place is not None and record.outcome == PASSED:
             measured.add(place.node)
-        if record.outcome in NOT_GOOD:
+        if record.outcome in BAD:
             named = (*record.culprits, *record.among, record.place or "")
             bad |= {places[name].node for name in named if name in places}
     hosts = hosts_by_node(places)

@@ -12,16 +12,14 @@ from junit_xml import TestCase, TestSuite
 from pytest_gpucluster.judging.culprits import find_culprits, first_seen, name_of
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
-    ERROR,
     FAILED,
-    MISSING,
-    NOISY,
     NOT_SELECTED,
     PASSED,
     REHEARSED,
     REJECTED,
     SIMULATED,
     SKIPPED,
+    UNMEASURED,
     WAIVED,
     WITH_WAIVERS,
     Record,
@@ -57,7 +55,6 @@ OWN_TESTS = "only tests of your own were given, so no cluster is judged"
 PLACE_PROPERTIES = ("hostname", "rank", "uuid", "serial", "pci")
 SHARED_PROPERTIES = frozenset({"criterion", "place", *PLACE_PROPERTIES, "unit", "limit"})
 """Those that every test of a place has, or every test of a criterion."""
-NOT_MEASURED = (ERROR, NOISY, MISSING)
 LINE = "\n<testcase "
 COUNTED = ("disabled", "errors", "failures", "tests", "time")
 STRICT_NAMES = ("name", "time", "classname")
@@ -113,7 +110,7 @@ def properties_of(record: Record, place: Place | None) -> Properties:
     facts: dict[str, Any] = {"criterion": record.criterion, "place": record.place}
     facts.update({name: getattr(place, name, None) for name in PLACE_PROPERTIES})
     facts.update(value=record.value, unit=record.unit, limit=record.limit_text, margin_percent=record.margin_percent)
-    facts["failure_type"] = record.outcome if record.outcome in NOT_MEASURED else None
+    facts["failure_type"] = record.outcome if record.outcome in UNMEASURED else None
     facts["advisory"] = record.message if record.advisory else None
     facts["remark"] = record.remark
     facts["judged"] = "false" if is_only_measured(record) else None

@@ -15,7 +15,7 @@ from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import read_nodes
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, SEVERITY, WORDS, counted_as
+from pytest_gpucluster.judging.verdict import BAD, PASSED, SEVERITY, WORDS, counted_as
 from pytest_gpucluster.reporting.merge import ALIKE, OneRun, read_run
 from pytest_gpucluster.text import one_line
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.inventory.slurm import SlurmNode
 
-BAD = (FAILED, ERROR, MISSING, NOISY)
 GONE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING")
 """States in which Slurm gives a node no job."""
 NEVER_REPORTED = "it never reported"

@@ -144,11 +144,7 @@ class Recorder:
 
     def close_pending(self, *, outcome: str, why: str) -> list[Record]:
         """Give this outcome to every record that has none, write them, and return them."""
-        closed = [replace(record, part=self.parts.number) for record in self._plan.close(outcome=outcome, why=why)]
-        for record in closed:
-            self._plan.set_outcome(record)
-            self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))
-        return closed
+        return [self.record_outcome(record) for record in self._plan.close(outcome=outcome, why=why)]
 
     def record_soak_resumed(self, cut: InterruptedSoak, *, away_s: float) -> None:
         """Write that the soak goes on with what an earlier run had measured, ``away_s`` seconds after it was cut short."""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.judging.culprits import absent_nodes
 from pytest_gpucluster.judging.failure_text import COUNTED, format_beside
 from pytest_gpucluster.judging.verdict import (
-    ERROR,
+    BAD,
     FAILED,
     MISSING,
     NOISY,
     NOT_SELECTED,
     PASSED,
-    PENDING,
+    SEVERITY,
     SKIPPED,
     WAIVED,
     WORDS,
@@ -44,8 +44,7 @@ TINY_PERCENT, TINY_RATIO = 0.005, 1e-3
 """A percentage below both, the second as a part of its limit, is shown as 0."""
 TWICE_PERCENT, WHOLE_PERCENT = 100.0, 9.95
 MILLION = 1e6
-SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, WAIVED, NOT_SELECTED, SKIPPED, PENDING, PASSED)
-BAD = (FAILED, ERROR, MISSING, NOISY, WAIVED)
+SEVEREST_FIRST = SEVERITY[::-1]
 JUDGED = (FAILED, NOISY, WAIVED, PASSED)
 """What has a value or was found out otherwise; the other outcomes say why there is none."""
 PERCENT = 100
@@ -179,14 +178,14 @@ def with_values(row: TableRow, records: Sequence[Record], names: PlaceNames) -> 
 
 def is_bad(records: Sequence[Record]) -> bool:
     """Whether one of them has an outcome that somebody must look at."""
-    return severest_of([counted_as(record) for record in records]) in BAD
+    return severest_of([counted_as(record) for record in records]) in (*BAD, WAIVED)
 
 
 def severest_records(records: Sequence[Record]) -> Sequence[Record]:
     """The records with the severest outcome; all records if none is bad."""
     outcomes = [counted_as(record) for record in records]
     severest = severest_of(outcomes)
-    if severest not in BAD:
+    if severest not in (*BAD, WAIVED):
         return records
     return [record for record, outcome in zip(records, outcomes, strict=True) if outcome == severest]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, PENDING
+from pytest_gpucluster.judging.verdict import FAILED, NOT_SELECTED, PASSED, PENDING, UNMEASURED
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, state_of
 from pytest_gpucluster.reporting.run_spans import read_spans
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.reporting.rebuild import JournalState
     from pytest_gpucluster.reporting.run_spans import Spans
 
-UNSETTLED = (PENDING, MISSING, ERROR, NOISY)
+UNSETTLED = (PENDING, *UNMEASURED)
 """Outcomes that a new measurement can settle."""
 SAME = {
     "level": "the level",

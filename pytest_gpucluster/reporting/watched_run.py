@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, LOGS
 from pytest_gpucluster.judging.culprits import find_culprits
-from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, counted_as
+from pytest_gpucluster.judging.verdict import BAD, MISSING, PENDING, WAIVED, Record, counted_as
 from pytest_gpucluster.reporting.files import LOCK
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, state_after, unbound_places
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 LOCKS = Path("/proc/locks")
 HINTS = "environment_hints"
 """The criterion whose evidence has the variables of each node."""
-BAD = ("failed", "error", "noisy", "missing", "waived")
 TAIL_BYTES, NEWEST_LOGS, LINES_OF_A_LOG = 16384, 3, 3
 COST_SHARE, CHEAP_S = 0.1, 0.05
 """What is worked out from the journal takes at most this part of the time, unless that is quick."""
@@ -282,7 +281,7 @@ def _node(node: int, records: Sequence[Record], hostname: str | None, *, answers
         answers=answers,
         done=sum(record.outcome not in (PENDING, MISSING) for record in records),
         expected=len(records),
-        bad=sum(counted_as(record) in BAD for record in records) - missing,
+        bad=sum(counted_as(record) in (*BAD, WAIVED) for record in records) - missing,
         missing=missing,
         telemetry={name: (min(values), max(values)) for name, values in seen.items() if values},
         reasons=tuple(dict.fromkeys(str(reason) for reason in reasons)),

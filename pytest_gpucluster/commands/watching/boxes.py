@@ -14,8 +14,7 @@ from rich.text import Text
 from pytest_gpucluster.commands import watch_screen as plain
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.judging.forecast import clock
-from pytest_gpucluster.judging.verdict import FAILED
-from pytest_gpucluster.reporting.watched_run import BAD
+from pytest_gpucluster.judging.verdict import BAD, FAILED, WAIVED
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def _run_box(run: RunPicture, inner: int) -> Panel:
     simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
     facts = [str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
     head = Text(plain.safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
-    bad = any(run.counts.get(kind) for kind in BAD)
+    bad = any(run.counts.get(kind) for kind in (*BAD, WAIVED))
     lines: list[RenderableType] = [head, *plain.state_lines(run, inner), _bar(run, inner, is_bad=bad), *plain.counts_lines(run)]
     lines += [Text(f"{counted(run.unread, 'line')} of the journal cannot be read", style="yellow")] if run.unread else []
     return _box(title, [*lines, *plain.progress_of_nodes(run, inner)], style="red" if run.counts.get(FAILED) else "green")

@@ -30,8 +30,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def words_of(started: list[list[str]]) -> Sequence[str]:
     """The arguments of the one pytest."""
     (command,) = started
-    assert command[:5] == [sys.executable, "-m", "pytest", "-p", "pytest_gpucluster.plugin.fleet"]
-    return command[5:]
+    fleet = ["-p", "no:cacheprovider", "-p", "pytest_gpucluster.plugin.fleet"]
+    assert command[:7] == [sys.executable, "-m", "pytest", *fleet]
+    return command[7:]
 
 
 def test_the_demo_alone_is_a_healthy_node(started: list[list[str]]) -> None:
@@ -39,8 +40,8 @@ def test_the_demo_alone_is_a_healthy_node(started: list[list[str]]) -> None:
     with pytest.raises(SystemExit):
         main.main(["demo"])
     assert words_of(started) == [
-        "--fleet=1x8", "--fleet-seed=0", "--fleet-command=gpucluster demo --", "--gpucluster-profile=h200-sxm",
-        "--gpucluster-results=gpucluster-demo", "-p", "no:cacheprovider", "--pyargs", "tests_acceptance",
+        "--fleet=1x8", "--gpucluster-profile=h200-sxm", "--fleet-seed=0", "--fleet-command=gpucluster demo --",
+        "--gpucluster-results=gpucluster-demo", "--pyargs", "tests_acceptance",
     ]  # fmt: skip
 
 
@@ -50,8 +51,9 @@ def test_what_stands_after_the_dashes_goes_to_pytest(started: list[list[str]]) -
     with pytest.raises(SystemExit):
         main.main(["demo", "--fleet", "16x8", *planted, "--seed=9", "--", "-k", "bf16", "--x=--"])
     words = words_of(started)
-    assert words[:4] == ["--fleet=16x8", "--fleet-seed=9", "--fleet-bad=node3-gpu5:slow", "--fleet-bad=node7:absent"]
-    assert words[4] == f"--fleet-command=gpucluster demo --fleet 16x8 {' '.join(planted)} --seed=9 -- -k bf16 --x=--"
+    assert words[0] == "--fleet=16x8"
+    assert words[2:5] == ["--fleet-seed=9", "--fleet-bad=node3-gpu5:slow", "--fleet-bad=node7:absent"]
+    assert words[5] == f"--fleet-command=gpucluster demo --fleet 16x8 {' '.join(planted)} --seed=9 -- -k bf16 --x=--"
     assert words[-4:] == ["tests_acceptance", "-k", "bf16", "--x=--"]
 
 
