@@ -29,7 +29,7 @@ from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.records.run_identity import limits_used
-from pytest_gpucluster.reporting.earlier_hosts import remembered_hosts
+from pytest_gpucluster.reporting.hostlists import remembered_hosts
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load

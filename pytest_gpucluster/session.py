@@ -39,9 +39,9 @@ from pytest_gpucluster.judging.verdict import MISSING, PENDING, SKIPPED, Record,
 from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.records.run_identity import run_identity
 from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.interrupted_soak import link_to
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import JunitForm, bound_facts
+from pytest_gpucluster.reporting.unfinished_run import link_to
 from pytest_gpucluster.thresholds.resolve import SEEN_PORTS
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from pytest_gpucluster.config.collector import collector_off
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
 from pytest_gpucluster.evidence.archive import Archive, packed, read_archive
-from pytest_gpucluster.evidence.checks import OK
 from pytest_gpucluster.evidence.contents import contents_of
 from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE, manifest_of
-from pytest_gpucluster.evidence.verification import UNSIGNED, steps, summary
+from pytest_gpucluster.evidence.verification import OK, UNSIGNED, steps, summary
 from pytest_gpucluster.reporting.files import whole_file
 from pytest_gpucluster.text import counted, one_line, visible
 

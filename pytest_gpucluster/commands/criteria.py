@@ -1,4 +1,4 @@
-"""``gpucluster show CRITERION``, ``run CRITERION``, ``plan``, ``audit`` and ``demo``: all about criteria, by the suite's own pytest."""
+"""``gpucluster show CRITERION``, ``run CRITERION``, ``plan``, ``audit``, ``demo``: criteria, by the suite's own pytest."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ from pytest_gpucluster.page.outputs import Wanted, write_outputs
 from pytest_gpucluster.protocol import rendezvous
 from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
-from pytest_gpucluster.reporting.earlier_hosts import hosts_from
-from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.hostlists import hostlist, hosts_from
 from pytest_gpucluster.run_setup import require_torch
 from pytest_gpucluster.text import counted
 

@@ -19,7 +19,7 @@ from pytest_gpucluster.commands import launch
 from pytest_gpucluster.commands.slurm.step import read_step
 from pytest_gpucluster.config.settings import OPTIONS
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.reporting.earlier_hosts import hosts_from
+from pytest_gpucluster.reporting.hostlists import hosts_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

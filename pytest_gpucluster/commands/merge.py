@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.records.reading import read_results
-from pytest_gpucluster.reporting.earlier_hosts import hosts_from
-from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.hostlists import hostlist, hosts_from
 from pytest_gpucluster.reporting.merge import merge
 from pytest_gpucluster.reporting.node_runs import NEVER_REPORTED, beside_slurm, judge_nodes
 from pytest_gpucluster.text import counted, one_line

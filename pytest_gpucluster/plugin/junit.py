@@ -15,8 +15,7 @@ from xml.etree import ElementTree as ET
 from _pytest.junitxml import bin_xml_escape, xml_key  # no public way
 
 from pytest_gpucluster.reporting.files import is_replaceable, whole_file
-from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, folded_names, make_fit, strictly, suite_element
-from pytest_gpucluster.reporting.junit_folding import names_of
+from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, folded_names, make_fit, names_of, strictly, suite_element
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:

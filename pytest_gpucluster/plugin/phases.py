@@ -18,8 +18,14 @@ from _pytest._code.code import TerminalRepr  # no public way
 from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.second_chance import AGAIN, is_due, with_first_look
 from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, PASSED
-from pytest_gpucluster.plugin.attempts import attempts_of, count, counted_calls, counted_runs, hidden_by_a_hook
-from pytest_gpucluster.plugin.distributed import run_distributed_test
+from pytest_gpucluster.plugin.attempts import (
+    attempts_of,
+    count,
+    counted_calls,
+    counted_runs,
+    hidden_by_a_hook,
+    run_distributed_test,
+)
 from pytest_gpucluster.plugin.outcome import ItemContext, make_fit, outcome_of, show_waived
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE, WAITS
 from pytest_gpucluster.plugin.whole_run import soak_reports

@@ -19,7 +19,7 @@ from pytest_gpucluster.reporting.junit import VERDICT_CASE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_gpucluster.reporting.junit_folding import Testcase
+    from pytest_gpucluster.reporting.junit import Testcase
 
 NODEID = f"::{VERDICT_CASE}"
 """Its node id: a test of no file. Allure takes every node id for ``file::name``."""

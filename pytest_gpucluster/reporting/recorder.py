@@ -12,11 +12,10 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.records.run_identity import run_facts
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
-from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import FOUND_AT_END, Journal, record_facts, soak_remark
 from pytest_gpucluster.reporting.parts import RunParts, parts_remarks
 from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
-from pytest_gpucluster.reporting.unfinished_run import require_unchanged
+from pytest_gpucluster.reporting.unfinished_run import InterruptedSoak, find_interrupted_soak, require_unchanged
 from pytest_gpucluster.reporting.writer import ReportWriter, not_ended, with_pending_as_missing, write_reports
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A run that did not come to its end, as its journal shows it, and why no run may go on with it. No file is changed here."""
+"""A run, or a soak, that did not come to its end, as its journal shows it, and why no run may go on with it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import FAILED, NOT_SELECTED, PASSED, PENDING, UNMEASURED
-from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, state_of
+from pytest_gpucluster.judging.forecast import in_words
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOT_SELECTED, PASSED, PENDING, UNMEASURED
+from pytest_gpucluster.reporting.files import SHELF
+from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal, state_of
 from pytest_gpucluster.reporting.run_spans import read_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.judging.verdict import Record
+    from pytest_gpucluster.places import Place
     from pytest_gpucluster.reporting.parts import Part
     from pytest_gpucluster.reporting.rebuild import JournalState
     from pytest_gpucluster.reporting.run_spans import Spans
@@ -36,6 +39,22 @@ SAME = {
 """Of the facts of a run: what must be the same in all its parts, in words."""
 CHANGING = {"simulated": "faults", "waivers": "state"}
 """What may differ in one of those facts: which faults are planted, and whether a waiver was used."""
+LATEST_S = 24 * 3600.0
+"""A soak that was cut short longer ago is another soak's business: what happened meanwhile was seen by nobody."""
+OF_ONE_SOAK = {
+    "soak_s": "the duration",
+    "profile": "the profile",
+    "expected": "the number of nodes or GPUs",
+    "thresholds_sha256": "the file of limits",
+    "simulated": "the simulated fleet",
+}
+"""Of the facts of a run: what must be the same for one soak, in words."""
+HARDWARE = ("hostname", "uuid", "serial", "pci")
+SINCE = ("boot_id", "driver", "board")
+"""Of a place: where another one means that counters began anew, or that the GPU has another VBIOS."""
+MOST_PARTS = 4
+"""A soak that was cut more often is hardly one soak: the chips cooled down each time, and nobody watched in between."""
+MOST_RUNS = 100
 
 
 class NothingUnfinishedError(ConfigurationError):
@@ -171,3 +190,212 @@ def require_unchanged(unfinished: UnfinishedRun) -> int:
     if content.rfind(b"\n") + 1 != unfinished.size:
         raise ConfigurationError(f"another run has gone on with the run in {unfinished.folder} meanwhile")
     return unfinished.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptedSoak:
+    """A soak that was cut short.
+
+    Attributes:
+        folder: where the files of its run lie now.
+        run: the id of that run.
+        ended_s: when it was cut, in seconds since 1970.
+        num_whole_rounds: of all its parts.
+        elapsed_s: of all its parts, up to the end of the last whole round.
+        places: the hardware that was found at each place.
+        turns: the facts of each measurement, of all its parts.
+        why_not: why no run goes on with it; None if one may.
+        spans: what it had read and nobody judged; a run that does not go on with it judges that too.
+    """
+
+    folder: Path
+    run: str
+    ended_s: float
+    num_whole_rounds: int
+    elapsed_s: float
+    places: Mapping[str, Place]
+    turns: tuple[Mapping[str, Any], ...]
+    why_not: str | None
+    spans: Spans = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """Which soak it is."""
+        return f"the soak that was cut short after round {self.num_whole_rounds} ({in_words(self.elapsed_s)})"
+
+    def why_not_here(self, places: Mapping[str, Place]) -> str | None:
+        """Why it does not go on with these GPUs and nodes; None if they are the same."""
+        for name, place in places.items():
+            before = self.places.get(name)
+            differs = _differences(before, place, (*HARDWARE, *SINCE))
+            if differs:
+                return f"{name} has another {differs[0].replace('_', ' ')}"
+        return None
+
+    def same_parts(self, places: Mapping[str, Place]) -> frozenset[str]:
+        """The ids of the places where the hardware is the same, whether it was booted or not."""
+        return frozenset(name for name, place in places.items() if not _differences(self.places.get(name), place, HARDWARE))
+
+
+def link_to(cut: InterruptedSoak | None) -> dict[str, Any]:
+    """Which earlier run's readings a run judges too, for the begin of its journal: it may end before it has them there."""
+    return {"follows": {"run": cut.run, "folder": cut.folder.name}} if cut is not None and cut.spans else {}
+
+
+def _differences(before: Place | None, now: Place, names: Iterable[str]) -> list[str]:
+    return [what for what in names if before is None or getattr(before, what) != getattr(now, what)]
+
+
+def find_interrupted_soak(
+    folder: Path, *, facts: Mapping[str, Any], versions: Mapping[str, str], now_s: float
+) -> InterruptedSoak | None:
+    """The soak that the run whose files lie in ``folder`` left unfinished; None if there is none.
+
+    Args:
+        folder: an older run's, below ``previous/`` of a results directory.
+        facts: of this run, as results.json has them.
+        versions: of this run's software.
+        now_s: the time in seconds since 1970.
+    """
+    try:
+        state = read_journal(folder / JOURNAL)
+    except ConfigurationError:
+        return None
+    if state.facts.get("level") != "soak":
+        return None
+    events: list[dict[str, Any]] = []
+    spans: Spans = {}
+    try:
+        if now_s - state.ended_s <= LATEST_S:
+            spans = _spans(folder, state, versions)
+        events = _of_last_soak(_soak_events(folder, of=None))
+        return _cut_soak(folder, state, events, spans, why_not=next(_whys(state, events, facts, versions, now_s), None))
+    except (OSError, *NOT_AN_EVENT):
+        return _cut_soak(folder, state, [], spans, why_not="its journal is damaged")
+
+
+def _of_last_soak(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events since a soak began anew in a run that went on, if one did."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if event["event"] == "soak_anew":
+            found.clear()
+        found.append(event)
+    return found
+
+
+def _cut_soak(
+    folder: Path, state: JournalState, events: list[dict[str, Any]], spans: Spans, *, why_not: str | None
+) -> InterruptedSoak | None:
+    """The soak; None where its time was over, or no whole round was measured, and nothing that it read is left to judge."""
+    rounds = [event for event in events if event["event"] == "soak_round"]
+    is_damaged = why_not is not None and not events
+    if not is_damaged and (not rounds or rounds[-1]["elapsed_s"] >= rounds[-1]["duration_s"]):
+        if not spans:
+            return None
+        why_not = "its time was over" if rounds else "no round of it was whole"
+    last: Mapping[str, Any] = rounds[-1] if rounds else {"round": 0, "elapsed_s": 0.0}
+    return InterruptedSoak(
+        folder=folder,
+        run=run_of(folder),
+        ended_s=state.ended_s,
+        num_whole_rounds=int(last["round"]),
+        elapsed_s=float(last["elapsed_s"]),
+        places=state.places,
+        turns=tuple(event for event in events if event["event"] == "soak_turn"),
+        why_not=why_not,
+        spans=spans,
+    )
+
+
+def _spans(folder: Path, state: JournalState, versions: Mapping[str, str], *, left: int = MOST_RUNS) -> Spans:
+    """What a run had read and nobody judged; of a run that ended before its soak began, what the run before it left.
+
+    Nothing where the software is another one: what it had read may have other fields.
+
+    Raises:
+        ConfigurationError, OSError, LookupError, TypeError, ValueError: a journal is damaged, or is not there.
+    """
+    if state.versions != versions or left == 0:
+        return {}
+    own = list(_own_events(folder))
+    before = _first_event(folder).get("follows")
+    if before is None or any(event["event"] in ("soak_earlier", "soak_reading") for event in own):
+        return read_spans(own, state.records.values())
+    older = _part(folder, before)
+    return _spans(older, read_journal(older / JOURNAL), versions, left=left - 1)
+
+
+def _whys(
+    state: JournalState,
+    events: Iterable[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    versions: Mapping[str, str],
+    now_s: float,
+) -> Iterator[str]:
+    if not 0 <= now_s - state.ended_s <= LATEST_S:
+        yield f"it did not end within the last {LATEST_S / 3600:.0f} h"
+    for name, words in OF_ONE_SOAK.items():
+        if state.facts.get(name) != facts[name]:
+            yield f"{words} is another one"
+    for name in {**state.versions, **versions}:
+        if state.versions.get(name) != versions.get(name):
+            yield f"{name} is {versions.get(name)} and was {state.versions.get(name)}"
+    num_parts = 1 + sum(event["event"] == "soak_resumed" for event in events)
+    if num_parts >= MOST_PARTS:
+        yield f"it was cut short {num_parts} times"
+    for record in state.records.values():
+        if record.outcome in (FAILED, ERROR) and record.waiver is None:
+            yield f"{record.criterion} at {record.place or 'the cluster'} is {record.outcome} in it"
+
+
+def run_of(folder: Path) -> str:
+    """The id of the run whose journal lies in a folder.
+
+    Raises:
+        OSError, LookupError, TypeError, ValueError: there is none.
+    """
+    return str(_first_event(folder)["run"])
+
+
+def _first_event(folder: Path) -> dict[str, Any]:
+    with (folder / JOURNAL).open("rb") as journal:
+        event: dict[str, Any] = json.loads(journal.readline())
+    return event
+
+
+def _part(folder: Path, named: Mapping[str, Any]) -> Path:
+    """The folder of an earlier run that a run names.
+
+    Raises:
+        OSError, LookupError, TypeError, ValueError: it is no folder of an older run, or another run's.
+    """
+    older = folder.parent / str(named["folder"])
+    if SHELF.match(named["folder"]) is None or run_of(older) != named["run"]:
+        raise ValueError(f"{named['folder']} has no part of this soak")
+    return older
+
+
+def _own_events(folder: Path) -> Iterator[dict[str, Any]]:
+    """The events of a soak in the journal of one run.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    for line in (folder / JOURNAL).read_bytes().split(b"\n")[:-1]:  # a kill may have cut the last one
+        if line.startswith(b'{"at_s"') and b'"event": "soak_' in line[:80]:
+            yield json.loads(line)
+
+
+def _soak_events(folder: Path, *, of: str | None, left: int = MOST_RUNS) -> Iterator[dict[str, Any]]:
+    """The events of a soak, those of its earlier parts first. ``of``: the run whose part it has to be.
+
+    Raises:
+        OSError, LookupError, TypeError, ValueError: a part is not there, or is another run's.
+    """
+    if (of is not None and run_of(folder) != of) or left == 0:
+        raise ValueError(f"{folder} has no part of this soak")
+    for event in _own_events(folder):
+        if event["event"] == "soak_resumed" and event["folder"]:
+            yield from _soak_events(_part(folder, event), of=event["run"], left=left - 1)
+        yield event

@@ -1,10 +1,11 @@
-"""Readings that are taken before the first test and after the last measurement: what is judged over the whole run."""
+"""Readings that are taken before the first test and after the last measurement; and the tests that judge them."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,14 +15,13 @@ from pytest_gpucluster.cluster.unmeasurable import domains_of
 from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, MeasurementError
 from pytest_gpucluster.inventory.identity import read_boot_id
-from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR
-from pytest_gpucluster.plugin.whole_run.selected_tests import MARK, reader_of
+from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
 from pytest_gpucluster.reporting.run_spans import Snapshot, SnapshotRecord
 from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.judging.finding import Finding
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.plugin.collection import Collection
     from pytest_gpucluster.reporting.run_spans import Span, Spans
 
+MARK = "over_run"
 OF_EARLIER_RUNS = ("between", "over_boots")
 """Arguments of the mark that are none of the reader."""
 DEADLINE_S = 60.0
@@ -42,6 +43,73 @@ WHEN_OF_PARTS = {
     "watched": "in an earlier part of this run",
     "between": "after an earlier part of this run and before this one, while nobody watched",
 }
+
+
+class SelectedTests:
+    """The tests that will run. The set is fixed after collection, so each table is made once, when it is first needed."""
+
+    def __init__(self, items: Iterable[pytest.Item] = ()) -> None:
+        """``items``: in the order in which they run; each has its pairing."""
+        self.items = tuple(items)
+
+    @cached_property
+    def that_apply(self) -> tuple[pytest.Item, ...]:
+        """The tests that no rule of the profile excludes."""
+        return tuple(item for item in self.items if RULE not in item.stash)
+
+    @cached_property
+    def places(self) -> frozenset[Place | None]:
+        """The places of the tests that apply; None among them: the whole cluster."""
+        return frozenset(item.stash[PAIR].place for item in self.that_apply)
+
+    @cached_property
+    def over_run(self) -> tuple[tuple[pytest.Item, pytest.Mark], ...]:
+        """The tests that judge over the whole run, with their marks. A mark without one function as its argument is none."""
+        marked = ((item, item.get_closest_marker(MARK)) for item in self.that_apply)
+        return tuple((item, mark) for item, mark in marked if mark and len(mark.args) == 1 and callable(mark.args[0]))
+
+    @cached_property
+    def judges(self) -> dict[str, set[str]]:
+        """By reader, the criteria that judge it over the whole run."""
+        found: dict[str, set[str]] = {}
+        for item, mark in self.over_run:
+            found.setdefault(reader_of(mark), set()).add(item.stash[PAIR].criterion)
+        return found
+
+    @cached_property
+    def _places_by_fixture(self) -> dict[str, set[Place | None]]:
+        found: dict[str, set[Place | None]] = {}
+        for item in self.items:
+            for name in getattr(item, "fixturenames", ()):
+                found.setdefault(name, set()).add(item.stash[PAIR].place)
+        return found
+
+    def places_that_use(self, fixture: str) -> frozenset[Place | None]:
+        """The places of the tests that use a fixture of this name; None among them: the whole cluster."""
+        return frozenset(self._places_by_fixture.get(fixture, ()))
+
+    @cached_property
+    def _last_users(self) -> dict[tuple[Any, Place | None], pytest.Item]:
+        return {
+            (_fixture_of(item, used), item.stash[PAIR].place): item
+            for item in self.that_apply
+            for used in getattr(item, "fixturenames", ())
+        }
+
+    def is_last(self, item: pytest.Item, name: str) -> bool:
+        """Whether no test of this place comes after this one that uses the same fixture."""
+        return self._last_users.get((_fixture_of(item, name), item.stash[PAIR].place)) is item
+
+
+def _fixture_of(item: Any, name: str) -> tuple[Any, int]:
+    """The fixture of this name that a test uses, and which of its parameters."""
+    defined = item._fixtureinfo.name2fixturedefs.get(name, (None,))  # noqa: SLF001 -- pytest has no other way to it
+    return defined[-1], getattr(getattr(item, "callspec", None), "indices", {}).get(name, 0)
+
+
+def reader_of(mark: pytest.Mark) -> str:
+    """The name of a mark's reader, and who is asked."""
+    return f"{mark.args[0].__module__}.{mark.args[0].__qualname__} {mark.kwargs.get('per', 'gpu')}"
 
 
 def _clock() -> tuple[str, float] | None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.plugin.whole_run.run_readings import Readings
-    from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak
     from pytest_gpucluster.reporting.run_spans import Snapshot, Spans
+    from pytest_gpucluster.reporting.unfinished_run import InterruptedSoak
     from pytest_gpucluster.session import Session
 
 EACH = 20

@@ -13,8 +13,7 @@ from pytest_gpucluster.plugin.collection import leave_out_logging
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
-from pytest_gpucluster.plugin.whole_run.run_readings import Readings, _Taken
-from pytest_gpucluster.plugin.whole_run.selected_tests import SelectedTests, reader_of
+from pytest_gpucluster.plugin.whole_run.run_readings import Readings, SelectedTests, _Taken, reader_of
 from tests.support.operations import operations
 
 if TYPE_CHECKING:

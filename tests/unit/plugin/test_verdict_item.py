@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
-    from pytest_gpucluster.reporting.junit_folding import Testcase
+    from pytest_gpucluster.reporting.junit import Testcase
 
 PLACES = fleet(2, 2)
 TESTS = "def test_good(): pass\ndef test_other(): pass\n"

@@ -11,8 +11,7 @@ import pytest
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.places import Inventory
-from pytest_gpucluster.records.columns import packed, unpacked, values_in_columns
-from pytest_gpucluster.records.quantities import BY_UNIT, described, quantity_of
+from pytest_gpucluster.records.columns import BY_UNIT, described, packed, quantity_of, unpacked, values_in_columns
 from pytest_gpucluster.records.reading import evidence_values, rows_of
 from pytest_gpucluster.reporting import results
 from pytest_gpucluster.reporting.results import ReportedTest, results_document, to_json

@@ -10,10 +10,10 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms
 from pytest_gpucluster.places import Inventory, Place
-from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.rebuild import read_journal
 from pytest_gpucluster.reporting.recorder import planned_facts
+from pytest_gpucluster.reporting.unfinished_run import InterruptedSoak, find_interrupted_soak
 from tests.support.entries import limit
 
 if TYPE_CHECKING:

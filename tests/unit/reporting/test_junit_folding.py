@@ -9,9 +9,8 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.plugin.junit import finish_junit
-from pytest_gpucluster.reporting import junit_folding
-from pytest_gpucluster.reporting.junit import folded_names, junit_text, suite_element
-from pytest_gpucluster.reporting.junit_folding import folded_nodeid
+from pytest_gpucluster.reporting import junit
+from pytest_gpucluster.reporting.junit import folded_names, folded_nodeid, junit_text, suite_element
 from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
 from tests.support import junit_readers
 from tests.support.entries import limit
@@ -114,8 +113,8 @@ def test_one_a_criterion_is_few_enough_for_all(large: tuple[dict[str, Place], li
 @pytest.mark.parametrize(("most", "expected"), [(12, "test_gpu_rate_0[x-node0-gpu0]"), (11, "test_gpu_rate_0[x-node0]")])
 def test_the_default_is_by_number(monkeypatch: pytest.MonkeyPatch, most: int, expected: str) -> None:
     """One testcase a place up to 20,000 of them, then one a node."""
-    assert junit_folding.MOST_BY_PLACE == 20_000
-    monkeypatch.setattr(junit_folding, "MOST_BY_PLACE", most)
+    assert junit.MOST_BY_PLACE == 20_000
+    monkeypatch.setattr(junit, "MOST_BY_PLACE", most)
     places = fleet(2, 3)
     cases = cases_of(junit_text(report_of(records_of(places, gpu=2, node=0), places)))
     assert len(records_of(places, gpu=2, node=0)) == 12
@@ -127,7 +126,7 @@ def test_too_many_elements_have_no_properties(monkeypatch: pytest.MonkeyPatch) -
     places = fleet(2, 3)
     report = report_of(records_of(places, gpu=2, node=0), places, form="place")
     assert len([*ET.fromstring(junit_text(report)).iterfind(".//testcase/properties")]) == 13  # noqa: S314 -- our own file
-    monkeypatch.setattr(junit_folding, "MOST_ELEMENTS", 100)
+    monkeypatch.setattr(junit, "MOST_ELEMENTS", 100)
     without = ET.fromstring(junit_text(report))  # noqa: S314 -- our own file
     assert len([*without.iterfind(".//testcase/properties")]) == 1
     assert len([one for one in without.iter("property") if one.get("name") == "place"]) == 6
