@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a check
 
 from pytest_gpucluster.judging.noise import Repeats, doubt, settle
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.file import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.config.collector import collector_off
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
-from pytest_gpucluster.evidence.archive import Archive, packed, read_archive
+from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, Archive, manifest_of, packed, read_archive
 from pytest_gpucluster.evidence.contents import contents_of
-from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE, manifest_of
 from pytest_gpucluster.evidence.verification import OK, UNSIGNED, steps, summary
 from pytest_gpucluster.reporting.files import whole_file
 from pytest_gpucluster.text import counted, one_line, visible

@@ -22,8 +22,8 @@ from pytest_gpucluster.fleet.hardware import require_model
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.text import one_line
+from pytest_gpucluster.thresholds.file import load
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
-from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     import argparse
@@ -244,7 +244,7 @@ def _fleet(chosen: argparse.Namespace, *, seed: int = 0, faults: Sequence[str] =
     """The arguments for a simulated fleet, where one is asked for."""
     if chosen.fleet is None:
         return []
-    parse_simulation(chosen.fleet, seed=seed, faults=faults)
+    parse_simulation(chosen.fleet, seed=seed, faults=[*faults])
     require_model(chosen.profile)
     return ["-p", "pytest_gpucluster.plugin.fleet", f"--fleet={chosen.fleet}", f"--gpucluster-profile={chosen.profile}"]
 

@@ -219,7 +219,7 @@ def _add_watch(watch: argparse.ArgumentParser) -> None:
     watch.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two pictures (default: 2)")
     watch.add_argument("--once", action="store_true", help="one picture, after two readings")
     watch.add_argument("--plain", action="store_true", help="for a log: a block every interval; default without a terminal")
-    watch.set_defaults(act="watching.command")
+    watch.set_defaults(act="watch")
 
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE
+from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE
 from pytest_gpucluster.judging.verdict import ACCEPTED, NOT_SELECTED, PASSED, SKIPPED, WITH_WAIVERS
 from pytest_gpucluster.page.document import RunDocument, document_of
 from pytest_gpucluster.page.outputs import model_of, page_from

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE
+from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE
 from pytest_gpucluster.text import one_line
 
 NAMESPACE = "gpucluster-handover"

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
-from pytest_gpucluster.evidence.contents import AS_PACKAGED, AS_READ, ENVIRONMENT, REQUIRED, STATEMENTS, as_json, environment_of
-from pytest_gpucluster.evidence.junit_cases import difference_of_files, read_cases
-from pytest_gpucluster.evidence.manifest import (
+from pytest_gpucluster.evidence.archive import (
     MANIFEST,
     SIGNATURE,
     Manifest,
@@ -27,6 +25,8 @@ from pytest_gpucluster.evidence.manifest import (
     misplaced,
     read_manifest,
 )
+from pytest_gpucluster.evidence.contents import AS_PACKAGED, AS_READ, ENVIRONMENT, REQUIRED, STATEMENTS, as_json, environment_of
+from pytest_gpucluster.evidence.junit_cases import difference_of_files, read_cases
 from pytest_gpucluster.inventory.identity import digest_of_package, version_of
 from pytest_gpucluster.page.document import RunDocument, document_of
 from pytest_gpucluster.page.outputs import embedded_results, model_of, page_from

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -19,13 +19,18 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pytest_gpucluster.config.schema_errors import FileSection, described, did_you_mean, shape_problems
+from pytest_gpucluster.config.schema_errors import FileSection, described, did_you_mean, listed, shape_problems
 from pytest_gpucluster.config.settings import SOAK_S
+from pytest_gpucluster.config.yaml_lines import read
+from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
 
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
+
+    PartOf = Callable[[KeyPath], FileSection]
 
 Unit = Literal[
     "TFLOPS",
@@ -53,6 +58,7 @@ Unit = Literal[
     "links",
     "count",
 ]
+Model = TypeVar("Model", bound=BaseModel)
 Level = Literal["quick", "standard", "soak"]
 Fabric = Literal["infiniband", "roce", "efa", "tcpx", "tcpxo", "nvlink", "sockets", "none"]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -318,6 +324,21 @@ def validate(document: Document, *, packaged: Collection[str] = ()) -> tuple[Fil
     wrong = {item["loc"][1] for item in errors}
     criteria = {key: entry for key, entry in document.data["criteria"].items() if key not in wrong}
     return File.model_validate({**document.data, "criteria": criteria}), problems
+
+
+def read_model(path: Path, model: type[Model], *, file: str, part_of: PartOf) -> tuple[Model, Document]:
+    """A packaged YAML file by its model, and the document that knows its lines; ``file`` is its name in messages.
+
+    Raises:
+        ConfigurationError: the file is malformed.
+    """
+    document = read(path, file=file)
+    if document.problems:
+        raise ConfigurationError(listed(document.problems))
+    try:
+        return model.model_validate(document.data), document
+    except ValidationError as error:
+        raise ConfigurationError(listed(shape_problems(error.errors(), document, part_of=part_of))) from None
 
 
 def _unknown_entries(errors: Sequence[Any], document: Document, packaged: Collection[str]) -> dict[str | int, Problem]:

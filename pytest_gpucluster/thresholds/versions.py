@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from pytest_gpucluster.config.schema_errors import FileSection, listed, shape_problems
-from pytest_gpucluster.config.yaml_lines import read
+from pytest_gpucluster.config.schema_errors import listed
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds.schema import KnownFault, Versions, part_of
+from pytest_gpucluster.thresholds.schema import KnownFault, Versions, part_of, read_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -135,21 +132,7 @@ def packaged_versions() -> Versions:
     Raises:
         ConfigurationError: the file is malformed.
     """
-    return _read(PACKAGED)
-
-
-def _read(path: Path) -> Versions:
-    document = read(path, file=path.name)
-    if document.problems:
-        raise ConfigurationError(listed(document.problems))
-    try:
-        found = Versions.model_validate(document.data)
-    except ValidationError as error:
-
-        def section(keys: KeyPath) -> FileSection:
-            return part_of(("versions", *keys))
-
-        raise ConfigurationError(listed(shape_problems(error.errors(), document, part_of=section))) from None
+    found, document = read_model(PACKAGED, Versions, file=PACKAGED.name, part_of=lambda keys: part_of(("versions", *keys)))
     if problems := list(problems_of(found, document)):
         raise ConfigurationError(listed(problems))
     return found

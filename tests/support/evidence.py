@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.commands.main import main
-from pytest_gpucluster.evidence.archive import packed, read_archive
-from pytest_gpucluster.evidence.manifest import MANIFEST, SIGNATURE, manifest_of
+from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, manifest_of, packed, read_archive
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.judging.verdict import PENDING, Terms, decide
 from pytest_gpucluster.page.outputs import Wanted, write_outputs

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from pytest_gpucluster.config.schema_errors import FileSection, closest, listed, shape_problems
-from pytest_gpucluster.config.yaml_lines import read
+from pytest_gpucluster.config.schema_errors import FileSection, closest
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.thresholds.schema import read_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -208,13 +208,6 @@ def _unknown(nvml_name: str, by_name: Mapping[str, str]) -> str:
 
 def _read_spec(path: Path) -> GpuSpec:
     """One file, checked: known keys only, each of its type, every number above 0."""
-    document = read(path, file=f"specs/{path.name}")
-    if document.problems:
-        raise ConfigurationError(listed(document.problems))
-    try:
-        content = SpecFile.model_validate(document.data)
-    except ValidationError as error:
-        part = FileSection(noun="a GPU spec", inside="", keys=tuple(SpecFile.model_fields))
-        problems = shape_problems(error.errors(), document, part_of=lambda _path: part)
-        raise ConfigurationError(listed(problems)) from None
+    part = FileSection(noun="a GPU spec", inside="", keys=tuple(SpecFile.model_fields))
+    content, _ = read_model(path, SpecFile, file=f"specs/{path.name}", part_of=lambda _path: part)
     return GpuSpec(id=path.stem, **dict(content))

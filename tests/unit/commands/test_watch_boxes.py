@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.cells import cell_len
 
-from pytest_gpucluster.commands.watching.boxes import live_lines, sparkline
+from pytest_gpucluster.commands.watch import live_lines, sparkline
 from pytest_gpucluster.inventory.reading import NotAvailable
 from tests.support.screens import kept_screen
 from tests.support.watched import gpu, reading, settled, view, write_run

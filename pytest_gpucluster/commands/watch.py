@@ -1,29 +1,49 @@
-"""The live screen of ``gpucluster watch``: boxes with bars, sparklines and colours, as many as fit. Pure."""
+"""``gpucluster watch``: a live picture of this node, and of a run by its files. It reads only, and touches no run.
+
+On a terminal it has boxes with bars, sparklines and colours, as many as fit.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
-from typing import TYPE_CHECKING, Literal
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+import time
+import tty
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, Group
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from pytest_gpucluster.commands import watch_screen as plain
+from pytest_gpucluster.commands.watch_screen import View, plain_text, screen_lines
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS_DIR
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
+from pytest_gpucluster.inventory.watched_node import NodeReader
 from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import BAD, FAILED, WAIVED
+from pytest_gpucluster.reporting.watched_run import WatchedRun
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     from rich.console import RenderableType
 
-    from pytest_gpucluster.commands.watch_screen import View
     from pytest_gpucluster.inventory.watched_node import LiveGpu, NodeReading
     from pytest_gpucluster.reporting.watched_run import RunPicture
 
@@ -39,6 +59,15 @@ HOT_PERCENT, FULL_PERCENT = 95, 100
 COLUMNS = (("GPU", "right"), ("use", "right"), ("", "left"), ("W/limit", "right"), ("", "left"), ("GiB", "right"))
 MORE_COLUMNS = (("C/mem", "right"), ("MHz", "right"))
 KEYS = {"all": "q quit   n node   l log", "node": "q quit   n all   l log", "log": "q quit   n node   l all"}
+PLAIN_WIDTH = 100
+"""Columns of a log."""
+READ_S = 10.0
+"""How long one picture waits for the driver, beyond the interval between its two readings."""
+STEP_BYTES = 2**21
+"""Of a long journal this much is read before keys are looked at again."""
+QUIT = b"qQ\x03\x04"
+SHOWN_BY: Mapping[int, Shows] = {ord("n"): "node", ord("l"): "log"}
+"""Keys that show one part alone, and everything when they are pressed again."""
 
 
 def live_lines(view: View, *, width: int, height: int | None, shows: Shows = "all") -> list[Text]:
@@ -200,3 +229,155 @@ def sparkline(values: Sequence[float | None], *, most: float | None) -> str:
     top = most or max((value for value in values if value is not None), default=0.0) or 1.0
     last = len(BLOCKS) - 1
     return "".join("·" if one is None else BLOCKS[min(last, max(0, round(last * one / top)))] for one in values)
+
+
+class _EndedError(Exception):
+    """A signal asks to end; the argument is its number."""
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Watch until somebody ends it; 0, or 128 and the number of the signal that ended it.
+
+    Raises:
+        ConfigurationError: an interval that is none, or a folder that does not exist.
+    """
+    if chosen.source is not None and not chosen.source.exists():
+        raise ConfigurationError(f"{chosen.source} does not exist; say the results directory of a run, or leave it out")
+    if not (0.1 <= chosen.interval_s <= 3600 and math.isfinite(chosen.interval_s)):
+        raise ConfigurationError(f"--interval-s {chosen.interval_s:g} is not a time from 0.1 to 3600 s")
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        with _ended_by(signal.SIGTERM, signal.SIGHUP), NodeReader(interval_s=chosen.interval_s) as reader:
+            _watch(_Watch(reader, chosen), chosen)
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # the reader of the log has gone; what is buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except _EndedError as ended:
+        return 128 + int(ended.args[0])
+    return 0
+
+
+def _watch(watch: _Watch, chosen: argparse.Namespace) -> None:
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    has_boxes = is_terminal and not chosen.plain and not os.environ.get("NO_COLOR")
+    if chosen.once:
+        watch.reader.wait_for_two(chosen.interval_s + READ_S)
+        watch.print_once(has_boxes=has_boxes)
+    elif chosen.plain or not is_terminal:
+        watch.print_blocks()
+    else:
+        watch.live()
+
+
+class _Watch:
+    """What is watched, and the ways to show it."""
+
+    def __init__(self, reader: NodeReader, chosen: argparse.Namespace) -> None:
+        self.reader = reader
+        self._interval_s = float(chosen.interval_s)
+        source = chosen.source
+        if source is None and Path(RESULTS_DIR, JOURNAL).exists():
+            source = Path(RESULTS_DIR)
+        self._run = None if source is None else WatchedRun(source)
+        self._history: tuple[NodeReading, ...] = ()
+
+    def view(self, *, most_bytes: int | None = None) -> View:
+        """The picture of this moment, after so many bytes more of the journal."""
+        before, now = self.reader.last
+        if now is not None and (not self._history or self._history[-1] is not now):
+            self._history = (*self._history, now)[-WIDE_SPARK:]
+        return View(
+            hostname=socket.gethostname(),
+            at=time.strftime("%Y-%m-%d %H:%M:%S"),
+            before=before,
+            now=now,
+            silent_s=self.reader.silent_s,
+            interval_s=self._interval_s,
+            run=None if self._run is None else self._run.picture(most_bytes=most_bytes),
+            history=self._history,
+        )
+
+    def print_once(self, *, has_boxes: bool) -> None:
+        """One picture, whatever the height of the screen."""
+        width = _plain_width()
+        if has_boxes:
+            Console(legacy_windows=False, highlight=False).print(Group(*live_lines(self.view(), width=width, height=None)))
+        else:
+            sys.stdout.write(plain_text(screen_lines(self.view(), width=width)))
+        sys.stdout.flush()
+
+    def print_blocks(self) -> None:
+        """A block every interval, for a log; the first one as soon as there are rates."""
+        self.reader.wait_for_two(self._interval_s + READ_S)
+        while True:
+            sys.stdout.write(plain_text(screen_lines(self.view(), width=_plain_width())) + "\n")
+            sys.stdout.flush()
+            time.sleep(self._interval_s)
+
+    def live(self) -> None:
+        """The whole terminal, drawn again every interval, until a key ends it."""
+        console = Console(legacy_windows=False, highlight=False)
+        shows: Shows = "all"
+        with _keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
+            while True:
+                width, height = console.size
+                view = self.view(most_bytes=STEP_BYTES)
+                live.update(Group(*live_lines(view, width=width, height=height, shows=shows)), refresh=True)
+                typed = _typed(keys, 0.0 if view.run is not None and view.run.is_partial else self._interval_s)
+                if typed is None or any(byte in QUIT for byte in typed):
+                    return
+                for key in typed.lower():
+                    shows = "all" if shows == SHOWN_BY.get(key) else SHOWN_BY.get(key, shows)
+
+
+def _plain_width() -> int:
+    """Columns of a terminal; without one ``COLUMNS``, or those of a log."""
+    with contextlib.suppress(OSError, ValueError):
+        return max(40, int(os.environ["COLUMNS"]) if "COLUMNS" in os.environ else os.get_terminal_size(1).columns)
+    return PLAIN_WIDTH
+
+
+def _typed(keys: int | None, wait_s: float) -> bytes | None:
+    """The keys that are pressed within this time, none of them if no terminal has any; None where the terminal has gone."""
+    if keys is None:
+        time.sleep(wait_s)
+        return b""
+    ready, _, _ = select.select([keys], [], [], wait_s)
+    return (os.read(keys, 64) or None) if ready else b""
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[int | None]:
+    """Single keys of the terminal, which are not shown; None without one. The terminal is afterwards as it was before.
+
+    Ctrl-Z has no effect: a stopped process would leave the terminal as it is.
+    """
+    if not sys.stdin.isatty():
+        yield None
+        return
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    try:
+        tty.setcbreak(keys)
+        now = termios.tcgetattr(keys)
+        now[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(keys, termios.TCSANOW, now)
+        yield keys
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _ended_by(*signals: signal.Signals) -> Iterator[None]:
+    """Leave the block when one of these comes, so that the terminal is restored."""
+
+    def end(number: int, _frame: Any) -> None:
+        raise _EndedError(number)
+
+    before = {one: signal.signal(one, end) for one in signals}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,1 +1,0 @@
-"""What ``gpucluster watch`` draws on a terminal."""
