@@ -55,8 +55,6 @@ _HOMES = {
     "Results": "cluster.results",
     "SoakWork": "cluster.soak",
     "measurement": "protocol.functions",
-}
-_MODULES = {
     "agreement": "judging.agreement",
     "health": "health",
     "localization": "localization",
@@ -67,10 +65,10 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that ``pytest --help`` stays fast."""
-    home = _HOMES.get(name) or _MODULES.get(name)
+    home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     module = import_module(f"{__name__}.{home}")
-    return getattr(module, name) if name in _HOMES else module
+    return getattr(module, name, module)  # some of the names are modules themselves

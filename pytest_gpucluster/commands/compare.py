@@ -190,20 +190,20 @@ def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
 
 def text_lines(found: RunComparison) -> list[str]:
     """The comparison for a terminal."""
-    lines = [one_line(conclusion(found)), *(f"  {line}" for line in (*_runs(found), findable(found)))]
-    for title, items in (*sections(found), *_details(found)):
-        lines += ["", f"{title}:", *(f"  {one_line(item)}" for item in items[:MOST])]
-        lines += [f"  ... and {len(items) - MOST} more"] if len(items) > MOST else []
-    return lines
+    head = [one_line(conclusion(found)), *(f"  {line}" for line in (*_runs(found), findable(found)))]
+    return [*head, *_in_sections(found, lambda title: ["", f"{title}:"], lambda item: f"  {one_line(item)}")]
 
 
 def markdown_lines(found: RunComparison) -> list[str]:
     """The same for a page or a ticket. Foreign text is escaped."""
-    lines = [f"**{_escaped(conclusion(found))}**", "", *(f"- {_escaped(line)}" for line in (*_runs(found), findable(found)))]
+    head = [f"**{_escaped(conclusion(found))}**", "", *(f"- {_escaped(line)}" for line in (*_runs(found), findable(found)))]
+    return [*head, *_in_sections(found, lambda title: ["", f"### {title}", ""], lambda item: f"- {_escaped(item)}")]
+
+
+def _in_sections(found: RunComparison, head: Callable[[str], list[str]], line: Callable[[str], str]) -> Iterator[str]:
     for title, items in (*sections(found), *_details(found)):
-        lines += ["", f"### {title}", "", *(f"- {_escaped(item)}" for item in items[:MOST])]
-        lines += [f"- ... and {len(items) - MOST} more"] if len(items) > MOST else []
-    return lines
+        more = [f"... and {len(items) - MOST} more"] if len(items) > MOST else []
+        yield from (*head(title), *map(line, [*items[:MOST], *more]))
 
 
 def page_of(found: RunComparison) -> str:

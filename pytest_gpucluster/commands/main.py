@@ -33,16 +33,6 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(self.get_default("usage_code") or WRONG_USAGE, f"{self.prog}: error: {message}\n")
 
 
-def add_record_commands(add: Callable[..., CommandParser]) -> None:
-    """Add the six commands; ``add`` makes a parser of a name and a help text."""
-    _add_show(add("show", help="what a criterion asks and why; or what a results directory holds, also as CSV"))
-    _add_compare(add("compare", help="what has changed between two runs"))
-    _add_history(add("history", help="the kept runs in a folder, and the trend of a criterion"))
-    _add_merge(add("merge", help="the runs of many nodes as one results directory with one verdict"))
-    _add_bundle(add("bundle", help="a run as one zip file, signed if you have a key: what a customer keeps"))
-    _add_verify(add("verify", help="whether a bundle is unchanged, who signed it, and whether all in it belongs together"))
-
-
 def _add_show(show: CommandParser) -> None:
     show.usage = "gpucluster show CRITERION [--limits FILE] | RESULTS [CRITERION|PLACE] [--csv]"
     show.description = "A name of a criterion is one, unless results lie in a folder of that name."
@@ -167,13 +157,13 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
     plan = commands.add_parser("plan", help="what would run here, with limits and seconds; nothing is measured")
     plan.usage = "gpucluster plan [--fleet NxM [--profile NAME]] [-- PYTEST ARGUMENTS]"
     plan.add_argument("--fleet", metavar="NODESxGPUS", help="for a cluster of this shape that is not here")
-    plan.add_argument("--profile", default="h200-sxm", metavar="NAME", help="its GPU (default: h200-sxm)")
     plan.set_defaults(act="criteria:plan")
     audit = commands.add_parser("audit", help="judge what only needs to be read, beside jobs too; accepts nothing")
     audit.usage = "gpucluster audit [--fleet NxM [--profile NAME]] [-- PYTEST ARGUMENTS]"
     audit.description = "Takes no load, opens no GPU, needs no root. Exit code 1 where something read is bad or unread."
     audit.add_argument("--fleet", metavar="NODESxGPUS", help="of a simulated cluster of this shape")
-    audit.add_argument("--profile", default="h200-sxm", metavar="NAME", help="its GPU (default: h200-sxm)")
+    for one in (plan, audit):
+        one.add_argument("--profile", default="h200-sxm", metavar="NAME", help="its GPU (default: h200-sxm)")
     audit.set_defaults(act="criteria:audit")
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
     _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
@@ -188,7 +178,13 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
     docs = commands.add_parser("docs", help="the pages of the documentation, which are installed too")
     docs.add_argument("page", nargs="?", metavar="PAGE", help="handover, slurm, decisions/0012; default: the list")
     docs.set_defaults(act="packaged.docs")
-    add_record_commands(commands.add_parser)
+    add = commands.add_parser
+    _add_show(add("show", help="what a criterion asks and why; or what a results directory holds, also as CSV"))
+    _add_compare(add("compare", help="what has changed between two runs"))
+    _add_history(add("history", help="the kept runs in a folder, and the trend of a criterion"))
+    _add_merge(add("merge", help="the runs of many nodes as one results directory with one verdict"))
+    _add_bundle(add("bundle", help="a run as one zip file, signed if you have a key: what a customer keeps"))
+    _add_verify(add("verify", help="whether a bundle is unchanged, who signed it, and whether all in it belongs together"))
     return parser, commands.choices
 
 

@@ -20,10 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
-
 from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.commands import arguments, criteria
@@ -46,7 +42,7 @@ from pytest_gpucluster.text import barred, counted, lines, one_line, visible
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pytest_gpucluster.cluster.results import Results
 
@@ -147,15 +143,13 @@ class _Measuring:
         self._places = inventory.places
         self._logs = logs
         self._as_json = as_json
-        self._has_bar = sys.stderr.isatty() and isinstance(controller, Controller)  # a debugger wants the terminal for itself
 
     def run(self, order: Order) -> int:
         """Measure and print; no agent stays behind, whatever happens."""
         if isinstance(self._controller, Controller):  # inline, nothing could stop the function but the signal itself
             signal.signal(signal.SIGTERM, lambda *_: self._controller.terminate("SIGTERM"))
         try:
-            with progress_display(self._name, on_terminal=self._has_bar) as on_progress:
-                results = self._measure(order, Observer(on_progress=on_progress))
+            results = self._measure(order, Observer(on_progress=progress_lines(self._name)))
         except (MeasurementError, ChannelLostError) as error:
             self._show_output(order)
             sys.stderr.write(f"{visible(str(error))}\n")
@@ -214,21 +208,8 @@ class _Measuring:
             sink.writelines(f"{place.id} | {line}\n" for line in lines(text) if line not in headings)
 
 
-@contextlib.contextmanager
-def progress_display(name: Callable[[int], str], *, on_terminal: bool) -> Iterator[Callable[[int, str, float | None], None]]:
-    """Show on stderr what one rank does now: a bar on a terminal, a line every few seconds elsewhere.
-
-    Args:
-        name: the place of a rank.
-        on_terminal: draw the bar.
-    """
-    if on_terminal:
-        with Progress(console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False) as bar:
-            task = bar.add_task("start", total=1.0)
-            yield lambda rank, step, fraction: bar.update(
-                task, description=escape(one_line(f"{name(rank)}: {step}")), completed=fraction or 0.0, refresh=True
-            )
-        return
+def progress_lines(name: Callable[[int], str]) -> Callable[[int, str, float | None], None]:
+    """What writes a line on stderr every few seconds: what one rank does now. ``name``: the place of a rank."""
     last_s = time.monotonic()
 
     def write(rank: int, step: str, fraction: float | None) -> None:
@@ -238,7 +219,7 @@ def progress_display(name: Callable[[int], str], *, on_terminal: bool) -> Iterat
             share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
             sys.stderr.write(one_line(f"{name(rank)}: {step}{share}") + "\n")
 
-    yield write
+    return write
 
 
 def _key(place: Any) -> str:

@@ -41,7 +41,7 @@ def hidden_by_a_hook(item: pytest.Item) -> str | None:
     raised = item.stash.get(_RAISED, None)
     if raised is not None:
         return f"raised {raised}, and a hook of another plugin or conftest.py hid it"
-    if _is_counted(item) and _counts(item)["function"] == 0:
+    if _is_counted(item) and _counts(item)["obj"] == 0:
         return "was not called: a hook of another plugin or conftest.py answered in its place"
     return None
 
@@ -58,28 +58,21 @@ def forget(item: pytest.Item) -> None:
 
 
 @contextlib.contextmanager
-def counted_runs(item: pytest.Item) -> Iterator[None]:
-    """Count every call of the test's own ``runtest``: pytest makes one, a plugin that repeats tests makes more."""
-    run = item.runtest
-    item.runtest = _counting(run, item, "runtest")  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        item.runtest = run  # type: ignore[method-assign]
+def counted(item: pytest.Item, name: str) -> Iterator[None]:
+    """Count every call of this method of a test, and remember what the last one raised.
 
-
-@contextlib.contextmanager
-def counted_calls(item: pytest.Function) -> Iterator[None]:
-    """Count every call of the test's function, and remember what the last one raised."""
-    if not _is_counted(item):
+    ``runtest``: pytest makes one call, a plugin that repeats tests makes more. ``obj``: the test's own function, if
+    its calls are counted.
+    """
+    if name == "obj" and not _is_counted(item):
         yield
         return
-    function = item.obj
-    item.obj = _counting(function, item, "function")
+    own = getattr(item, name)
+    setattr(item, name, _counting(own, item, name))
     try:
         yield
     finally:
-        item.obj = function
+        setattr(item, name, own)
 
 
 def _counts(item: pytest.Item) -> Counter[str]:

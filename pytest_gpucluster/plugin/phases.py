@@ -21,8 +21,7 @@ from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, PASSED
 from pytest_gpucluster.plugin.attempts import (
     attempts_of,
     count,
-    counted_calls,
-    counted_runs,
+    counted,
     hidden_by_a_hook,
     run_distributed_test,
 )
@@ -143,7 +142,7 @@ class Phases:
         self._own.clear()
         self._terminal.live.begin(item.stash[PAIR])
         try:
-            with counted_runs(item):
+            with counted(item, "runtest"):
                 return (yield)
         finally:
             self._current = None
@@ -193,7 +192,7 @@ class Phases:
         """Count calls of this hook, and of the test's function inside it. What earlier runs had read is judged first."""
         count(pyfuncitem, "hook of the function")
         unknown = self._readings.judge_earlier(pyfuncitem, self._session.state.places())
-        with counted_calls(pyfuncitem):
+        with counted(pyfuncitem, "obj"):
             made = yield
         self._readings.remark_on(pyfuncitem)
         if unknown is not None:

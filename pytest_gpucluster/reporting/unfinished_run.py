@@ -41,14 +41,8 @@ CHANGING = {"simulated": "faults", "waivers": "state"}
 """What may differ in one of those facts: which faults are planted, and whether a waiver was used."""
 LATEST_S = 24 * 3600.0
 """A soak that was cut short longer ago is another soak's business: what happened meanwhile was seen by nobody."""
-OF_ONE_SOAK = {
-    "soak_s": "the duration",
-    "profile": "the profile",
-    "expected": "the number of nodes or GPUs",
-    "thresholds_sha256": "the file of limits",
-    "simulated": "the simulated fleet",
-}
-"""Of the facts of a run: what must be the same for one soak, in words."""
+OF_ONE_SOAK = ("soak_s", "profile", "expected", "thresholds_sha256", "simulated")
+"""Of them, what must be the same for one soak."""
 HARDWARE = ("hostname", "uuid", "serial", "pci")
 SINCE = ("boot_id", "driver", "board")
 """Of a place: where another one means that counters began anew, or that the GPU has another VBIOS."""
@@ -335,9 +329,9 @@ def _whys(
 ) -> Iterator[str]:
     if not 0 <= now_s - state.ended_s <= LATEST_S:
         yield f"it did not end within the last {LATEST_S / 3600:.0f} h"
-    for name, words in OF_ONE_SOAK.items():
+    for name in OF_ONE_SOAK:
         if state.facts.get(name) != facts[name]:
-            yield f"{words} is another one"
+            yield f"{SAME[name]} is another one"
     for name in {**state.versions, **versions}:
         if state.versions.get(name) != versions.get(name):
             yield f"{name} is {versions.get(name)} and was {state.versions.get(name)}"

@@ -282,7 +282,8 @@ def test_a_soak_of_another_duration_begins_anew(tmp_path: Path) -> None:
     cut_after(folder, (*arguments, "soak:1h"), 1, signal.SIGKILL)
     ran = run_pytest(folder, *arguments, "soak:1s")
     assert rounds_of(ran)[0]["round"] == 1
-    assert "a new soak begins, as the duration is another one; the soak that was cut short after round" in ran.stdout
+    why = "as the duration of the soak is another one; the soak that was cut short after round"
+    assert f"a new soak begins, {why}" in ran.stdout
     assert "soak_resumed" not in ran.results
 
 

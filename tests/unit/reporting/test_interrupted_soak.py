@@ -117,7 +117,7 @@ def test_nothing_to_go_on_with(tmp_path: Path, events: list[Any], facts: dict[st
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"soak_s": 60.0}, "the duration is another one"),
+        ({"soak_s": 60.0}, "the duration of the soak is another one"),
         ({"profile": "lab"}, "the profile is another one"),
         ({"expected": {"nodes": 2, "gpus_per_node": 2}}, "the number of nodes or GPUs is another one"),
         ({"thresholds_sha256": "1" * 64}, "the file of limits is another one"),
