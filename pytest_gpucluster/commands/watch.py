@@ -172,18 +172,13 @@ def _bar(run: RunPicture, inner: int, *, is_bad: bool) -> Table:
 
 def _node_box(view: View, inner: int, width: int) -> Panel:
     """The GPUs of this node, a line each, with how use and power went."""
-    now = view.now
-    head = f"{view.hostname}   {view.at}"
+    now, head = view.now, f"{view.hostname}   {view.at}"
     if now is None:
-        waited = f", for {view.silent_s:.0f} s now" if view.silent_s > plain.SILENT_S else ""
-        return _box(head, [Text(f"waiting for the first reading{waited}")])
-    words = f"the driver has not answered for {view.silent_s:.0f} s: the values are that old"
-    late = [Text(words, style="bold red")] if view.is_late else []
-    title = f"{head}   {plain.what_is_there(now)}"
-    if isinstance(now.gpus, NotAvailable) or not now.gpus:
-        why = f"GPUs: {now.gpus.why}" if isinstance(now.gpus, NotAvailable) else "NVML shows no GPU"
-        return _box(title, [*late, Text(plain.safe(why))])
-    return _box(title, [*late, _gpu_table(view, now, inner, width)], style="red" if view.is_late else "blue")
+        return _box(head, plain.notes_of(view))
+    has_gpus = not isinstance(now.gpus, NotAvailable) and bool(now.gpus)
+    tables = [_gpu_table(view, now, inner, width)] if has_gpus else []
+    style = "red" if view.is_late and has_gpus else "blue"
+    return _box(f"{head}   {plain.what_is_there(now)}", [*plain.notes_of(view), *tables], style=style)
 
 
 def _gpu_table(view: View, now: NodeReading, inner: int, width: int) -> Table:

@@ -109,17 +109,24 @@ def safe(text: str) -> str:
 
 
 def _node_lines(view: View, width: int) -> list[Text]:
-    head = f"{view.hostname}  {view.at}"
-    now = view.now
+    head, now = f"{view.hostname}  {view.at}", view.now
     if now is None:
-        waited = f", for {view.silent_s:.0f} s now" if view.silent_s > SILENT_S else ""
-        return [_head(head), Text(f"{INDENT}waiting for the first reading{waited}")]
-    lines = [_head(f"{head}  {what_is_there(now)}")]
-    if view.is_late:
-        late = f"{INDENT}the driver has not answered for {view.silent_s:.0f} s: the values below are that old"
-        lines.append(Text(late, style="bold red"))
+        return [_head(head), *notes_of(view)]
     gpus = _gpu_lines(view.before, now, view.elapsed_s, width)
-    return [*lines, *gpus, *port_lines(view.before, now, view.elapsed_s, width)]
+    ports = port_lines(view.before, now, view.elapsed_s, width)
+    return [_head(f"{head}  {what_is_there(now)}"), *notes_of(view), *gpus, *ports]
+
+
+def notes_of(view: View) -> list[Text]:
+    """What stands above the values of this node, or in their place: none was read yet, they are old, there is no GPU."""
+    now, silent = view.now, f"for {view.silent_s:.0f} s"
+    if now is None:
+        return [Text(f"{INDENT}waiting for the first reading{f', {silent} now' if view.silent_s > SILENT_S else ''}")]
+    late = Text(f"{INDENT}the driver has not answered {silent}: the values are that old", style="bold red")
+    notes = [late] if view.is_late else []
+    if isinstance(now.gpus, NotAvailable):
+        return [*notes, Text(safe(f"{INDENT}GPUs: {now.gpus.why}"))]
+    return notes if now.gpus else [*notes, Text(f"{INDENT}NVML shows no GPU")]
 
 
 def what_is_there(now: NodeReading) -> str:
@@ -133,10 +140,8 @@ def what_is_there(now: NodeReading) -> str:
 
 
 def _gpu_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, width: int) -> list[Text]:
-    if isinstance(now.gpus, NotAvailable):
-        return [Text(safe(f"{INDENT}GPUs: {now.gpus.why}"))]
-    if not now.gpus:
-        return [Text(f"{INDENT}NVML shows no GPU")]
+    if isinstance(now.gpus, NotAvailable) or not now.gpus:
+        return []
     columns, old = _columns(width), known_gpus(before)
     titles = " ".join(f"{name:>{size}}" for name, size in columns)
     units = "   (clocks in MHz, links in GB/s sent/received)" if width >= WIDE else ""
