@@ -21,7 +21,6 @@ from pytest_gpucluster.text import shortlist
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from pytest_gpucluster.cluster.binding import Binding
     from pytest_gpucluster.config.settings import PartName
     from pytest_gpucluster.places import Inventory, Place
 
@@ -95,7 +94,7 @@ def natural_sort_key(text: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)
 
 
-def places_of_parts(names: Iterable[PartName], binding: Binding) -> frozenset[str]:
+def places_of_parts(names: Iterable[PartName], places: Collection[Place]) -> frozenset[str]:
     """The ids of the named parts: of a host its node and all of its GPUs, of a GPU that GPU alone.
 
     A host that is expected and does not answer is all of its places, which are missing.
@@ -103,13 +102,13 @@ def places_of_parts(names: Iterable[PartName], binding: Binding) -> frozenset[st
     Raises:
         ConfigurationError: there is no such host, or no such part on it; the text says what is there instead.
     """
-    return frozenset(place.id for name in names for place in _places_of(name, binding))
+    return frozenset(place.id for name in names for place in _places_of(name, places))
 
 
-def _places_of(name: PartName, binding: Binding) -> Sequence[Place]:
-    here = [place for place in binding.by_id.values() if place.hostname and is_same_host(place.hostname, name.host)]
+def _places_of(name: PartName, places: Collection[Place]) -> Sequence[Place]:
+    here = [place for place in places if place.hostname and is_same_host(place.hostname, name.host)]
     if not here:
-        hosts = [node.hostname for node in binding.nodes if node.hostname is not None]
+        hosts = [place.hostname for place in places if place.gpu is None and place.hostname is not None]
         raise ConfigurationError(
             f"{ONLY} {name}: no host of this run has that name; there are {shortlist(hosts, most=SHOWN_HOSTS) or 'none'}."
             f"{did_you_mean(name.host, hosts)}"
@@ -118,7 +117,7 @@ def _places_of(name: PartName, binding: Binding) -> Sequence[Place]:
         return here
     found = [place for place in here if place.rank is not None and _has_identity(place, name.part)]
     if not found:
-        raise ConfigurationError(f"{ONLY} {name}: {_what_is_there(name, here, binding)}")
+        raise ConfigurationError(f"{ONLY} {name}: {_what_is_there(name, here, places)}")
     return found
 
 
@@ -128,7 +127,7 @@ def _has_identity(place: Place, part: str) -> bool:
     return place.gpu is not None and part.lower() in [one.lower() for one in known if one]
 
 
-def _what_is_there(name: PartName, here: Sequence[Place], binding: Binding) -> str:
+def _what_is_there(name: PartName, here: Sequence[Place], places: Collection[Place]) -> str:
     """What the host has instead, and where the part is now if another host of this run has it."""
     gpus = [place for place in here if place.gpu is not None and place.rank is not None]
     if not gpus:
@@ -137,8 +136,6 @@ def _what_is_there(name: PartName, here: Sequence[Place], binding: Binding) -> s
         " ".join(filter(None, (f"{place.kind}{place.gpu}", f"serial {place.serial}" if place.serial else None, place.uuid)))
         for place in gpus
     )
-    moved = [
-        place for place in binding.places if place.rank is not None and name.part in (place.uuid, place.serial) and name.part
-    ]
+    moved = [place for place in places if place.rank is not None and name.part in (place.uuid, place.serial) and name.part]
     now = f"; that part is {moved[0].on_host} now" if moved else ""
     return f"{name.host} has no such part; it has {shown}{now}"

@@ -15,8 +15,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.commands.info import BAD, GOOD, UNSEEN, find, unseen
+from pytest_gpucluster.commands.info import BAD, GOOD, UNSEEN
 from pytest_gpucluster.commands.info_tables import value_at
+from pytest_gpucluster.health.defects import find, unseen
 from pytest_gpucluster.inventory import machine as whole_machine
 from pytest_gpucluster.inventory.reading import NotAvailable, unavailable
 from pytest_gpucluster.inventory.slurm import change, read_node

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from pytest_gpucluster.commands.info import find
 from pytest_gpucluster.commands.info_tables import NOTHING, Column, cell, number, pairs, table, table_of, without_gaps
+from pytest_gpucluster.health.defects import find
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.pci_tree import NO_NUMA_NODE, Position, nearness
 from pytest_gpucluster.inventory.reading import unavailable

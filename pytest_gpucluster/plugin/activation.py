@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import Launch, read_launch
-from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
-from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
+from pytest_gpucluster.plugin.pairing import as_usage_error
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pytest_gpucluster.controller.controller import Controller
@@ -53,9 +51,6 @@ REFUSAL = pytest.StashKey[BaseException]()
 
 NOT_REQUESTED = "under torchrun or pytest-xdist, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
 
-FIXTURES = "pytest_gpucluster.plugin.fixtures"
-OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe", "soak")
-
 
 def is_activated(config: pytest.Config, args: Sequence[str]) -> bool:
     """Whether this run is ours: ``tests_acceptance`` named, the ini option set, or one of our options given."""
@@ -66,15 +61,6 @@ def is_activated(config: pytest.Config, args: Sequence[str]) -> bool:
     if any("tests_acceptance" in re.split(r"[/.\\]", str(arg).partition("::")[0]) for arg in args):
         return True
     return bool(config.getini("gpucluster"))
-
-
-@contextlib.contextmanager
-def as_usage_error(kind: type[GpuclusterError] = ConfigurationError) -> Iterator[None]:
-    """Say what is wrong as pytest says that a command cannot run: in one line, with its own exit code."""
-    try:
-        yield
-    except kind as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 def launch_or_usage_error() -> Launch | None:
@@ -167,21 +153,3 @@ def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
             raise pytest.UsageError(next(text for text, is_given in wrong.items() if is_given))
     elif getattr(option, "tx", None) and option.dist != "no":
         raise pytest.UsageError("pytest-xdist's --tx cannot be used here: one process for each GPU of this machine is -n auto")
-
-
-def uses_us(item: pytest.Item) -> bool:
-    """Whether a test has our mark or one of our fixtures."""
-    if item.get_closest_marker("distributed") is not None:
-        return any(_is_ours(item, name) for name in TEST_ARGUMENTS)
-    return any(_is_ours(item, name) for name in OWN_FIXTURES if name in getattr(item, "fixturenames", ()))
-
-
-def _is_ours(item: pytest.Item, name: str) -> bool:
-    definitions: Any = getattr(item, "_fixtureinfo", None)
-    found = definitions.name2fixturedefs.get(name) if definitions is not None else None
-    return is_own_fixture(found)
-
-
-def is_own_fixture(found: Sequence[Any] | None) -> bool:
-    """Whether a fixture's last definition is ours: a project's own comes last."""
-    return found is not None and len(found) > 0 and found[-1].func.__module__ == FIXTURES

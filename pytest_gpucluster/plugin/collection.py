@@ -21,7 +21,6 @@ from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite, memory
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
-from pytest_gpucluster.plugin.activation import as_usage_error, is_own_fixture
 from pytest_gpucluster.plugin.all_tests import PACKAGED, AllTests
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
@@ -100,7 +99,7 @@ class Collection:
         pairs = pairing.pairs_of([*self._all_tests.tests(), *items], entries=self._session.setup.criteria)
         for item, pair in pairs.items():
             item.stash[PAIR] = pair
-        with as_usage_error():
+        with pairing.as_usage_error():
             for item in items:
                 self._accept(item)
         refuse_reruns(config, items)
@@ -294,7 +293,7 @@ def _measuring(names: Iterable[str], definitions: Mapping[str, Sequence[Any]]) -
     while left:
         name = left.pop()
         known = definitions.get(name)
-        if known and name not in seen and not is_own_fixture(known):
+        if known and name not in seen and not pairing.is_own_fixture(known):
             seen[name] = known[-1]
             left += known[-1].argnames
     of_tests = {name: one for name, one in seen.items() if not one.func.__module__.startswith("_pytest.")}

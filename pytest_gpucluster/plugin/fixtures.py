@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.plugin.activation import REFUSAL, is_own_fixture, run_of
+from pytest_gpucluster.plugin.activation import REFUSAL, run_of
+from pytest_gpucluster.plugin.pairing import is_own_fixture
 
 if TYPE_CHECKING:
     from pytest_gpucluster.cluster.calls import Cluster

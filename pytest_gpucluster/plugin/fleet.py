@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.fleet.simulation import FAULTS, parse_simulation
-from pytest_gpucluster.plugin.activation import as_usage_error
+from pytest_gpucluster.plugin.pairing import as_usage_error
 from pytest_gpucluster.plugin.stash_keys import COMMAND, SIMULATION
 
 if TYPE_CHECKING:

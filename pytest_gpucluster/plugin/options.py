@@ -20,10 +20,10 @@ from pytest_gpucluster.plugin.activation import (
     is_activated,
     launch_or_usage_error,
     run_of,
-    uses_us,
 )
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS, AllTests
 from pytest_gpucluster.plugin.exit_code import ExitCodeGuard, guard_immediate_exit
+from pytest_gpucluster.plugin.pairing import uses_us
 
 if TYPE_CHECKING:
     from collections.abc import Generator

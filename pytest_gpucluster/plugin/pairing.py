@@ -1,21 +1,24 @@
-"""Which test judges which entry of thresholds.yaml at which place: by name, checked both ways."""
+"""Which test is ours, and which entry of thresholds.yaml it judges at which place: by name, checked both ways."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from pytest_gpucluster.config.schema_errors import did_you_mean
-from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    import pytest
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 TEST_ARGUMENTS = ("process_group", "rank", "world_size", "device")
+FIXTURES = "pytest_gpucluster.plugin.fixtures"
+OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe", "soak")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +121,30 @@ def require_test_arguments(names: Collection[str], parameters: Collection[str], 
             f"{nodeid}: a distributed test runs in the workers and cannot have the fixture{'s' if len(foreign) > 1 else ''} "
             f"{', '.join(foreign)}; it may take {', '.join(TEST_ARGUMENTS)} and parametrize values"
         )
+
+
+def uses_us(item: pytest.Item) -> bool:
+    """Whether a test has our mark or one of our fixtures."""
+    if item.get_closest_marker("distributed") is not None:
+        return any(_is_ours(item, name) for name in TEST_ARGUMENTS)
+    return any(_is_ours(item, name) for name in OWN_FIXTURES if name in getattr(item, "fixturenames", ()))
+
+
+def _is_ours(item: pytest.Item, name: str) -> bool:
+    definitions: Any = getattr(item, "_fixtureinfo", None)
+    found = definitions.name2fixturedefs.get(name) if definitions is not None else None
+    return is_own_fixture(found)
+
+
+def is_own_fixture(found: Sequence[Any] | None) -> bool:
+    """Whether a fixture's last definition is ours: a project's own comes last."""
+    return found is not None and len(found) > 0 and found[-1].func.__module__ == FIXTURES
+
+
+@contextlib.contextmanager
+def as_usage_error(kind: type[GpuclusterError] = ConfigurationError) -> Iterator[None]:
+    """Say what is wrong as pytest says that a command cannot run: in one line, with its own exit code."""
+    try:
+        yield
+    except kind as error:
+        raise pytest.UsageError(str(error)) from None

@@ -30,12 +30,12 @@ from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.judging.forecast import REHEARSED_BUDGET_S, SELFTEST
 from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
-from pytest_gpucluster.plugin.activation import as_usage_error, is_under_xdist
+from pytest_gpucluster.plugin.activation import is_under_xdist
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.junit import keep_less
-from pytest_gpucluster.plugin.pairing import Pairing
+from pytest_gpucluster.plugin.pairing import Pairing, as_usage_error
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
@@ -81,7 +81,7 @@ class Run:
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
-        self.readings = Readings(lambda: self.session.cluster, self.collection)
+        self.readings = Readings(lambda: self.session.cluster, lambda: self.collection.tests)
         self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
         self.session.caller = self.phases
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
@@ -224,7 +224,7 @@ class Run:
             raise pytest.UsageError(f"{ONLY} asks the parts who they are, and this command starts nothing; leave it out")
         with as_usage_error(GpuclusterError):
             binding = self.session.meet_early(junit=self._junit)
-            return places_of_parts(self.session.setup.settings.only, binding)
+            return places_of_parts(self.session.setup.settings.only, binding.by_id.values())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:

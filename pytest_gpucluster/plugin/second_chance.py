@@ -20,7 +20,7 @@ from _pytest.runner import call_and_report  # no public way
 from pytest_gpucluster.judging import second_chance
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.plugin import attempts
-from pytest_gpucluster.plugin.activation import uses_us
+from pytest_gpucluster.plugin.pairing import uses_us
 from pytest_gpucluster.plugin.phases import Phases, waits
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, PAIR, RECORD, RULE, WAITS
 

@@ -20,9 +20,9 @@ from pytest_gpucluster.controller.relay import Collected, Relay, RelayedControll
 from pytest_gpucluster.errors import GpuclusterError
 from pytest_gpucluster.judging.plan import Rule
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, SKIPPED, Record
-from pytest_gpucluster.plugin.activation import uses_us
 from pytest_gpucluster.plugin.collection import expected_of
 from pytest_gpucluster.plugin.outcome import make_fit
+from pytest_gpucluster.plugin.pairing import uses_us
 from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 

@@ -6,6 +6,7 @@ import ast
 import io
 import tokenize
 from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,6 +104,35 @@ def foreign_imports(name: str, text: str) -> list[str]:
         and module != "pytest_gpucluster"
         and not module.startswith("pytest_gpucluster.measurements")
     ]
+
+
+def circle_of(texts: dict[str, str]) -> list[str]:
+    """Modules that import each other in a circle, those for types alone counted too; none: an empty list."""
+    graph: dict[str, set[str]] = {}
+    for name, text in texts.items():
+        found = graph.setdefault(name, set())
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inside = {f"{node.module}.{alias.name}" for alias in node.names} & texts.keys()
+                found |= inside or {node.module} & texts.keys()
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_circles() -> None:
+    """A reader can begin at the bottom, inside a folder too."""
+    packages = {name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): text for name, text in sources()}
+    assert circle_of(packages) == []
+
+
+def test_a_circle_is_found() -> None:
+    """The check above sees one through an import for types alone, and takes no way there and another one for a circle."""
+    there = "from p.b import B\n"
+    assert circle_of({"p.a": there, "p.b": "from p import c\n", "p.c": "if TYPE_CHECKING:\n    from p.a import A\n"}) != []
+    assert circle_of({"p.a": there + "from p import c\n", "p.b": "from p import c\n", "p.c": "import os\n"}) == []
 
 
 def test_folders_are_small() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
-from pytest_gpucluster.plugin.activation import as_usage_error
+from pytest_gpucluster.plugin.pairing import as_usage_error
 from pytest_gpucluster.plugin.stash_keys import PAIR
 from pytest_gpucluster.plugin.whole_run import soak_reports
 from pytest_gpucluster.reporting.files import require_unused

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.judging.finding import Finding
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.collection import Collection
     from pytest_gpucluster.reporting.run_spans import Span, Spans
 
 MARK = "over_run"
@@ -188,10 +187,10 @@ class Readings:
     ``over_boots=True``: the time between is judged also where a new soak begins, for example since the host was booted.
     """
 
-    def __init__(self, cluster: Callable[[], Cluster], collection: Collection) -> None:
-        """``cluster`` is called at the first reading; ``collection`` has the selected tests."""
+    def __init__(self, cluster: Callable[[], Cluster], tests: Callable[[], SelectedTests]) -> None:
+        """``cluster`` is called at the first reading; ``tests`` gives the selected ones."""
         self._cluster = cluster
-        self._collection = collection
+        self._tests = tests
         self._started = False
         self._first: dict[str, _Taken] = {}
         self._last: dict[str, _Taken] = {}
@@ -238,12 +237,12 @@ class Readings:
     @property
     def _marks(self) -> tuple[tuple[pytest.Item, pytest.Mark], ...]:
         """The tests that judge over the run, with their marks."""
-        return self._collection.tests.over_run
+        return self._tests().over_run
 
     @property
     def judges(self) -> dict[str, set[str]]:
         """By reader, the criteria that judge it."""
-        return self._collection.tests.judges
+        return self._tests().judges
 
     @property
     def between(self) -> dict[str, Callable[[Any, Any], Finding]]:
@@ -317,7 +316,7 @@ class Readings:
         key = f"{function.__module__}.{function.__qualname__} {per}"
         if key not in kept:
             cluster = self._cluster()
-            wanted = self._collection.tests.places
+            wanted = self._tests().places
             chosen = {place for place in wanted if place is not None}
             places = cluster.places if every or None in wanted else tuple(chosen)
             of_reader = {name: value for name, value in arguments.items() if name not in OF_EARLIER_RUNS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,8 +13,13 @@ from pytest_gpucluster.config.settings import parse_part
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.places import Inventory
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
-def binding(*, absent: int | None = None, hosts: tuple[str, ...] = ("a", "b", "c")) -> Binding:
+    from pytest_gpucluster.places import Place
+
+
+def places_of(*, absent: int | None = None, hosts: tuple[str, ...] = ("a", "b", "c")) -> Collection[Place]:
     """Three nodes of two GPUs; the absent one is known by the list alone."""
     inventory = Inventory(num_nodes=3, gpus_per_node=2, device="cuda", hosts=hosts)
     places = [
@@ -22,7 +28,10 @@ def binding(*, absent: int | None = None, hosts: tuple[str, ...] = ("a", "b", "c
         else place
         for rank, place in enumerate(inventory.places)
     ]
-    return Binding(inventory=inventory, places=tuple(places))
+    return Binding(inventory=inventory, places=tuple(places)).by_id.values()
+
+
+PLACES = places_of()
 
 
 @pytest.mark.parametrize(
@@ -38,12 +47,12 @@ def binding(*, absent: int | None = None, hosts: tuple[str, ...] = ("a", "b", "c
 )
 def test_a_part(text: str, ids: set[str]) -> None:
     """All of a host; one GPU by UUID, serial number or its number there."""
-    assert places_of_parts([parse_part(text)], binding()) == ids
+    assert places_of_parts([parse_part(text)], PLACES) == ids
 
 
 def test_several_parts() -> None:
     """Together."""
-    assert places_of_parts([parse_part("a:gpu0"), parse_part("c:165")], binding()) == {"node0-gpu0", "node2-gpu1"}
+    assert places_of_parts([parse_part("a:gpu0"), parse_part("c:165")], PLACES) == {"node0-gpu0", "node2-gpu1"}
 
 
 @pytest.mark.parametrize(
@@ -60,17 +69,17 @@ def test_several_parts() -> None:
 def test_another_part_is_refused(text: str, why: str) -> None:
     """With what is there instead."""
     with pytest.raises(ConfigurationError) as raised:
-        places_of_parts([parse_part("a"), parse_part(text)], binding())
+        places_of_parts([parse_part("a"), parse_part(text)], PLACES)
     assert why in str(raised.value)
 
 
 def test_a_host_that_is_absent() -> None:
     """All of it is missing; none of its GPUs can be told by its identity."""
-    assert places_of_parts([parse_part("b")], binding(absent=1)) == {"node1", "node1-gpu0", "node1-gpu1"}
+    assert places_of_parts([parse_part("b")], places_of(absent=1)) == {"node1", "node1-gpu0", "node1-gpu1"}
     with pytest.raises(ConfigurationError, match="--gpucluster-only b:GPU-3: b does not answer"):
-        places_of_parts([parse_part("b:GPU-3")], binding(absent=1))
+        places_of_parts([parse_part("b:GPU-3")], places_of(absent=1))
     with pytest.raises(ConfigurationError, match="there are a, c"):
-        places_of_parts([parse_part("b")], binding(absent=1, hosts=()))
+        places_of_parts([parse_part("b")], places_of(absent=1, hosts=()))
 
 
 @pytest.mark.parametrize("text", ["", ":GPU-1", "a:", " : "])

@@ -13,9 +13,9 @@ import pytest
 from rich.table import Table
 
 from pytest_gpucluster.commands import info, info_views
-from pytest_gpucluster.commands.info import find
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.health.defects import find, unseen
 from pytest_gpucluster.inventory import machine
 from pytest_gpucluster.inventory.reading import NotAvailable
 from tests.support.nvml_simulator import environment
@@ -75,7 +75,7 @@ def test_a_machine_without_gpus(view: str, code: int, capsys: pytest.CaptureFixt
 def test_no_driver_of_adapters(why: str, words: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is not there is no adapter; one that cannot be read may hide some."""
     plant(monkeypatch, library)
-    assert info.unseen({**info.read_machine(), "nics": {"not_available": why}})["nics"].startswith(words)
+    assert unseen({**info.read_machine(), "nics": {"not_available": why}})["nics"].startswith(words)
 
 
 def test_gpus_of_one_kind(library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ class Asked:
     def __init__(self, num_nodes: int) -> None:
         collection: Any = SimpleNamespace(tests=SelectedTests(items_of(num_nodes)))
         nothing: Any = None
-        self.readings = Readings(nothing, collection)
+        self.readings = Readings(nothing, lambda: collection.tests)
         results: Any = SimpleNamespace(errors={}, __iter__=lambda: iter(()))
         self.readings._last[reader_of(MARK)] = _Taken(results, 0.0)
         self.readings._written.add(reader_of(MARK))
