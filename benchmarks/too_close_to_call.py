@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
 from pytest_gpucluster.judging.noise import Repeats, doubt, settle
-from pytest_gpucluster.thresholds.file import load
 from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

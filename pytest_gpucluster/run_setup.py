@@ -32,7 +32,7 @@ from pytest_gpucluster.records.run_identity import limits_used
 from pytest_gpucluster.reporting.hostlists import remembered_hosts
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect
-from pytest_gpucluster.thresholds.file import load
+from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import RING, rates_of
 from pytest_gpucluster.thresholds.specs import NOT_AMD
 

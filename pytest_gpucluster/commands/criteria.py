@@ -22,8 +22,8 @@ from pytest_gpucluster.fleet.hardware import require_model
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.text import one_line
-from pytest_gpucluster.thresholds.file import load
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     import argparse

@@ -11,8 +11,8 @@ from pytest_gpucluster.commands.packaged.names_of_tests import JudgingTests, rea
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect
-from pytest_gpucluster.thresholds.file import check
 from pytest_gpucluster.thresholds.layers import packaged_path
+from pytest_gpucluster.thresholds.load import check
 from pytest_gpucluster.thresholds.schema import File
 
 if TYPE_CHECKING:

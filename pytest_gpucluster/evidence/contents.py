@@ -16,7 +16,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE
 from pytest_gpucluster.judging.verdict import ACCEPTED, NOT_SELECTED, PASSED, SKIPPED, WITH_WAIVERS
 from pytest_gpucluster.page.document import RunDocument, document_of
-from pytest_gpucluster.page.outputs import model_of, page_from
+from pytest_gpucluster.page.render import model_of, page_from
 from pytest_gpucluster.reporting.files import require_no_links
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, state_of
 from pytest_gpucluster.reporting.writer import texts_of

@@ -29,7 +29,7 @@ from pytest_gpucluster.evidence.contents import AS_PACKAGED, AS_READ, ENVIRONMEN
 from pytest_gpucluster.evidence.junit_cases import difference_of_files, read_cases
 from pytest_gpucluster.inventory.identity import digest_of_package, version_of
 from pytest_gpucluster.page.document import RunDocument, document_of
-from pytest_gpucluster.page.outputs import embedded_results, model_of, page_from
+from pytest_gpucluster.page.render import embedded_results, model_of, page_from
 from pytest_gpucluster.records.run_identity import limits_digest, limits_used
 from pytest_gpucluster.reporting.journal import FOUND_AT_END
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, state_of

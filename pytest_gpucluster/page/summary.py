@@ -15,8 +15,8 @@ from pytest_gpucluster.text import one_line, within_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pytest_gpucluster.page.outputs import PageModel
     from pytest_gpucluster.page.parts_view import Miss, PartView
+    from pytest_gpucluster.page.render import PageModel
 
 MOST_PARTS = 200
 MOST_ALSO = 12

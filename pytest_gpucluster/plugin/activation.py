@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import Launch, read_launch
-from pytest_gpucluster.plugin.pairing import as_usage_error
+from pytest_gpucluster.plugin.pairing import as_usage_error, is_under_xdist
 
 if TYPE_CHECKING:
     import argparse
@@ -120,11 +120,6 @@ def run_of(config: pytest.Config) -> Run:
 
             xdist.register(config, run, relayed)
     return config.stash[RUN]
-
-
-def is_under_xdist(config: pytest.Config) -> bool:
-    """Whether pytest-xdist distributes this session's tests (``-n``), or this is one of its workers."""
-    return bool(getattr(config.option, "numprocesses", None)) or hasattr(config, "workerinput")
 
 
 def refuse_selftest(given: argparse.Namespace) -> None:

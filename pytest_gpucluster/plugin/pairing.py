@@ -141,6 +141,11 @@ def is_own_fixture(found: Sequence[Any] | None) -> bool:
     return found is not None and len(found) > 0 and found[-1].func.__module__ == FIXTURES
 
 
+def is_under_xdist(config: pytest.Config) -> bool:
+    """Whether pytest-xdist distributes this session's tests (``-n``), or this is one of its workers."""
+    return bool(getattr(config.option, "numprocesses", None)) or hasattr(config, "workerinput")
+
+
 @contextlib.contextmanager
 def as_usage_error(kind: type[GpuclusterError] = ConfigurationError) -> Iterator[None]:
     """Say what is wrong as pytest says that a command cannot run: in one line, with its own exit code."""

@@ -30,12 +30,11 @@ from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.judging.forecast import REHEARSED_BUDGET_S, SELFTEST
 from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
-from pytest_gpucluster.plugin.activation import is_under_xdist
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.junit import keep_less
-from pytest_gpucluster.plugin.pairing import Pairing, as_usage_error
+from pytest_gpucluster.plugin.pairing import Pairing, as_usage_error, is_under_xdist
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.judging.noise import Repeats
-from pytest_gpucluster.thresholds.file import load
+from pytest_gpucluster.thresholds.load import load
 from tests.support.scripts import BENCHMARKS, benchmark_module
 
 if TYPE_CHECKING:

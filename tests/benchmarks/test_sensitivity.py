@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pytest_gpucluster.judging.siblings import Shortfall
-from pytest_gpucluster.thresholds.file import load
+from pytest_gpucluster.thresholds.load import load
 from tests.support.scripts import BENCHMARKS, benchmark_module
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.commands.main import main
-from pytest_gpucluster.page.outputs import embedded_results
+from pytest_gpucluster.page.render import embedded_results
 from tests.support.fleets import simulate
 
 if TYPE_CHECKING:

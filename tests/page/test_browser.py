@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.page.document import document_of, read_document
-from pytest_gpucluster.page.outputs import model_of, page_from
+from pytest_gpucluster.page.render import model_of, page_from
 from tests.support import REPOSITORY
 from tests.support.result_files import document, large_run, of_version_2, text_of
 

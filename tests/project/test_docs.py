@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
-from pytest_gpucluster.thresholds.file import load
+from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:

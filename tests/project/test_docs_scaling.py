@@ -11,7 +11,7 @@ from pytest_gpucluster.commands.launch import DEFAULT_PORT
 from pytest_gpucluster.commands.slurm.step import FIRST_PORT, PORTS
 from pytest_gpucluster.config.open_files import SPARE_FILES
 from pytest_gpucluster.evidence.archive import MOST_BYTES, MOST_PACKED_BYTES
-from pytest_gpucluster.page.outputs import MOST_EMBEDDED
+from pytest_gpucluster.page.render import MOST_EMBEDDED
 from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.reporting.files import KEPT_RUNS
 from pytest_gpucluster.reporting.junit import MOST_BY_PLACE, MOST_ELEMENTS, form_of

@@ -11,8 +11,8 @@ import pytest
 from pytest_gpucluster.judging.failure_text import format_asked, format_miss, unit_beside
 from pytest_gpucluster.judging.verdict import SKIPPED, WORDS, count_of
 from pytest_gpucluster.text import counted
-from pytest_gpucluster.thresholds.file import load
 from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pytest_gpucluster.commands import criteria, main
-from pytest_gpucluster.thresholds.file import load
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

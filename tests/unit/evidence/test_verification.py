@@ -16,7 +16,7 @@ from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, packed, read_archive
 from pytest_gpucluster.evidence.contents import STATEMENTS, as_json, environment_of
 from pytest_gpucluster.page.document import document_of
-from pytest_gpucluster.page.outputs import model_of, page_from
+from pytest_gpucluster.page.render import model_of, page_from
 from tests.support import REPOSITORY
 from tests.support.evidence import changed, keep_run, make_key, signature_of, signers_of, verify, with_ssh
 from tests.unit.reporting.test_merge import run_of

@@ -13,7 +13,7 @@ from pytest_gpucluster.inventory.nics import Nic
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.judging.finding import HERE
 from pytest_gpucluster.measurements.host import HostState
-from pytest_gpucluster.thresholds.file import load
+from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.schema import KnownFault
 
 if TYPE_CHECKING:

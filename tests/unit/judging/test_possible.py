@@ -15,7 +15,7 @@ from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.possible import TOO_LITTLE, TOO_MUCH, Possible
 from pytest_gpucluster.places import Inventory, Place
-from pytest_gpucluster.thresholds.file import load
+from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import SEEN_PORTS
 from tests.support import REPOSITORY
 

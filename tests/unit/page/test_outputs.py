@@ -10,7 +10,8 @@ import pytest
 
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.page import outputs
-from pytest_gpucluster.page.outputs import Wanted, embedded_results, write_outputs
+from pytest_gpucluster.page.outputs import Wanted, write_outputs
+from pytest_gpucluster.page.render import embedded_results
 from tests.support.fleet_records import failed, fleet, outcomes
 from tests.support.result_files import document, of_version_2, text_of
 from tests.unit.reporting.test_rebuild import journal

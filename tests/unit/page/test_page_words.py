@@ -12,7 +12,7 @@ import pytest
 from pytest_gpucluster.judging.verdict import PASSED, Record
 from pytest_gpucluster.page.criteria_view import plain
 from pytest_gpucluster.page.document import document_of
-from pytest_gpucluster.page.outputs import model_of, page_from
+from pytest_gpucluster.page.render import model_of, page_from
 from pytest_gpucluster.page.templating import TEMPLATES
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes

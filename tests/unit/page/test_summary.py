@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.page.document import document_of
-from pytest_gpucluster.page.outputs import model_of
+from pytest_gpucluster.page.render import model_of
 from pytest_gpucluster.page.summary import Written, annotations_of, markdown_of, termination_of
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.page.outputs import PageModel
+    from pytest_gpucluster.page.render import PageModel
     from pytest_gpucluster.places import Place
 
 PLACES = fleet(2, 4)

@@ -107,7 +107,7 @@ WRITE_FIXTURES = """
 import json
 from pathlib import Path
 from pytest_gpucluster.plugin.collection import fixtures_of
-from pytest_gpucluster.thresholds.file import load
+from pytest_gpucluster.thresholds.load import load
 
 def pytest_collection_finish(session):
     found = fixtures_of(session.items, load(None).content.criteria)

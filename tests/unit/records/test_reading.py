@@ -20,8 +20,8 @@ from pytest_gpucluster.records.run_identity import limits_digest, limits_used, r
 from pytest_gpucluster.records.spreadsheet import csv_text
 from pytest_gpucluster.reporting.junit import requirements_of, suite_element
 from pytest_gpucluster.reporting.results import SCHEMA_FILE, RunReport
-from pytest_gpucluster.thresholds.file import load
 from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.load import load
 from tests.support.kept_runs import KeptCluster, keep
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describ
 from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.one_cause import GoodPeers, sentence_of
 from pytest_gpucluster.reporting.table import Layout, criteria_table
-from pytest_gpucluster.thresholds.file import load
 from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
 from tests.support.fleet_records import failed, fleet, selector_of
 

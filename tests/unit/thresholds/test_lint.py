@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds.file import check, load
+from pytest_gpucluster.thresholds.load import check, load
 from pytest_gpucluster.thresholds.schema import File
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.thresholds import layers, no_effect
-from pytest_gpucluster.thresholds.file import load
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
