@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,7 +35,7 @@ from pytest_gpucluster.plugin.activation import as_usage_error
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
-from pytest_gpucluster.plugin.junit import keep_less
+from pytest_gpucluster.plugin.junit import keep_less, leave_out_junit
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
@@ -43,7 +44,7 @@ from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.verdict_item import set_aside
 from pytest_gpucluster.plugin.whole_run.run_readings import Readings
 from pytest_gpucluster.protocol.secret import Secret
-from pytest_gpucluster.reporting.files import require_takeable, require_writable
+from pytest_gpucluster.reporting.files import require_apart, require_takeable, require_writable
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
@@ -51,8 +52,7 @@ from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.resolve import BOUNDS_OF_FABRIC, BUDGET
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
+    from collections.abc import Generator, Iterable
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.cluster.soak import Soak
@@ -79,8 +79,10 @@ class Run:
         """
         self._config = config
         setup = prepare(settings, launch, start=config.invocation_params.dir, simulation=config.stash.get(SIMULATION, None))
+        inputs = (setup.thresholds.path, settings.thresholds, config.inipath)
         secret = Secret.of_run(launch)  # from here on no test, and no process that a test starts, finds it in its environment
         self.session = Session(setup, rootdir=config.rootpath, caller=self, controller=controller, secret=secret)
+        self._require_apart([Path(file) for file in inputs if file is not None])
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
@@ -194,12 +196,14 @@ class Run:
     def _is_under_xdist(self) -> bool:
         return bool(getattr(self._config.option, "numprocesses", None))
 
-    def begin(self) -> None:
+    def begin(self, test_files: Iterable[str] = ()) -> None:
         """Take the results directory and start the agents, once. Called when the tests were accepted, or at an early end.
 
         Raises:
-            pytest.UsageError: the results directory or the JUnit file cannot be written.
+            pytest.UsageError: the results directory or the JUnit file cannot be written, or a report would replace a test.
         """
+        with as_usage_error():
+            self._require_apart([self._config.rootpath / file for file in test_files])
         if not self._is_due or (self.collection.earlier.is_ahead and not self._is_under_xdist):
             return
         self._is_due = False
@@ -214,6 +218,16 @@ class Run:
                 observer=None if is_distributed else self._observer,
                 makes_calls=not is_distributed,  # there, calls come from other threads
             )
+
+    def _require_apart(self, read: Iterable[Path]) -> None:
+        """Check that no report replaces one of these files, or another report; a refused JUnit file is not written then."""
+        settings = self.session.setup.settings
+        wanted = (self._junit, settings.summary, settings.metrics, settings.termination)
+        try:
+            require_apart(wanted, folder=settings.results_dir, read=read)
+        except ConfigurationError:
+            leave_out_junit(self._config)
+            raise
 
     @property
     def _junit(self) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,11 @@ CASES = {
     "misspelt option": ("--gpucluster-lvel quick", {"test_a.py": JUDGES}, "Did you mean '--gpucluster-level'?"),
     "unknown mark": ("-m gpu", {"test_a.py": JUDGES}, "there is no mark gpu; these tests have no marks"),
     "results in a file": ("--gpucluster-results=limits.yaml", {"test_a.py": JUDGES}, "limits.yaml cannot be written"),
+    "report over limits": ("--junitxml=./limits.yaml", {"test_a.py": JUDGES}, "would replace"),
+    "report over a test": ("--gpucluster-summary=./test_a.py", {"test_a.py": JUDGES}, "would replace"),
+    "report over another name": ("--junitxml=hard.xml", {"test_a.py": JUDGES}, "would replace"),
+    "report over results": ("--gpucluster-metrics=gpucluster-results/results.json", {"test_a.py": JUDGES}, "would replace"),
+    "two reports in one": ("--gpucluster-summary=./junit.xml", {"test_a.py": JUDGES}, "another report"),
     "part left out": ("-p no:gpucluster-run", {"test_a.py": JUDGES}, "-p no:gpucluster-run"),
     "exit code left out": ("-p no:gpucluster-exit-code", {"test_a.py": JUDGES}, "-p no:gpucluster-exit-code"),
 }
@@ -64,6 +70,7 @@ def test_nothing_is_touched(tmp_path: Path, case: str, *, has_earlier_run: bool)
     option, files, said = CASES[case]
     for name, text in {"limits.yaml": LIMITS, **files}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
+    os.link(tmp_path / next(iter({**files, "limits.yaml": ""})), tmp_path / "hard.xml")
     results, junit = tmp_path / "gpucluster-results", tmp_path / "junit.xml"
     if has_earlier_run:
         (results / "logs").mkdir(parents=True)
