@@ -89,7 +89,8 @@ def _read_only(value: Any) -> tuple[Any, bool]:
     if type(value) in SCALARS:
         return value, True
     if is_frozen(value):
-        found = {name: _read_only(getattr(value, name)) for name in _field_names(type(value)) if hasattr(value, name)}
+        kind: type = type(value)
+        found = {name: _read_only(getattr(value, name)) for name in _field_names(kind) if hasattr(value, name)}
         for name, (one, _) in found.items():
             object.__setattr__(value, name, one)
         return value, all(is_whole for _, is_whole in found.values())
