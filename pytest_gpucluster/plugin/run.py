@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +27,7 @@ from pytest_gpucluster.cluster.numbering import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
+from pytest_gpucluster.judging import waivers as waiver_file
 from pytest_gpucluster.judging.forecast import REHEARSED_BUDGET_S, SELFTEST
 from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
@@ -53,6 +53,7 @@ from pytest_gpucluster.thresholds.resolve import BOUNDS_OF_FABRIC, BUDGET
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
+    from pathlib import Path
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.cluster.soak import Soak
@@ -79,10 +80,11 @@ class Run:
         """
         self._config = config
         setup = prepare(settings, launch, start=config.invocation_params.dir, simulation=config.stash.get(SIMULATION, None))
-        inputs = (setup.thresholds.path, settings.thresholds, config.inipath)
+        inputs = [setup.thresholds.path, *filter(None, (settings.thresholds, config.inipath))]
+        waivers = {folder / waiver_file.NAME for folder in (config.invocation_params.dir, setup.thresholds.path.parent)}
         secret = Secret.of_run(launch)  # from here on no test, and no process that a test starts, finds it in its environment
         self.session = Session(setup, rootdir=config.rootpath, caller=self, controller=controller, secret=secret)
-        self._require_apart([Path(file) for file in inputs if file is not None])
+        self._require_apart([*inputs, *waivers])
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
