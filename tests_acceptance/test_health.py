@@ -68,12 +68,12 @@ def test_gpu_memory(gpu_states, place, criterion):
 
 def test_ecc_enabled(gpu_states, place, criterion):
     """The memory is protected: with ECC off, no error would be counted."""
-    criterion.judge(found(gpu_states, place, lambda is_on: int(not is_on), "ecc_enabled"))
+    criterion.judge(found(gpu_states, place, lambda is_on: int(not is_on), "ecc_enabled", kind="settings"))
 
 
 def test_mig_disabled(gpu_states, place, criterion):
     """The GPU is whole, not cut into instances."""
-    criterion.judge(found(gpu_states, place, int, "mig"))
+    criterion.judge(found(gpu_states, place, int, "mig", kind="settings"))
 
 
 def test_ecc_uncorrected(gpu_states, place, criterion):

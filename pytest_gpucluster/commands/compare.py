@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
-from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
@@ -19,7 +18,7 @@ from pytest_gpucluster.records.comparison import compare
 from pytest_gpucluster.records.matching import label_of
 from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, read_parts
 from pytest_gpucluster.records.reading import read_results
-from pytest_gpucluster.reporting.files import require_writable, write_report
+from pytest_gpucluster.reporting.files import require_unread, require_writable, write_report
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.text import counted, one_line
 
@@ -169,8 +168,7 @@ def main(chosen: argparse.Namespace) -> int:
 def _write_page(file: Path, found: RunComparison, *, runs: Sequence[Path]) -> None:
     folders = [run if run.is_dir() else run.parent for run in runs]
     records = [folder / name for folder in folders for name in (RESULTS, JOURNAL)]
-    if file.exists() and any(file.samefile(one) for one in (*runs, *records) if one.exists()):
-        raise ConfigurationError(f"{file} is a record of a run, and is not replaced by a page")
+    require_unread(file, (*runs, *records))
     require_writable(file)
     write_report(file, page_of(found))
     sys.stderr.write(f"page {file}\n")

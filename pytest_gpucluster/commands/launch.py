@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.commands import absent_nodes
@@ -20,12 +21,14 @@ from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.commands.slurm.step import read_step
 from pytest_gpucluster.config import host_list
 from pytest_gpucluster.config.pod import INDEX, MEANINGS, read_pod, require_index
+from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.page.outputs import Wanted, write_outputs
 from pytest_gpucluster.protocol import rendezvous
 from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
+from pytest_gpucluster.reporting.files import require_apart, require_unread
 from pytest_gpucluster.reporting.hostlists import hostlist, hosts_from
 from pytest_gpucluster.run_setup import require_torch
 from pytest_gpucluster.text import counted
@@ -33,7 +36,6 @@ from pytest_gpucluster.text import counted
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from pytest_gpucluster.session import Session
 
@@ -101,7 +103,10 @@ def main(chosen: argparse.Namespace) -> int:
     require_torch()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigurationError("this is a process of torchrun already; start the launcher itself, once on each node")
-    return _lead(job) if job.node_rank == 0 else _follow(job)
+    if job.node_rank != 0:
+        return _follow(job)
+    _require_apart(job, hosts=chosen.hosts)
+    return _lead(job)
 
 
 def torchrun_lines(job: Job) -> list[str]:
@@ -281,6 +286,17 @@ def _lead(job: Job) -> int:
         if INDEX in os.environ:
             _say(f"a node is the Pod with that index: completions and parallelism of the Job have to be {job.num_nodes} each")
     return _report(expected, absence, junit=junit)
+
+
+def _require_apart(job: Job, *, hosts: str | None) -> None:
+    """Check that no report replaces the limits, or what ``--hosts`` names: a list, or an earlier run, which may be moved."""
+    settings, junit = absent_nodes.read_options(job.pytest_arguments)
+    read = [settings.thresholds] if settings.thresholds is not None else []
+    listed = [Path(hosts, name) for name in ("", JOURNAL, RESULTS)] if hosts else []
+    wanted = [one for one in (junit, settings.summary, settings.metrics, settings.termination) if one is not None]
+    require_apart(wanted, folder=settings.results_dir, read=read)
+    for file in wanted:
+        require_unread(file, listed)
 
 
 def _gather(meeting: rendezvous.Meeting, *, within_s: float) -> str | None:

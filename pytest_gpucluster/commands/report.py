@@ -7,10 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.config.run_files import JOURNAL
+from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.page.outputs import Wanted, page_about, write_outputs
-from pytest_gpucluster.reporting.files import require_writable, results_lock
+from pytest_gpucluster.reporting.files import require_unread, require_writable, results_lock
 from pytest_gpucluster.reporting.rebuild import rebuild, require_journal_of, take_over
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ def main(chosen: argparse.Namespace) -> int:
         raise ConfigurationError("-o makes the page alone, so it goes with none of --junitxml, --journal")
     if not from_journal and (chosen.output is not None or not (folder / JOURNAL).is_file()):
         return _page(folder, chosen.output)
+    if chosen.junitxml is not None:
+        read = [folder / JOURNAL, folder / RESULTS, folder / REPORT, folder / METRICS]
+        require_unread(chosen.junitxml, [*read, *([chosen.journal] if chosen.journal is not None else [])])
     if chosen.journal is not None:
         take_over(folder, chosen.journal)
     if chosen.junitxml is not None:

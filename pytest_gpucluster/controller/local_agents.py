@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+BEGIN_S = 60.0
+"""A fork that has not begun by then is killed: its ranks are lost, and the run says so."""
 LEAVE_S = 2.0
 POLL_S = 0.02
 
@@ -78,7 +81,8 @@ class LocalAgents:
             self._process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it: nothing here can end it
+                self._process.wait(LEAVE_S)
         self._terminate()
 
     def _kill_remaining(self) -> None:
@@ -128,7 +132,10 @@ class Fork:
             finally:
                 os._exit(1)
         os.close(begun)
-        os.read(ready, 1)  # it leads a session now, or has ended
+        begins = select.poll()
+        begins.register(ready, select.POLLIN)
+        if not begins.poll(BEGIN_S * 1000):  # neither does it lead a session now, nor has it ended
+            self.kill()
         os.close(ready)
 
     def poll(self) -> int | None:

@@ -10,7 +10,7 @@ from pytest_gpucluster.controller.diagnosis import is_consequence
 from pytest_gpucluster.protocol.channel import reply_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.messages import Failure, Success, read_reply
-from pytest_gpucluster.protocol.plain_data import is_frozen
+from pytest_gpucluster.protocol.plain_data import shareable
 
 if TYPE_CHECKING:
     from pytest_gpucluster.errors import Part
@@ -67,12 +67,12 @@ class PendingReplies:
             self.add(rank, forged_reply(reply) if isinstance(reply, RefusedMessageError) else reply)
 
     def _read(self, data: bytes) -> Reply:
-        """A rank's answer. Ranks that say the same share one, unless somebody could change its value.
+        """A rank's answer. Ranks that say the same share one, unless somebody could change its value, or a list in it.
 
         Every rank of a collective measurement returns the same: in a large group nearly all of what is kept.
         """
         reply = self._known.get(data) or read_reply(data)
-        if is_frozen(reply.value if isinstance(reply, Success) else None):
+        if data not in self._known and shareable(reply.value if isinstance(reply, Success) else None):
             self._known[data] = reply
         return reply
 

@@ -91,6 +91,7 @@ def gpu_state(call: SimulatedCall) -> Any:
         ecc_uncorrected_volatile=2 if has_errors else 0,
         ecc_uncorrected_aggregate=2 if has_errors else 0,
         remapped_rows_pending=has_errors,
+        mig=call.has("mig"),
         pcie_gen=spec.pcie_gen - has_half_a_link,
         pcie_gen_max=spec.pcie_gen,
         pcie_width=spec.pcie_width,

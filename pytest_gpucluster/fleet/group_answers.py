@@ -24,6 +24,8 @@ BLACKWELL_IN_NODE_GB_S = {4: 650.0, 8: 725.0}
 IN_DOMAIN_GB_S = 870.0
 """Bus bandwidth of an all-reduce of 8 GiB in an NVLink domain of several nodes, and between domains (GB200, published)."""
 BETWEEN_DOMAINS_GB_S = 790.0
+OF_SLOW_LINKS = 0.8
+"""Bus bandwidth of an all-reduce as a part of links that are slower than Hopper's NVLinks; a guess."""
 WITHOUT_NVLS = 0.765
 HOPPER_NVLINK_GB_S = 450.0
 MOVED_GB_S = {"all_gather": 332.8, "reduce_scatter": 326.9, "all_to_all": 336.6, "broadcast": 330.0, "send_recv": 359.6}
@@ -96,8 +98,8 @@ def _busbw_gb_s(call: SimulatedCall, operation: str) -> float:
     in_node = IN_NODE_GB_S if links == 1 else BLACKWELL_IN_NODE_GB_S
     moved = MOVED_GB_S[operation] * links if operation in MOVED_GB_S else None
     halved = 0.5 if call.group.with_fault("links") else 1.0
-    whole = moved or in_node.get(len(call.group.ranks), NVLS_GB_S)
-    whole *= halved
+    summed = in_node.get(len(call.group.ranks), NVLS_GB_S) if links >= 1 else OF_SLOW_LINKS * call.spec.peer_gb_s
+    whole = (moved or summed) * halved
     return whole * WITHOUT_NVLS if call.group.with_fault("nvls") and operation in BY_NVLS else whole
 
 
@@ -119,7 +121,7 @@ def _between_nodes_gb_s(call: SimulatedCall, operation: str) -> float:
     if operation == "all_to_all":
         rates = {"nic_gb_s_per_gpu": PORT_GB_S, "nvlink_gb_s": call.spec.peer_gb_s}
         return ALL_TO_ALL_OF_BOUND * all_to_all_gb_s(nodes=nodes, gpus_per_node=gpus, **rates)
-    of_ports = OF_PORTS if call.spec.peer_gb_s == HOPPER_NVLINK_GB_S else BLACKWELL_OF_PORTS
+    of_ports = OF_PORTS if call.spec.peer_gb_s <= HOPPER_NVLINK_GB_S else BLACKWELL_OF_PORTS
     has_tree = operation == "all_reduce" and gpus > 1  # of single GPUs a tree sends as much as a ring
     share = of_ports.get(nodes, RINGS_OF_PORTS) if has_tree else RINGS_OF_PORTS
     return PORT_GB_S * ranks / nodes * share

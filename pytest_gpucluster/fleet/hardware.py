@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +56,24 @@ TYPICAL: Mapping[str, Typical] = {
 }
 """By quantity, the values in the order of :data:`MODELS`. Of B200 and GB200 somebody published BF16, FP16 and HBM; the others
 are guesses."""
+APART: Mapping[tuple[str, str], float] = {("a100-sxm", "sustained"): 250.0}
+"""Where a model holds more of its figure than the first one; a guess."""
+LINKED_ALIKE: Mapping[str, str] = {"gh200": "gb200-nvl72", "gb300-nvl72": "gb200-nvl72"}
+"""GPUs beside a Grace are linked to their host as this model is."""
+FIGURES: Mapping[str, str] = {
+    "bfloat16": "bf16_tflops",
+    "float16": "fp16_tflops",
+    "float8_e4m3fn": "fp8_tflops",
+    "tf32": "tf32_tflops",
+    "float32": "fp32_tflops",
+    "float64": "fp64_tflops",
+    "int8": "int8_tops",
+    "sustained": "bf16_tflops",
+    "hbm": "hbm_tb_s",
+    "train": "bf16_tflops",
+    **dict.fromkeys(LINKS, "pcie_gb_s"),
+}
+"""The figure of a sheet that bounds a quantity."""
 LOSSES: Mapping[FaultKind, Mapping[str, float]] = {
     "slow": dict.fromkeys((*PRODUCTS, "sustained", "at_clock", "train"), 0.7),
     "hbm": {"hbm": 0.9},
@@ -75,8 +94,22 @@ def require_model(gpu: str) -> None:
     Raises:
         ConfigurationError: it cannot.
     """
-    if gpu not in MODELS:
-        raise ConfigurationError(f"there is no simulated {gpu}; simulated GPUs: {', '.join(MODELS)}")
+    if gpu not in load_specs():
+        known = ", ".join({**dict.fromkeys(MODELS), **load_specs()})
+        raise ConfigurationError(f"there is no simulated {gpu}; simulated GPUs: {known}")
+
+
+def usual(gpu: str, quantity: str) -> float:
+    """What a model reaches: its column, else as much of its sheet's figure as the first of :data:`MODELS` does of its own."""
+    values = TYPICAL[quantity].values
+    like = LINKED_ALIKE.get(gpu, gpu) if quantity in LINKS else gpu
+    if like in MODELS:
+        return values[MODELS.index(like)]
+    if (gpu, quantity) in APART:
+        return APART[gpu, quantity]
+    figure = FIGURES.get(quantity)
+    mine, first = (getattr(load_specs()[one], figure, None) if figure else None for one in (gpu, MODELS[0]))
+    return float(values[0] * mine / first) if mine and first else values[0]
 
 
 @dataclass(frozen=True)
@@ -88,8 +121,7 @@ class Hardware:
     def rate(self, rank: int, quantity: str) -> float:
         """What the rank's GPU reaches, in the unit of :data:`TYPICAL`."""
         typical = TYPICAL[quantity]
-        usual = typical.values[MODELS.index(self.simulation.gpu)]
-        value = self.near(rank, quantity, usual, chip=typical.chip, host=typical.host)
+        value = self.near(rank, quantity, usual(self.simulation.gpu_of(rank), quantity), chip=typical.chip, host=typical.host)
         for kind, losses in LOSSES.items():
             if quantity in losses and self.simulation.has(rank, kind):
                 value *= losses[quantity]

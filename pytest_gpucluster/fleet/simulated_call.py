@@ -101,7 +101,7 @@ class SimulatedCall:
     @property
     def spec(self) -> GpuSpec:
         """The data sheet of the GPU."""
-        return load_specs()[self.hardware.simulation.gpu]
+        return load_specs()[self.hardware.simulation.gpu_of(self.rank)]
 
     @property
     def device(self) -> str:

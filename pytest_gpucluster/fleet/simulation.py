@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 FaultKind: TypeAlias = Literal[
     "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "fast", "guest", "hbm", "hung",
-    "late", "links", "loaded", "lost", "noisy", "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared",
-    "slow", "sockets", "throttled", "trunk", "uplink", "versions", "xid",
+    "late", "links", "loaded", "lost", "mig", "model", "noisy", "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail",
+    "reset", "shared", "slow", "sockets", "throttled", "trunk", "uplink", "versions", "xid",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -38,6 +38,8 @@ FAULTS: Mapping[FaultKind, str] = {
     "links": "its NVLinks carry half of their rate",
     "loaded": "others keep the node's CPUs busy when its links to the host are measured for the first time",
     "lost": "the node is gone from the test under lasting load on",
+    "mig": "is in MIG mode",
+    "model": "is of another model",
     "noisy": "its link to the host is disturbed until it is measured again",
     "nvlink": "one of its NVLinks is down",
     "nvls": "the all-reduce of the node runs without NVLink SHARP",
@@ -60,6 +62,8 @@ NODES_ONLY = (
     "cable", "clique", "clock", "dimm", "disk", "loaded", "lost", "nvls", "odd", "rail", "sockets", "trunk", "uplink",
     "versions",
 )  # fmt: skip
+OTHER_MODELS = ("h100-sxm", "h200-sxm")
+"""The model of a GPU that is of another one: the first that is another."""
 GPUS_ONLY = ("pair", "shared")
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"
@@ -162,6 +166,12 @@ class Simulation(TypedMessage):
         """Whether this fault is planted at this rank's GPU."""
         node, gpu = self.place_of(rank)
         return kind in self._kinds.get((node, gpu), ()) or kind in self._kinds.get((node, None), ())
+
+    def gpu_of(self, rank: int) -> str:
+        """The GPU spec of a rank's GPU."""
+        if not self.has(rank, "model"):
+            return self.gpu
+        return OTHER_MODELS[self.gpu == OTHER_MODELS[0]]
 
     @cached_property
     def _kinds(self) -> Mapping[tuple[int, int | None], set[FaultKind]]:

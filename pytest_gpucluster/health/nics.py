@@ -168,6 +168,7 @@ def _port(nic: Nic, port: NicPort) -> _Port:
     is_up = port.state == ACTIVE and port.physical_state == LINK_UP
     is_down = any(not isinstance(value, NotAvailable) and value != up for value, up in _states(port))
     rate = port.rate_gbit_s
+    unread += [f"rate {port.rate} though it is up"] if is_up and rate == 0 else []
     name = label(nic, port)
     known = is_down or (is_up and not isinstance(rate, NotAvailable))
     return _Port(

@@ -172,7 +172,9 @@ def own_index(uuid: str | None, taken: Collection[str] = ()) -> int:
     uuids = read_uuids()
     if uuid is not None:
         if uuid not in uuids:
-            raise NvmlError(f"torch uses GPU {uuid}, which NVML does not show")
+            is_cut = any(is_in_mig_mode(index) for index, shown in enumerate(uuids) if shown)
+            why = "; in MIG mode torch sees an instance of a GPU" if is_cut else ""
+            raise NvmlError(f"torch uses GPU {uuid}, which NVML does not show{why}")
         return uuids.index(uuid)
     shown = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

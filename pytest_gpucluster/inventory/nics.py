@@ -67,6 +67,8 @@ _PAUSE = re.compile(r"[rt]x_prio\d_pause(_duration|_transition)?|tx_pause_storm_
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _PKEY = re.compile(r"0x[0-9a-fA-F]{4}")
 _STATE = re.compile(r"\d+: *(?P<word>\S.*)")
+MOST_GBIT_S = 4800.0
+"""12 lanes of GDR. No adapter has a faster port."""
 _RATE = re.compile(r"(?P<rate>\d+(?:\.\d+)?) Gb/sec\b")
 
 
@@ -89,6 +91,8 @@ def _word(text: str) -> str | NotAvailable:
 
 def _gbit_s(rate: str) -> float | NotAvailable:
     found = _RATE.match(rate)
+    if found and float(found["rate"]) > MOST_GBIT_S:
+        return NotAvailable(f"{rate[:80]!r} is more than any port carries")
     return float(found["rate"]) if found else NotAvailable(f"{rate[:80]!r} is no rate such as '{RATE}'")
 
 

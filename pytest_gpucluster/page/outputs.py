@@ -15,7 +15,7 @@ from pytest_gpucluster.page.document import document_of, read_document
 from pytest_gpucluster.page.metrics import metrics_of
 from pytest_gpucluster.page.render import model_of, page_from
 from pytest_gpucluster.page.summary import annotations_of, markdown_of, termination_of
-from pytest_gpucluster.reporting.files import require_writable, write_atomically, write_report
+from pytest_gpucluster.reporting.files import require_unread, require_writable, write_atomically, write_report
 from pytest_gpucluster.reporting.rebuild import read_journal
 from pytest_gpucluster.reporting.writer import texts_of
 
@@ -109,9 +109,7 @@ def page_about(source: Path, *, output: Path | None) -> tuple[Path, RunDocument]
     """
     folder = source if source.is_dir() else source.parent
     file = output if output is not None else folder / REPORT
-    records = [one for one in (folder / RESULTS, folder / JOURNAL) if one.exists()]
-    if file.exists() and source.exists() and any(map(file.samefile, records)):
-        raise ConfigurationError(f"{file} is a record of the run, and is not replaced by a page")
+    require_unread(file, (folder / RESULTS, folder / JOURNAL, source))
     run = _run_of(source)
     require_writable(file)
     write_report(file, page_from(model_of(run)))

@@ -56,7 +56,7 @@ class Collection:
         session: Session,
         terminal: Terminal,
         all_tests: AllTests,
-        begin: Callable[[], None],
+        begin: Callable[[Iterable[str]], None],
         places_of_parts: Callable[[], frozenset[str]],
     ) -> None:
         """What collection needs of a run.
@@ -65,7 +65,7 @@ class Collection:
             session: the run.
             terminal: shows the forecast, and later what criteria remark.
             all_tests: every test of the given paths.
-            begin: called when all tests are accepted.
+            begin: called with their files, as in node ids, when all tests are accepted.
             places_of_parts: asks for the ids of the places that ``--gpucluster-only`` names.
         """
         self._session = session
@@ -181,7 +181,7 @@ class Collection:
 
     def expect(self, keys: Mapping[str, tuple[str, str | None]], *, subjects: Mapping[str, str]) -> None:
         """Begin, and fix the expected set: criterion and place id of each test, by nodeid; subjects by criterion."""
-        self._begin()
+        self._begin(dict.fromkeys(nodeid.partition("::")[0] for nodeid in keys))
         self._terminal.group_by(subjects)
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)

@@ -113,7 +113,8 @@ def _with_earlier_results(config: pytest.Config, lines: tuple[Any, ...]) -> tupl
     start, junit = config.invocation_params.dir, getattr(config.option, "xmlpath", None)
     folder = results_dir(config.option, start=start)
     older = [str(folder)] if (folder / RESULTS).exists() and not is_in_use(folder) else []
-    older += [str(junit)] if junit and (start / junit).is_file() else []
+    if junit and (start / junit).is_file() and not any(str(start / junit) in str(line) for line in lines):  # an input is none
+        older.append(str(junit))
     if not older:
         return lines
     said = str(lines[-1]).rstrip() if lines else "this command cannot run"

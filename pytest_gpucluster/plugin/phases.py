@@ -31,7 +31,7 @@ from pytest_gpucluster.plugin.whole_run import soak_reports
 from pytest_gpucluster.reporting.junit import properties_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.cluster.soak import Soak
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.collection import Collection
     from pytest_gpucluster.plugin.end import Termination
+    from pytest_gpucluster.plugin.pairing import Pairing
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.plugin.whole_run.run_readings import Readings
     from pytest_gpucluster.session import Session
@@ -57,6 +58,7 @@ class Phases:
             pytest_runtest_call
                 pytest_pyfunc_call         a distributed test runs in the workers
             pytest_runtest_makereport      report of the call: its outcome
+            pytest_runtest_teardown        what fixtures measure there
             pytest_runtest_makereport      report of the teardown, which can make the outcome worse
     """
 
@@ -126,12 +128,7 @@ class Phases:
             made = self.of_fixtures.get(name, [])
             if made and (self._collection.tests.is_last(item, name) or not any(one.is_read for one in made)):
                 unread += made
-        own = item.stash[PAIR].place
-        error = next((error for made in unread for at, error in made.unread.items() if _concerns(at, own)), None)
-        if error is None:
-            return None
-        text = f"{item.stash[PAIR].criterion}: a measurement failed, and its test did not read what it gave: {error}"
-        return MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
+        return _unread_error(unread, item.stash[PAIR])
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -186,6 +183,20 @@ class Phases:
             return (yield)
         finally:
             item.stash[IN_BODY] = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        """What the teardown of a fixture measures is the test's to read too.
+
+        Raises:
+            MeasurementError: nobody read an error of it.
+        """
+        self._own.clear()
+        done = yield
+        error = _unread_error(self._own, item.stash[PAIR])
+        if error is not None:
+            raise error
+        return done
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
@@ -353,6 +364,15 @@ def _is_left_out(error: BaseException | None, item: pytest.Item) -> bool:
 def shows_tracebacks(config: pytest.Config) -> bool:
     """Whether a traceback is shown also where the value says all: ``-vv``, and ``--pdb``."""
     return bool(config.option.usepdb or config.get_verbosity() > 1)
+
+
+def _unread_error(made: Iterable[Results], pair: Pairing) -> MeasurementError | None:
+    """The first error in these results that nobody read and that concerns the place of the test; None without one."""
+    error = next((error for one in made for at, error in one.unread.items() if _concerns(at, pair.place)), None)
+    if error is None:
+        return None
+    text = f"{pair.criterion}: a measurement failed, and its test did not read what it gave: {error}"
+    return MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
 
 
 def _concerns(measured: Any, of_test: Place | None) -> bool:

@@ -27,13 +27,14 @@ from pytest_gpucluster.cluster.numbering import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
+from pytest_gpucluster.judging import waivers as waiver_file
 from pytest_gpucluster.judging.forecast import REHEARSED_BUDGET_S, SELFTEST
 from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
-from pytest_gpucluster.plugin.junit import keep_less
+from pytest_gpucluster.plugin.junit import keep_less, leave_out_junit
 from pytest_gpucluster.plugin.pairing import Pairing, as_usage_error, is_under_xdist
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
@@ -42,7 +43,7 @@ from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.verdict_item import set_aside
 from pytest_gpucluster.plugin.whole_run.run_readings import Readings
 from pytest_gpucluster.protocol.secret import Secret
-from pytest_gpucluster.reporting.files import require_takeable, require_writable
+from pytest_gpucluster.reporting.files import require_apart, require_takeable, require_writable
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
@@ -50,7 +51,7 @@ from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.resolve import BOUNDS_OF_FABRIC, BUDGET
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
     from pathlib import Path
 
     from pytest_gpucluster.config.settings import Settings
@@ -75,8 +76,12 @@ class Run:
         """
         self._config = config
         setup = prepare(settings, launch, start=config.invocation_params.dir, simulation=config.stash.get(SIMULATION, None))
+        inputs = [setup.thresholds.path, *filter(None, (settings.thresholds, config.inipath))]
+        waivers = {folder / waiver_file.NAME for folder in (config.invocation_params.dir, setup.thresholds.path.parent)}
         secret = Secret.of_run(launch)  # from here on no test, and no process that a test starts, finds it in its environment
         self.session = Session(setup, rootdir=config.rootpath, controller=controller, secret=secret)
+        self.session = Session(setup, rootdir=config.rootpath, controller=controller, secret=secret)
+        self._require_apart([*inputs, *waivers])
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
@@ -175,12 +180,14 @@ class Run:
         live, shows_output = self.terminal.live, self._config.option.capture == "no"
         return Observer(on_wait=live.tick, on_progress=live.progress, on_output=live.output if shows_output else None)
 
-    def begin(self) -> None:
+    def begin(self, test_files: Iterable[str] = ()) -> None:
         """Take the results directory and start the agents, once. Called when the tests were accepted, or at an early end.
 
         Raises:
-            pytest.UsageError: the results directory or the JUnit file cannot be written.
+            pytest.UsageError: the results directory or the JUnit file cannot be written, or a report would replace a test.
         """
+        with as_usage_error():
+            self._require_apart([self._config.rootpath / file for file in test_files])
         if not self._is_due or (self.collection.earlier.is_ahead and not is_under_xdist(self._config)):
             return
         self._is_due = False
@@ -195,6 +202,16 @@ class Run:
                 observer=None if is_distributed else self._observer,
                 makes_calls=not is_distributed,  # there, calls come from other threads
             )
+
+    def _require_apart(self, read: Iterable[Path]) -> None:
+        """Check that no report replaces one of these files, or another report; a refused JUnit file is not written then."""
+        settings = self.session.setup.settings
+        wanted = (self._junit, settings.summary, settings.metrics, settings.termination)
+        try:
+            require_apart(wanted, folder=settings.results_dir, read=read)
+        except ConfigurationError:
+            leave_out_junit(self._config)
+            raise
 
     @property
     def _junit(self) -> Path | None:

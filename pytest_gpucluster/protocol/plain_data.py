@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 MARK, NUMBER = "$dataclass", "$float"
 NOT_FINITE = ("nan", "inf", "-inf")
@@ -50,6 +50,57 @@ def is_frozen(value: Any) -> bool:
     """Whether this is an instance of a frozen dataclass."""
     parameters = getattr(type(value), "__dataclass_params__", None)
     return parameters is not None and bool(parameters.frozen)
+
+
+class _ReadOnly:
+    """In front of a list or a dict: nobody changes it in place. A copy of it, in whatever way, is an ordinary one."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_arguments: Any, **_more: Any) -> NoReturn:
+        raise TypeError("ranks may share this value, so it is not changed in place: change a copy, list(...) or dict(...)")
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = __ior__ = append = extend = insert = remove = pop = popitem = _refuse
+    clear = sort = reverse = update = setdefault = _refuse
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        kind = type(self).__mro__[2]
+        return kind, (kind(self),)
+
+
+class _ReadOnlyList(_ReadOnly, list[Any]):
+    __slots__ = ()
+
+
+class _ReadOnlyDict(_ReadOnly, dict[str, Any]):
+    __slots__ = ()
+
+
+def shareable(value: Any) -> bool:
+    """Make the lists and dicts in a value read-only; whether the whole value is, so that several ranks may have the same one.
+
+    Only what frozen dataclasses hold is touched: any other value is a user's to change.
+    """
+    return is_frozen(value) and _read_only(value)[1]
+
+
+def _read_only(value: Any) -> tuple[Any, bool]:
+    """The value with read-only lists and dicts, and whether all in it is so."""
+    if type(value) in SCALARS:
+        return value, True
+    if is_frozen(value):
+        kind: type = type(value)
+        found = {name: _read_only(getattr(value, name)) for name in _field_names(kind) if hasattr(value, name)}
+        for name, (one, _) in found.items():
+            object.__setattr__(value, name, one)
+        return value, all(is_whole for _, is_whole in found.values())
+    if type(value) is list:
+        items = [(one, True) if type(one) in SCALARS else _read_only(one) for one in value]
+        return _ReadOnlyList(one for one, _ in items), all(is_whole for _, is_whole in items)
+    if type(value) is dict:
+        items = [_read_only(one) for one in value.values()]
+        return _ReadOnlyDict(zip(value, (one for one, _ in items), strict=True)), all(is_whole for _, is_whole in items)
+    return value, False
 
 
 def _scalar(value: Any) -> Any:

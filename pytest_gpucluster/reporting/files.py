@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.config.run_files import JOURNAL, LOGS, RESULTS, RUN_FILES
+from pytest_gpucluster.config.run_files import JOURNAL, LOGS, REPORT, RESULTS, RUN_FILES
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -147,6 +147,54 @@ def is_replaceable(file: Path) -> bool:
         return stat.S_ISREG(file.lstat().st_mode)
     except OSError:
         return True  # nothing yet, or nothing that can be written
+
+
+def require_unread(file: Path, read: Iterable[Path]) -> None:
+    """Make sure that a report takes the place of no input: none of ``read``, by whatever name or link, and no Python file.
+
+    Raises:
+        ConfigurationError: it would.
+    """
+    place = _place_of(file)
+    same = next((one for one in read if _place_of(one) == place), None)
+    if same is None and os.path.realpath(file).endswith(".py") and file.is_file():
+        same = file
+    if same is not None:
+        why = f"it would replace {same}, an input or another report; choose another name"
+        raise ConfigurationError(f"the report {file} cannot be written: {why}")
+
+
+def require_apart(reports: Iterable[Path | None], *, folder: Path, read: Iterable[Path]) -> None:
+    """Make sure that no report of a run takes the place of an input, or of another report.
+
+    Args:
+        reports: where the user wants reports besides those in the results directory; None: nowhere.
+        folder: the results directory, whose files may be inputs no more than the others may.
+        read: the inputs.
+
+    Raises:
+        ConfigurationError: one would.
+    """
+    inputs = [*read]
+    for name in RUN_FILES:
+        own = os.path.realpath(folder / name)
+        moved = next((one for one in inputs if Path(os.path.realpath(one)).is_relative_to(own)), None)
+        if moved is not None:
+            raise ConfigurationError(f"{moved} lies where the run writes: {folder / name}; keep it elsewhere")
+    taken = [folder / JOURNAL, folder / RESULTS, folder / REPORT]
+    for file in filter(None, reports):
+        if not file.exists() or file.is_file():  # a device or a pipe replaces nothing
+            require_unread(file, [*inputs, *taken])
+            taken.append(file)
+
+
+def _place_of(file: Path) -> object:
+    """What is equal for two names of one file, also for one that is not there yet."""
+    try:
+        found = file.stat()
+    except OSError:
+        return os.path.realpath(file)
+    return found.st_dev, found.st_ino
 
 
 def require_writable(file: Path) -> None:

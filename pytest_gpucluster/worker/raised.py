@@ -45,14 +45,25 @@ CUDA_STATES: dict[str, int] = {
     r"(?:Unexpected error from )?(?:CUDA|cuda|cu[A-Z])[^\n]*\b802\b[^\n]{1,3}system not yet initialized": FABRIC,
     r"(?:CUDA|cuda|cu[A-Z])[^\n]*\b(?:cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY)\b": FABRIC,
     r"CUDA driver error: [^\n]*\b(?:[Mm]ulticast|cuMulticast)": FABRIC,
+    **{
+        rf"NCCL error(?s:.*)\b(?:CUDA error|Cuda failure) (?:{code}\b|'{words})": FABRIC if code == 401 else code
+        for code, words in {
+            214: "uncorrectable ECC error",
+            220: "uncorrectable NVLink error",
+            226: "contained",
+            401: "the operation cannot be performed in the present state",
+            FABRIC: "system not yet initialized",
+        }.items()
+    },
     r"(?s:NCCL.*\n)?(?:NCCL [\w ]+: )?Failed to \w+ NVLink SHARP \(NVLS\)[^\n]* (?:CUDA error|Cuda failure) (?!2\b)\d": FABRIC,
 }
 """How texts of torch and NCCL begin that name a state of a GPU or of the NVLink fabric, and the code of it.
 
 NVLink SHARP that cannot be bound (CUDA error 401 and others, but for too little memory) has the cause of 802, as NCCL says.
+An older NCCL writes the words of an error of CUDA alone, and no word of NVLink SHARP beside a 401.
 """
-CUDA_IN_NCCL = re.compile(r"NCCL error(?s:.*)\b(?:CUDA error|Cuda failure) (?P<code>214|220|226|802)\b")
-"""NCCL's text of an error of CUDA, by its cudaError_t."""
+RANK = re.compile(r"(?:\[[^\]\n]{1,80}\]:?\s*)*")
+"""What torch may write before a text: ``[rank3]: ``, ``[PG ID 0 PG GUID 0 Rank 3] ``."""
 CUDA_TEXTS: dict[str, Part] = {
     "CUDA error: ": "unknown",
     "CUDA driver error: ": "unknown",
@@ -60,6 +71,10 @@ CUDA_TEXTS: dict[str, Part] = {
     "Unexpected error from cuda": "unknown",
     "cuDNN error": "unknown",
     "CUDNN_STATUS": "unknown",
+    "No CUDA GPUs are available": "unknown",
+    "CUDA unknown error": "unknown",
+    "CUDA driver initialization failed": "unknown",
+    "Found no NVIDIA driver": "unknown",
     "[enforce fail at alloc_cpu.cpp": "host",
 }
 """How a ``RuntimeError`` of torch begins where it carries no code."""
@@ -129,9 +144,7 @@ def _cuda_code(error: RuntimeError) -> int | None:
     if isinstance(code, int) and isinstance(error, torch.AcceleratorError):
         return code
     text = str(error)
-    found = CUDA_IN_NCCL.match(text)
-    if found is not None:
-        return int(found["code"])
+    text = text[RANK.match(text).end() :]  # type: ignore[union-attr]  # it matches an empty text too
     return next((code for start, code in CUDA_STATES.items() if re.match(start, text)), None)
 
 

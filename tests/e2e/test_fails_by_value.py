@@ -57,8 +57,8 @@ SCENARIO = """count 4
 1.ecc.unc.vol 2
 1.remap.failed 1
 2.mem.total 85899345920
-2.ecc 0
-2.mig 1
+3.ecc 0
+3.mig 1
 """
 ANOTHER_NODE = """count 2
 0.name NVIDIA H200 NVL
@@ -89,7 +89,7 @@ def corrupt(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 @pytest.fixture(scope="module")
 def sick(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """A simulated node of four H200: two healthy, one with broken memory, one with too little of it.
+    """A simulated node of four H200: one with broken memory, one with too little, one set wrong.
 
     The memory and the disk of this host are not measured: with the recipes of H200, they take a minute.
     """
@@ -188,8 +188,8 @@ def test_a_bad_part_stands_beside_its_siblings_at_the_end(slow: FinishedRun) -> 
         ("ecc_uncorrected", "node0-gpu1", 2, "<= 0 errors"),
         ("remapped_rows", "node0-gpu1", 1, "<= 0 rows"),
         ("gpu_memory", "node0-gpu2", 80, ">= 137.592 GiB"),
-        ("ecc_enabled", "node0-gpu2", 1, "<= 0 count"),
-        ("mig_disabled", "node0-gpu2", 1, "<= 0 count"),
+        ("ecc_enabled", "node0-gpu3", 1, "<= 0 count"),
+        ("mig_disabled", "node0-gpu3", 1, "<= 0 count"),
     ],
 )
 def test_sick_gpu(sick: FinishedRun, criterion: str, bad: str, value: float, limit: str) -> None:
@@ -216,6 +216,17 @@ def test_sick_gpu_is_the_culprit_with_its_uuid(sick: FinishedRun) -> None:
     assert culprit["evidence"][0].startswith("ecc_uncorrected at ")
     assert " serial 1654024000001 (node0-gpu1): 2 errors" in culprit["evidence"][0]
     assert not [text for text in (*culprit["evidence"], sick.case("test_remapped_rows[node0-gpu1]").text) if "{'" in text]
+
+
+def test_a_setting_is_no_bad_gpu(sick: FinishedRun) -> None:
+    """ECC that is off, or MIG that is on, is put right on the host; nobody replaces a GPU for it.
+
+    Here torch can use no GPU, for an unknown reason: the setting is not all that is wrong there.
+    """
+    for criterion in ("ecc_enabled", "mig_disabled"):
+        blamed = [one for one in sick.results["culprits"] if criterion in one["criteria"]]
+        assert [one["kind"] for one in blamed] == ["unknown"]
+        assert "replace" not in blamed[0]["action"]
 
 
 def test_gpus_that_torch_cannot_use(sick: FinishedRun) -> None:

@@ -32,6 +32,7 @@ COMPARED = ("bf16_tflops", "bf16_sustained", "fp32_tflops", "bf16_at_clock", "tr
 MOVED_BETWEEN_NODES = [f"inter_node_busbw[{name}]" for name in ("all_gather", "reduce_scatter", "all_to_all")]
 BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node0-gpu0:late": {},
+    "node0-gpu0:mig": {"gpu-node-0 gpu 0": {"failed": {"mig_disabled"}}, "gpu-node-0": {"failed": {"drift"}}},
     "node0-gpu2:nvlink": {"gpu-node-0": {"failed": {"nvlink_links"}, "advisory": {"slow_pair[bandwidth]"}}},
     "node0-gpu3:reset": {"gpu-node-0 gpu 3": {"failed": {"recovery_action"}}},
     "node0-gpu1:xid": {"gpu-node-0 gpu 1": {"failed": {"xid_during_run"}}},
@@ -95,9 +96,9 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
 PLANTED_PAIR = [("node0-gpu1", "node0-gpu2"), ("node0-gpu2", "node0-gpu1")]
 WITHOUT_A_RANK = ("absent", "busy", "lost", "versions")
 """Faults that take every measurement over all GPUs along."""
-NOT_ONE_EACH = ("shared", "clique", "fast", "links", "trunk", "guest", "loaded", "noisy")
-"""A fault of which no value tells, one of other GPUs, a wrong clock, two that are searched, and three that are gone in a second
-look (test_second_chance.py): each has tests of its own."""
+NOT_ONE_EACH = ("shared", "clique", "fast", "links", "trunk", "guest", "loaded", "noisy", "model")
+"""A fault of which no value tells, one of other GPUs, a wrong clock, two that are searched, three that are gone in a second
+look (test_second_chance.py), and one that leaves no siblings: each has tests of its own."""
 
 
 def with_rails(folder: Path) -> str:
@@ -336,6 +337,19 @@ def test_two_interfaces_have_no_siblings(tmp_path: Path) -> None:
         rates = run.row(f"slow_rail[{quantity}]", "node0")["evidence"]["rates"]
         assert rates == ["eth0: 4.8 GB/s, 38 us"]
     assert "no two other adapters to compare with" in " ".join(run.stdout.split())
+
+
+@pytest.mark.parametrize("bad", ["node1-gpu1:model", "node1:model"])
+def test_a_mixed_cluster(tmp_path: Path, bad: str) -> None:
+    """One GPU, or one node, of another model: those alone are named, and no other is slow beside them."""
+    run = simulate(tmp_path, "3x2", "-k", "gpu_model or gpu_memory or bf16_tflops or hbm_bandwidth or drift", bad=(bad,))
+    bad_gpus = {"node1-gpu1"} if "gpu" in bad else {"node1-gpu0", "node1-gpu1"}
+    failed = {row["place"]["id"] for row in run.results["criteria"] if row["outcome"] == "failed" and row["place"]}
+    assert failed - {"node1"} == bad_gpus
+    blamed = {(one["kind"], one["place"]["id"]) for one in run.results["culprits"] if one["place"]["gpu"] is not None}
+    assert blamed == {("gpu", place) for place in bad_gpus}
+    assert "NVIDIA H200, " in run.verdict_line
+    assert "NVIDIA H100 80GB HBM3" in run.row("gpu_model", "node1-gpu1")["reason"]
 
 
 def test_every_fault_is_planted_here() -> None:

@@ -114,6 +114,21 @@ def test_reads_places(cluster):
             pass
 
 
+@pytest.fixture
+def at_end(cluster, request):
+    yield
+    found = cluster.run(raises_by_place, per="gpu")
+    assert "all" not in request.node.name or len(found.errors) == 1
+
+
+def test_reads_no_teardown(at_end):
+    pass
+
+
+def test_needs_all_of_the_teardown(at_end):
+    pass
+
+
 def test_reads_all(cluster):
     assert set(cluster.run(fine, per="gpu").each(int).values()) == {1}
 
@@ -181,6 +196,7 @@ LOOKS = (
     "reads_what_is_raised",
     "reads_places",
     "reads_all",
+    "needs_all_of_the_teardown",
     "needs_no_value",
 )
 
@@ -201,7 +217,7 @@ def test_who_looks_passes(ran: FinishedRun) -> None:
 def test_who_does_not_look_is_an_error(ran: FinishedRun) -> None:
     """The error of the measurement, with its rank."""
     others = [case for case in ran.cases if case.name.startswith("test_reads") and case.name.removeprefix("test_") not in LOOKS]
-    assert len(others) == 8
+    assert len(others) == 9
     for case in others:
         assert case.outcome == "error", case.name
         assert "CUDA error" in case.text, case.name

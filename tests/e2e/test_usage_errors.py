@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ criteria:
   y: {criterion: Y, per: gpu, unit: s, above: 0, level: quick, why: a test, source: none}
 """
 JUDGES = "def test_x(criterion):\n    criterion.require(1.0)\n"
+WAIVERS = "schema: 1\nwaivers: []\n"
 CASES = {
     "wrong path": ("no_such_file", {}, "not found: no_such_file"),
     "no entry": ("", {"test_a.py": "def test_zz(criterion): pass\n"}, "judges the criterion 'zz'"),
@@ -38,10 +40,18 @@ CASES = {
     "misspelt option": ("--gpucluster-lvel quick", {"test_a.py": JUDGES}, "Did you mean '--gpucluster-level'?"),
     "unknown mark": ("-m gpu", {"test_a.py": JUDGES}, "there is no mark gpu; these tests have no marks"),
     "results in a file": ("--gpucluster-results=limits.yaml", {"test_a.py": JUDGES}, "limits.yaml cannot be written"),
+    "report over limits": ("--junitxml=./limits.yaml", {"test_a.py": JUDGES}, "would replace"),
+    "report over a test": ("--gpucluster-summary=./test_a.py", {"test_a.py": JUDGES}, "would replace"),
+    "report over another name": ("--junitxml=hard.xml", {"test_a.py": JUDGES}, "would replace"),
+    "report over results": ("--gpucluster-metrics=gpucluster-results/results.json", {"test_a.py": JUDGES}, "would replace"),
+    "report over waivers": ("--junitxml=waivers.yaml", {"test_a.py": JUDGES, "waivers.yaml": WAIVERS}, "would replace"),
+    "two reports in one": ("--gpucluster-summary=./junit.xml", {"test_a.py": JUDGES}, "another report"),
     "part left out": ("-p no:gpucluster-run", {"test_a.py": JUDGES}, "-p no:gpucluster-run"),
     "exit code left out": ("-p no:gpucluster-exit-code", {"test_a.py": JUDGES}, "-p no:gpucluster-exit-code"),
 }
 
+AT_NIGHT = ("report over a test", "report over results", "report over waivers", "two reports in one")
+"""Refused as their two siblings that run by day."""
 IN_EMPTY_FOLDER = ("no entry", "unknown level", "exit code left out")
 """Refused by day in a folder without an earlier run too: by collection, by an option, by pytest. The others at night."""
 
@@ -55,7 +65,7 @@ def start(folder: Path, *arguments: str) -> Launch:
 @pytest.mark.parametrize(
     ("case", "has_earlier_run"),
     [
-        *((case, True) for case in CASES),
+        *(pytest.param(case, True, marks=pytest.mark.slow if case in AT_NIGHT else ()) for case in CASES),
         *(pytest.param(case, False, marks=() if case in IN_EMPTY_FOLDER else pytest.mark.slow) for case in CASES),
     ],
 )
@@ -64,6 +74,7 @@ def test_nothing_is_touched(tmp_path: Path, case: str, *, has_earlier_run: bool)
     option, files, said = CASES[case]
     for name, text in {"limits.yaml": LIMITS, **files}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
+    os.link(tmp_path / next(iter({**files, "limits.yaml": ""})), tmp_path / "hard.xml")
     results, junit = tmp_path / "gpucluster-results", tmp_path / "junit.xml"
     if has_earlier_run:
         (results / "logs").mkdir(parents=True)

@@ -56,6 +56,10 @@ NOT_AMD = (
     "its successors take ROCm CVS, AMD's cluster validation suite (https://github.com/ROCm/cvs)."
 )
 _AMD = re.compile(r"(?i)(?<![a-z0-9])(amd|radeon|instinct|rocm|hip|mi\d{2,3}[a-z]?)(?![a-z0-9])")
+SHARES: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {"a virtual GPU (vGPU)": re.compile(r"-\d+[ABCQ](ME|NIC)?$"), "an instance of a GPU in MIG mode": re.compile(r" MIG \d")}
+)
+"""How NVIDIA names what is not a whole GPU: ``NVIDIA H100-40C``, ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``."""
 SHEETS_ROUND = 17 / 16
 """Hardware may exceed a rate of its sheet by so much: NVML shows 26.562 GB/s for an NVLink of 25, and 4.92 TB/s for 4.8."""
 PCIE_LANE_GB_S: Mapping[int, float] = MappingProxyType({3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563})
@@ -195,6 +199,9 @@ def names_amd(name: str) -> bool:
 def _unknown(nvml_name: str, by_name: Mapping[str, str]) -> str:
     if names_amd(nvml_name):
         return f"unknown GPU {nvml_name!r}. {NOT_AMD}"
+    share = next((words for words, form in SHARES.items() if form.search(nvml_name)), None)
+    if share is not None:
+        return f"unknown GPU {nvml_name!r}: it is {share}, a share of one. Judge the whole GPU, on its host or passed through."
     known = ", ".join(f"{name!r} ({spec_id})" for name, spec_id in by_name.items())
     close = closest(nvml_name, list(by_name))
     hint = f" It is not {close[0]!r}: another form factor or memory has other limits." if close else ""

@@ -103,6 +103,24 @@ def test_one_node_needs_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main.main(["launch", "--run", "--nnodes", "2", "--nproc-per-node", "2", "--hosts", "a,b"]) == 2
 
 
+@pytest.mark.parametrize("report", ["--junitxml=./limits.yaml", "--gpucluster-summary=hosts", "--junitxml=run/journal.jsonl"])
+def test_a_report_in_the_place_of_an_input(
+    report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither limits, nor the list of hosts, nor the run that has it; before anybody waits."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    inputs = [tmp_path / name for name in ("limits.yaml", "hosts", "run/journal.jsonl")]
+    for file in inputs:
+        file.write_text("a\nb\n", encoding="utf-8")
+    monkeypatch.setattr(launch, "hosts_from", lambda _text: ("a", "b"))
+    hosts = "run" if "journal" in report else "./hosts"
+    words = ["--run", "--node-rank", "0", *NODES, "--hosts", hosts, "--", "--gpucluster-thresholds=limits.yaml", report]
+    assert main.main(["launch", *words]) == 2
+    assert "an input or another report" in capsys.readouterr().err
+    assert {file.read_text(encoding="utf-8") for file in inputs} == {"a\nb\n"}
+
+
 def test_lines_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing but the command."""
     assert main.main(["launch", *NODES, "--master-port", "1234", "--", "-q"]) == 0

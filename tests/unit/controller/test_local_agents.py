@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PARENT = """
 import json, os, signal, subprocess, sys, tempfile, warnings
+from pytest_gpucluster.controller import local_agents
 from pytest_gpucluster.controller.local_agents import Fork
 
 signal.signal(signal.SIGTERM, lambda *_: os._exit(77))
@@ -59,6 +60,8 @@ with open(f"{folder}/log", "ab") as log:
     killed = Fork(stay, output=log.fileno(), kept=[])
     killed.kill()
     codes["killed"] = killed.wait()
+    local_agents.BEGIN_S, local_agents._begin_anew = 0.2, lambda *_arguments, **_more: signal.pause()
+    codes["stuck"] = Fork(stay, output=log.fileno(), kept=[]).wait(120)
 print(json.dumps(codes))
 """
 
@@ -88,8 +91,11 @@ def test_a_fork_prints_to_the_log(forks: dict[str, Any]) -> None:
 
 
 def test_the_end_of_a_fork(forks: dict[str, Any]) -> None:
-    """Its code; what failed ends with 1 and never goes on as its parent; a signal to its group reaches it."""
-    assert forks["codes"] == {"tell": 7, "fail": 1, "stays": None, "ended": -15, "killed": -9}
+    """Its code. What failed ends with 1 and never goes on as its parent; a signal to its group reaches it.
+
+    One that does not begin is killed.
+    """
+    assert forks["codes"] == {"tell": 7, "fail": 1, "stays": None, "ended": -15, "killed": -9, "stuck": -9}
 
 
 @pytest.mark.parametrize("threads", [1, 2])

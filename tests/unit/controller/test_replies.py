@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,6 +72,67 @@ def test_ranks_that_say_the_same_share_a_value() -> None:
     dicts = [reply.value for reply in two.replies.values() if isinstance(reply, Success)]
     assert len({id(value) for value in dicts}) == 4
     assert dicts == [{"rate": 1.5}] * 4
+
+
+@dataclass
+class Open:
+    """What a test may change."""
+
+    rate: float
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A frozen value that holds what a test may change."""
+
+    samples: list[float]
+    by_name: dict[str, list[float]]
+    inner: Timing | Open
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "append": lambda value: value.samples.append(9.9),
+    "item": lambda value: value.samples.__setitem__(0, 9.9),
+    "slice": lambda value: value.samples.__setitem__(slice(None), []),
+    "delete": lambda value: value.samples.__delitem__(0),
+    "sort": lambda value: value.samples.sort(),
+    "add": lambda value: value.samples.__iadd__([9.9]),
+    "key": lambda value: value.by_name.__setitem__("b", [9.9]),
+    "union": lambda value: value.by_name.__ior__({"b": [9.9]}),
+    "pop": lambda value: value.by_name.pop("a"),
+    "nested": lambda value: value.by_name["a"].clear(),
+    "inner": lambda value: value.inner.samples.reverse(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_test_changes_the_value_of_another_rank(change: str) -> None:
+    """Lists and dicts of a frozen value refuse it, whether ranks share them or not; a copy is an ordinary one."""
+    made = Holding([2.5, 1.5], {"a": [1.5]}, Timing([3.5, 1.5]))
+    one = of_two_pairs()
+    channel: Any = Written(dict.fromkeys(range(3), made) | {3: replace(made, samples=[7.5])})
+    one.receive(channel, within_s=1.0)
+    values: Any = {rank: reply.value for rank, reply in one.replies.items() if isinstance(reply, Success)}
+    assert values[0] is values[1]
+    for value in (values[0], values[3]):
+        with pytest.raises(TypeError, match="change a copy"):
+            CHANGES[change](value)
+    assert values[1] == made
+    for copied in (copy.copy(values[0].samples), copy.deepcopy(values[0]).samples, [*values[0].samples], values[0].samples[:]):
+        copied.append(9.9)
+        assert type(copied) is list
+    assert asdict(values[0]) == asdict(made)
+    assert json.dumps(to_plain(values[0])) == json.dumps(to_plain(made))
+
+
+def test_what_can_be_changed_inside_is_not_shared() -> None:
+    """An open dataclass in a frozen one: each rank has its own."""
+    one = of_two_pairs()
+    channel: Any = Written(dict.fromkeys(range(4), Holding([1.5], {}, Open(1.5))))
+    one.receive(channel, within_s=1.0)
+    values: Any = [reply.value for reply in one.replies.values() if isinstance(reply, Success)]
+    values[0].inner.rate = 9.9
+    assert [value.inner.rate for value in values] == [9.9, 1.5, 1.5, 1.5]
 
 
 def test_nobody_is_released_while_all_is_well() -> None:

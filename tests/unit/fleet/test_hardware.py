@@ -10,6 +10,7 @@ from pytest_gpucluster.fleet.hardware import LOSSES, MODELS, TYPICAL, Hardware, 
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.judging.noise import spread_of
 from pytest_gpucluster.judging.siblings import Healthy, Siblings, compare
+from pytest_gpucluster.thresholds.specs import load_specs
 from tests.support.thresholds_files import packaged
 
 JUDGED = {
@@ -72,6 +73,28 @@ def test_healthy_parts_pass_and_planted_ones_do_not(criterion: str, gpu: str) ->
     is_low = quantity in LOW_FLOORS or gpu in LOW_HERE.get(quantity, ()) or limit == 0
     for loss in () if is_low else losses:
         assert spread_of(spread(max(rates) * loss, 10)).high < limit
+
+
+@pytest.mark.parametrize("gpu", sorted({*load_specs()} - {*MODELS}))
+def test_a_gpu_without_a_column_is_healthy_too(gpu: str) -> None:
+    """Every GPU of the table can be simulated: its values follow from its sheet, and lie within every limit of its profile."""
+    thresholds = packaged()
+    criteria = thresholds.criteria(thresholds.profiles[gpu])
+    parts = hardware("2x8", gpu=gpu, seed=0)
+    for key, quantity in JUDGED.items():
+        if criteria[key].skip is None:
+            rates = [parts.rate(rank, quantity) for rank in range(16)]
+            assert spread_of(spread(min(rates), 10)).low > criteria[key].limit(gpus=1, cluster={}).value, key
+            bound = criteria[key].best_possible(gpus=1, cluster={})
+            assert bound is None or bound.allows(spread_of(spread(max(rates), 10)).high), key
+
+
+def test_a_gpu_of_another_model_has_its_rates() -> None:
+    """In an H200's place an H100; in an H100's place an H200."""
+    for gpu, other in (("h200-sxm", "h100-sxm"), ("h100-sxm", "h200-sxm"), ("l40s", "h100-sxm")):
+        parts = hardware("1x4", "node0-gpu1:model", gpu=gpu, seed=0)
+        assert [parts.simulation.gpu_of(rank) for rank in range(4)] == [gpu, other, gpu, gpu]
+        assert parts.rate(1, "hbm") == hardware("1x4", gpu=other, seed=0).rate(1, "hbm")
 
 
 @pytest.mark.parametrize("gpu", sorted(MODELS))

@@ -72,6 +72,20 @@ def renamed(made: MadeSys) -> None:
     (folder / "mlx5_3").rename(folder / "mlx5_2")
 
 
+@pytest.mark.parametrize("promise", [PROMISE, PortPromise(fabric="infiniband", ports=PORTS, gbit_s=400.0)])
+@pytest.mark.parametrize(
+    "rate", ["0 Gb/sec (4X NDR)", "-400 Gb/sec", "nan Gb/sec", "4000000 Gb/sec (4X NDR)", "1e999 Gb/sec", "N/A"]
+)
+@pytest.mark.parametrize("on_all", [False, True])
+def test_a_rate_that_is_none(tmp_path: Path, rate: str, promise: PortPromise, *, on_all: bool) -> None:
+    """A port that is up and says so is not green, on one host or on all; the healthy ones are."""
+    hosts = Hosts(tmp_path, 3)
+    for made in hosts.made if on_all else hosts.made[:1]:
+        made.change("mlx5_2", "rate", rate)
+    are_good = [not seen.doubts and seen.judged == 0 for seen in hosts.judge(promise)]
+    assert are_good == ([False] * 3 if on_all else [False, True, True])
+
+
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_healthy_hosts(tmp_path: Path, number: int) -> None:
     """Nothing is bad; the port that is down everywhere is off by design, and Ethernet ports are others."""

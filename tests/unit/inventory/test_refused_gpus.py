@@ -9,6 +9,7 @@ import pynvml
 import pytest
 
 from pytest_gpucluster.cluster.binding import _in_bus_order
+from pytest_gpucluster.inventory import gpu_index
 from pytest_gpucluster.inventory.gpu_index import complete_addresses, expected_index
 from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.inventory.nvml_calls import GpuLostError, GpuNeedsResetError, NvmlError, naming, required
@@ -45,6 +46,16 @@ def test_the_address_that_only_the_bus_has(refused: tuple[int, ...], on_bus: Seq
     found = complete_addresses(by_nvml, on_bus)
     assert {number: found[number] for number in refused} == left
     assert [address for number, address in enumerate(found) if number not in refused] == list(filter(None, by_nvml))
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_gpu_of_torch_that_nvml_does_not_list(monkeypatch: pytest.MonkeyPatch, *, is_cut: bool) -> None:
+    """An instance of a GPU in MIG mode has a UUID of its own. A GPU that NVML refuses says nothing of its mode."""
+    monkeypatch.setattr(gpu_index, "read_uuids", lambda: UUIDS)
+    monkeypatch.setattr(gpu_index, "is_in_mig_mode", {0: False, 1: is_cut, 3: False}.__getitem__)
+    with pytest.raises(NvmlError, match=r"torch uses GPU GPU-7, which NVML does not show") as caught:
+        gpu_index.own_index("GPU-7")
+    assert ("MIG" in str(caught.value)) is is_cut
 
 
 @pytest.mark.parametrize(

@@ -189,24 +189,30 @@ def test_results_of_a_run_that_goes_on_are_older_than_its_journal(tmp_path: Path
         (["{empty}"], "holds no run: there is neither results.json nor journal.jsonl"),
         (["{half}"], "is not whole JSON"),
         (["{newer}"], "has schema_version 9"),
-        (["{r}", "-o", "{r}/results.json"], "is a record of the run, and is not replaced by a page"),
-        (["{r}/results.json", "-o", "{r}/results.json"], "is a record of the run"),
+        (["{r}", "-o", "{r}/results.json"], "an input or another report"),
+        (["{r}/results.json", "-o", "{r}/results.json"], "an input or another report"),
         (["{r}", "-o", "{empty}"], "cannot be written: it is a directory"),
         (["{r}", "-o", "{r}/results.json/x.html"], "cannot be written: "),
         (["{r}", "-o", "x.html", "--junitxml", "j.xml"], "-o makes the page alone"),
+        (["{named}/run.json", "-o", "{named}/../named/run.json"], "an input or another report"),
+        (["{r}", "--junitxml", "{r}/results.json"], "an input or another report"),
+        (["{r}", "--junitxml", "{r}/link.xml"], "an input or another report"),
+        (["{r}", "--journal", "{named}/run.json", "--junitxml", "{named}/run.json"], "an input or another report"),
         (["{r}", "--junitxml", "{r}/j.xml"], "journal.jsonl cannot be read"),
     ],
 )
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     """A sentence, exit code 4, and no file is touched."""
     results_in(tmp_path / "r")
+    (tmp_path / "r" / "link.xml").symlink_to("results.json")
     (tmp_path / "empty").mkdir()
+    results_in(tmp_path / "named").joinpath("results.json").rename(tmp_path / "named" / "run.json")
     results_in(tmp_path / "half").joinpath("results.json").write_bytes(text_of(BAD)[:-9])
     results_in(tmp_path / "newer").joinpath("results.json").write_text(
         json.dumps({**BAD, "schema_version": 9}), encoding="utf-8"
     )
     before = files_in(tmp_path)
-    folders = {name: str(tmp_path / name) for name in ("r", "empty", "half", "newer")}
+    folders = {name: str(tmp_path / name) for name in ("r", "empty", "half", "newer", "named")}
     assert main(["report", *(word.format(**folders) for word in arguments)]) == 4
     told = capsys.readouterr().err
     assert words in told

@@ -18,8 +18,10 @@ from pytest_gpucluster.reporting.files import (
     ResultsDirectory,
     is_in_use,
     is_replaceable,
+    require_apart,
     require_no_links,
     require_takeable,
+    require_unread,
     require_writable,
     results_lock,
     write_atomically,
@@ -283,3 +285,57 @@ def test_a_directory_that_cannot_be_taken_is_seen_early(tmp_path: Path) -> None:
     require_takeable(tmp_path / "held")
     assert not is_in_use(tmp_path / "held")
     assert not is_in_use(tmp_path / "a")
+
+
+def by_a_link(file: Path) -> Path:
+    """A link of a link to a file."""
+    for name, target in (("one", file), ("two", "one")):
+        file.with_name(name).symlink_to(target)
+    return file.with_name("two")
+
+
+def by_another_name(file: Path) -> Path:
+    """A hard link."""
+    os.link(file, file.with_name("hard.xml"))
+    return file.with_name("hard.xml")
+
+
+def by_its_folder(file: Path) -> Path:
+    """Through a link to its folder."""
+    file.with_name("here").symlink_to(".")
+    return file.with_name("here") / file.name
+
+
+NAMES = (Path, by_a_link, by_another_name, by_its_folder, lambda file: file.parent / "no" / ".." / file.name, os.path.relpath)
+
+
+@pytest.mark.parametrize("named", NAMES)
+@pytest.mark.parametrize("name", ["limits.yaml", "test_own.py", "hosts", "results/journal.jsonl", "results/results.json"])
+def test_no_report_replaces_an_input(tmp_path: Path, named: Callable[[Path], object], name: str) -> None:
+    """Neither limits, nor tests, nor a list of hosts, nor what a run writes itself, whatever the report is called."""
+    file = tmp_path / name
+    (file.parent / "no").mkdir(parents=True)
+    file.write_text("mine", encoding="utf-8")
+    report = Path(str(named(file)))
+    read = [tmp_path / one for one in ("limits.yaml", "hosts", "test_own.py")]
+    with pytest.raises(ConfigurationError, match="an input or another report"):
+        require_apart([None, report], folder=tmp_path / "results", read=read)
+    with pytest.raises(ConfigurationError, match="an input or another report"):
+        require_unread(report, [file])
+    assert file.read_text(encoding="utf-8") == "mine"
+
+
+def test_two_reports_at_one_place(tmp_path: Path) -> None:
+    """They are refused before either is there; a device may take all of them."""
+    folder = tmp_path / "results"
+    with pytest.raises(ConfigurationError, match="another report"):
+        require_apart([tmp_path / "a.xml", tmp_path / "results" / ".." / "a.xml"], folder=folder, read=())
+    require_apart([Path("/dev/null"), Path("/dev/null"), tmp_path / "a.xml", folder / "junit.xml"], folder=folder, read=())
+
+
+@pytest.mark.parametrize("name", ["logs/limits.yaml", "results.json", "logs"])
+def test_an_input_where_the_run_writes(tmp_path: Path, name: str) -> None:
+    """It would be moved into ``previous/``, or written over."""
+    with pytest.raises(ConfigurationError, match="keep it elsewhere"):
+        require_apart([], folder=tmp_path, read=[tmp_path / name])
+    require_apart([], folder=tmp_path, read=[tmp_path / "limits.yaml", tmp_path / "logs.yaml"])

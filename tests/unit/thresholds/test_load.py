@@ -231,6 +231,10 @@ def test_profile_by_name() -> None:
         ("h200-sxm", ["NVIDIA A10", "NVIDIA L4"], "the GPUs are 1 x 'NVIDIA A10', 1 x 'NVIDIA L4'"),
         (None, [H200, "NVIDIA H200 NVL"], "GPUs of several models: 1 x 'NVIDIA H200', 1 x 'NVIDIA H200 NVL'."),
         (None, ["NVIDIA H20-3e"], "unknown GPU 'NVIDIA H20-3e'. Known: "),
+        (None, ["NVIDIA H200-141C"] * 2, "unknown GPU 'NVIDIA H200-141C': it is a virtual GPU (vGPU)"),
+        (None, ["GRID A100X-4-20C"], "it is a virtual GPU (vGPU), a share of one. Judge the whole GPU"),
+        (None, ["NVIDIA H100XM-80CME"], "it is a virtual GPU (vGPU)"),
+        (None, ["NVIDIA H100 80GB HBM3 MIG 1g.10gb"], "it is an instance of a GPU in MIG mode, a share of one. Judge"),
     ],
 )
 def test_a_profile_is_never_guessed(name: str | None, gpu_names: list[str], expected: str) -> None:

@@ -39,6 +39,11 @@ NOT_READY = (
         RuntimeError(f"NCCL failure: {NVLS.format('bind', 401, STATE)}"),
         RuntimeError(NVLS.format("bind", 800, "operation not permitted")),
         torch.distributed.DistBackendError(f"{NCCL}Cuda failure 802 'system not yet initialized'"),
+        torch.distributed.DistBackendError(f"{NCCL}Cuda failure 401 '{STATE}'"),
+        torch.distributed.DistBackendError(f"{NCCL}Cuda failure '{STATE}'"),
+        RuntimeError(f"{NCCL}Cuda failure 'system not yet initialized'"),
+        RuntimeError(f"[rank3]: {NCCL}{NVLS.format('bind', 401, STATE)}\r"),
+        RuntimeError(f"[PG ID 0 Rank 3] {NCCL}Cuda failure 802 'system not yet initialized'"),
         RuntimeError(NOT_READY),
         RuntimeError("CUDA error: system not yet initialized\nCUDA kernel errors might be asynchronously reported"),
         RuntimeError("CUDA driver error: system not yet initialized"),
@@ -64,6 +69,7 @@ def test_the_nvlink_fabric_is_not_ready(error: BaseException) -> None:
         (RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be ..."), "gpu", "reset"),
         (RuntimeError("CUDA error: GPU requires reset"), "gpu", "reset"),
         (torch.distributed.DistBackendError(f"{NCCL}Cuda failure 214 'uncorrectable ECC error encountered'"), "gpu", "reset"),
+        (RuntimeError(f"{NCCL}Cuda failure 'uncorrectable ECC error encountered'"), "gpu", "reset"),
         (RuntimeError(f"{NCCL}CUDA error 220 'uncorrectable NVLink error detected'"), "link", "link"),
     ],
     ids=lambda value: str(value)[-40:],
@@ -94,6 +100,8 @@ class OwnError(RuntimeError):
         RuntimeError("NCCL error in: x.cpp:802, unhandled system error"),
         RuntimeError("see: Failed to bind NVLink SHARP (NVLS) Multicast memory: CUDA error 401"),
         RuntimeError(NCCL + NVLS.format("allocate", 2, "out of memory")),
+        RuntimeError(f"{NCCL}Cuda failure 4010 'x'"),
+        RuntimeError(f"{NCCL}Cuda failure 'out of memory'"),
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         torch.distributed.DistBackendError(f"{NCCL}Cuda failure 700 'an illegal memory access was encountered'"),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 802 MiB"),
@@ -106,6 +114,20 @@ def test_other_errors(error: BaseException) -> None:
     """Nobody's own text, and no other error of CUDA, is taken for it."""
     assert advice_of(error) is None
     assert part_of(error) not in ("host", "gpu", "link")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No CUDA GPUs are available",
+        "CUDA unknown error - this may be due to an incorrectly set up environment",
+        "CUDA driver initialization failed, you might not have a CUDA gpu.",
+        "Found no NVIDIA driver on your system.",
+    ],
+)
+def test_torch_finds_no_gpu(text: str) -> None:
+    """Whether GPU, driver or container is to blame cannot be told; the function that asked torch is not."""
+    assert (part_of(RuntimeError(text)), advice_of(RuntimeError(text))) == ("unknown", None)
 
 
 PLACES = [
