@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SECONDS = 19
 """So many characters of a moment in ISO 8601 say it to the second."""
-WHOLE = ("began", "verdict", "median", "worst", "unit", "part")
 
 
 def main(chosen: argparse.Namespace) -> int:
@@ -43,7 +42,7 @@ def main(chosen: argparse.Namespace) -> int:
     runs.sort(key=lambda run: (run.started, str(run.folder)))
     lines = [_line(run, chosen) for run in runs]
     said = [] if chosen.criterion is None else [Text(one_line(trend(runs, chosen.criterion, part=chosen.part)))]
-    print_parts([table_by_heading(lines, right=("median", "worst", "part"), whole=WHOLE), *said])
+    print_parts([table_by_heading(lines, right=("median", "worst", "part")), *said])
     return 0
 
 

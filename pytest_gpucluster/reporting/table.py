@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +14,7 @@ from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting.at_a_glance import ABOUT_NEAR, HANDOVER, chosen_rows, measured_texts, subject_lines
 from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.lines import printed, wrapped
+from pytest_gpucluster.reporting.lines import printed, width_of, wrapped
 from pytest_gpucluster.reporting.table_rows import (
     NOTHING,
     PlaceNames,
@@ -55,7 +54,6 @@ OTHERS, ALL_OK = "others", "all ok"
 INDENT = "  "
 MOST_MORE = 12
 """Names of bad criteria without a row."""
-UNLIMITED = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +196,9 @@ def _draw(rows: Sequence[TableRow | Heading], layout: Layout) -> list[str]:
     columns = [name for name in COLUMNS if name not in empty]
     for name in (*DROPPED, None):
         for table in (_table(rows, columns, gap=2), _table(rows, columns, gap=1)):
-            if _width_of(table) <= layout.width:
+            if width_of(table) <= layout.width:
                 return printed([table], width=layout.width, color=layout.color)
-        room = layout.width - _width_of(_table(results, columns[1:], gap=1)) - 1
+        room = layout.width - width_of(_table(results, columns[1:], gap=1)) - 1
         if not {*DROPPED_FIRST} & {*columns} and (room >= SHORTEST_NAME or name is None):
             break
         columns = [kept for kept in columns if kept != name]
@@ -218,13 +216,8 @@ def _draw_compactly(rows: Sequence[TableRow | Heading], columns: Sequence[str], 
         else:
             short.append(row)
     table = _table(short, columns, gap=1)
-    heading, *lines = printed([table], width=max(layout.width, _width_of(table)), color=layout.color)
+    heading, *lines = printed([table], width=max(layout.width, width_of(table)), color=layout.color)
     return [heading, *(line for number, found in enumerate(lines) for line in (long.get(number), found) if line is not None)]
-
-
-def _width_of(table: Table) -> int:
-    """Columns that the table needs if no cell is broken."""
-    return Console(width=UNLIMITED).measure(table).maximum
 
 
 def _table(rows: Sequence[TableRow | Heading], columns: Sequence[str], *, gap: int) -> Table:
