@@ -15,9 +15,9 @@ from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PAS
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.lines import CONTINUED, cut, folded, quoted, tied, wrapped
+from pytest_gpucluster.reporting.lines import CONTINUED, cut, cut_list, folded, quoted, tied, wrapped
 from pytest_gpucluster.reporting.one_cause import MOST_ROWS, GoodPeers, rows_beside, sentence_of
-from pytest_gpucluster.reporting.table_rows import allows_nothing, missing_reasons, value_cells
+from pytest_gpucluster.reporting.table_rows import allows_nothing, family_of, missing_reasons, value_cells
 from pytest_gpucluster.text import BAR, counted, first_line, framed, one_line, shortlist
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def advisory_lines(records: Iterable[Record], *, width: int) -> list[str]:
     for record in missed[:MOST_ADVISORY]:
         text = f"advisory: {first_line(record.reason or record.outcome).replace(' count', '')}"
         found = {name: value for name, value in record.evidence.items() if not isinstance(value, dict)}
-        text += f"; {cut(show_evidence(found), width)}" if found else ""
+        text += f"; {cut_list(show_evidence(found), width)}" if found else ""
         lines += wrapped(text, width=width, indent="")
     more = len(missed) - MOST_ADVISORY
     return [*lines, *([f"and {more} more advisory misses, in results.json"] if more > 0 else [])]
@@ -243,16 +243,19 @@ def _where(place: Place) -> tuple[str, ...]:
 def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record], said: frozenset[str]) -> list[BadGroup]:
     """Failures of the whole cluster, then what was not measured, is too close to call, or failed in a plain test.
 
+    The number of failed members of a family is no failure besides them: ``finetune_checks`` counts ``finetune_check[...]``.
+
     ``said``: why something is missing, as the table above says it.
     """
     blamed = {id(record) for culprit in culprits for record in culprit.records}
+    sums = {f"{family_of(record.criterion)}s" for record in rows if record.outcome == FAILED}
     alike: dict[tuple[str, str | None], list[Record]] = defaultdict(list)
     for record in rows:
         is_failed = record.outcome == FAILED
         is_open = record.outcome in (*UNMEASURED, NOISY) or is_failed
         if id(record) in blamed or not is_open or record.headline is not None:
             continue  # pytest shows what crashed in a test itself
-        if record.outcome == MISSING and record.reason in said:
+        if (record.outcome == MISSING and record.reason in said) or record.criterion in sums:
             continue
         is_by_value = is_failed and record.limit is not None
         key = (record.place or "cluster", None) if is_by_value else ("no culprit", record.reason or record.outcome)
@@ -352,7 +355,7 @@ class _Writer:
         lines: list[str] = []
         for record in [*reversed(first.values())][:SHOWN_CAUSES]:
             if record.limit is not None and allows_nothing(record.limit) and record.evidence:
-                found = cut(show_evidence(record.evidence), 2 * self._shown.width)
+                found = cut_list(show_evidence(record.evidence), 2 * self._shown.width)
                 lines += wrapped(f"{record.place}: {found}", width=self._shown.width, indent="    ")
         return lines
 
@@ -401,7 +404,7 @@ class _Writer:
             text += f"; {tied('siblings ' + ' to '.join(dict.fromkeys(ends)))}"
         is_of_a_part = bool(record.culprits) and record.place not in record.culprits
         if (allows_nothing(limit) or is_of_a_part) and record.evidence:
-            text += f"; {cut(show_evidence(record.evidence), 2 * self._shown.width)}"
+            text += f"; {cut_list(show_evidence(record.evidence), 2 * self._shown.width)}"
         return text
 
     def _event_cause(self, measured: Sequence[Record]) -> str | None:

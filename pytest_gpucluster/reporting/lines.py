@@ -27,6 +27,7 @@ SHORT_OPTION = re.compile("-[a-zA-Z]")
 TIE = "\N{NO-BREAK SPACE}"
 UNLIMITED = 100_000
 SET_IN = "  "
+LEFT_OUT = ", ..."
 
 
 def printed(parts: Iterable[RenderableType], *, width: int, color: bool = False) -> list[str]:
@@ -167,3 +168,12 @@ def cut(text: str, width: int) -> str:
     """The text in one line of at most ``width`` columns."""
     line = one_line(text)
     return line if len(line) <= width else f"{line[: max(0, width - 3)]}..."
+
+
+def cut_list(text: str, width: int) -> str:
+    """Items with commas between them in one line of at most ``width`` columns; what does not fit is left out from its comma on."""
+    line = one_line(text)
+    if len(line) <= width:
+        return line
+    kept, comma, _ = line[: max(0, width - len(LEFT_OUT) + 1)].rpartition(",")
+    return f"{kept}{LEFT_OUT}" if comma else cut(line, width)

@@ -13,13 +13,13 @@ from rich.text import Text
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting.at_a_glance import ABOUT_NEAR, HANDOVER, chosen_rows, measured_texts, subject_lines
-from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import printed, width_of, wrapped
 from pytest_gpucluster.reporting.table_rows import (
     NOTHING,
     PlaceNames,
     TableRow,
     folded_rows,
+    is_lost,
     row_of,
     summary_lines,
     without_absent_nodes,
@@ -90,7 +90,7 @@ class Heading:
 def criteria_table(
     records: Iterable[Record], places: Mapping[str, Place], *, subjects: Mapping[str, str], layout: Layout
 ) -> list[str]:
-    """The lines about all values: one for each subject, then the rows of what must be read.
+    """The lines about all values: one for each subject, then the rows of what must be read; none about absent nodes.
 
     Without a known subject every criterion has a row, and so with ``is_whole``, where the rows stand by subject.
 
@@ -120,10 +120,9 @@ def criteria_table(
         lines = _at_a_glance(seen, chosen, [] if layout.is_rehearsal else measured_texts(kept), layout)
     else:
         lines = _draw([row for _, row in folded_rows(kept, names)], layout) if kept else []
-    reasons = summary_lines([groups[key] for key in left_out])
+    reasons = summary_lines([groups[key] for key in left_out if not is_lost(groups[key], places)])
     left = [text for outcome, words in reasons for text in _texts(words, layout, style=STYLES[outcome])]
-    summary = [*_absent(absent, places, layout), *left]
-    return [*lines, *printed(summary, width=layout.width, color=layout.color)]
+    return [*lines, *printed(left, width=layout.width, color=layout.color)]
 
 
 def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequence[str], layout: Layout) -> list[str]:
@@ -151,17 +150,6 @@ def _texts(words: str, layout: Layout, *, style: str = "") -> list[Text]:
 def _subject_text(line: SubjectLine, columns: tuple[int, int], layout: Layout) -> Text:
     name, state, numbers = line.text(width=layout.width, columns=columns)
     return Text.assemble((_shown(name), "bold"), (_shown(state), STYLES.get(line.style, "")), _shown(numbers))
-
-
-def _absent(absent: Mapping[str, Sequence[Record]], places: Mapping[str, Place], layout: Layout) -> list[Text]:
-    """The one line about all that is missing with absent nodes; none where no node is absent."""
-    lost = [record for records in absent.values() for record in records]
-    if not lost:
-        return []
-    nodes = {places[str(record.place)].node for record in lost}
-    hosts = names_of_absent([place for place in places.values() if place.gpu is None and place.node in nodes])
-    words = f"absent: {hosts}: {counted(len(lost), 'outcome')} of {counted(len(absent), 'criterion', 'criteria')} missing"
-    return _texts(words, layout, style=STYLES[MISSING])
 
 
 def _grouped(
