@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 WRONG_USAGE = 2
+EMPTY_TOO = ("-k", "-m")
+"""Options of pytest whose value may be empty."""
 INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT, and SIGPIPE, as shells count
 
 
@@ -45,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(words: list[str]) -> argparse.Namespace:
     """Read the command line. ``typed`` has the words before ``--`` and ``beyond`` those after it, which argparse changes.
 
+    An empty word after it is left out, as pytest would collect the current folder for it.
     ``run`` takes ``key=value`` anywhere between its options, which argparse cannot do in a subcommand either. So the words that
     argparse left over are added to the arguments of ``run``.
     """
@@ -54,7 +57,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
         hint = did_you_mean(words[0], [*parsers])
         parser.error(visible(f"there is no command {words[0]!r}.{hint} 'gpucluster --help' lists all."))
     chosen, extra = parser.parse_known_args(words[:end])
-    chosen.typed, chosen.beyond = words[:end], words[end + 1 :]
+    pairs = zip(words[end:], words[end + 1 :], strict=False)
+    chosen.typed, chosen.beyond = words[:end], [word for before, word in pairs if word.strip() or before in EMPTY_TOO]
     if chosen.command == "run":
         chosen.words = [*chosen.words, *(word for word in extra if not word.startswith("-"))]
         extra = [word for word in extra if word.startswith("-")]

@@ -34,6 +34,17 @@ def words_of(started: list[list[str]]) -> Sequence[str]:
     return command[5:]
 
 
+@pytest.mark.parametrize("words", [["demo"], ["plan", "--fleet", "1x2"], ["audit"]])
+@pytest.mark.parametrize("rest", [[], [""], [" ", ""], ["-x", ""], ["", "-k", "", "-m", ""]])
+def test_an_empty_word_is_no_folder(words: list[str], rest: list[str], started: list[list[str]]) -> None:
+    """As a script writes it by ``"$MORE"``: pytest would collect the current folder. The value of an option may be empty."""
+    with pytest.raises(SystemExit):
+        main.main([*words, "--", *rest])
+    (command,) = started
+    pairs = list(zip(command, command[1:], strict=False))
+    assert [before for before, word in pairs if not word.strip()] == [word for word in rest if word in ("-k", "-m")]
+
+
 def test_the_demo_alone_is_a_healthy_node(started: list[list[str]]) -> None:
     """Its results lie beside those of real runs, never among them."""
     with pytest.raises(SystemExit):
