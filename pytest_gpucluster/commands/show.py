@@ -76,6 +76,7 @@ def _of_run(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> l
     left_out = [name for name, some in worst_first if all(row["outcome"] == SKIPPED for row in some)]
     lines = [_line_of(name, some, summaries.get(name, {})) for name, some in worst_first if name not in left_out]
     below = [Text(f"does not apply ({len(left_out)}): {one_line(', '.join(left_out))}")] if left_out else []
+    below += [] if rows else [Text("no outcome is in these results: nothing was judged in that run")]
     return [
         Text(one_line(document["verdict_line"]), style="bold"),
         Text(""),

@@ -184,6 +184,22 @@ def test_no_table_of_history_cuts_a_cell(
         assert all(words in text for words in ([] if subject else ["nodes x GPUs", "2 x 2", "h100-sxm", "standard"]))
 
 
+def test_results_without_an_outcome_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The head of the run alone reads as if all were good."""
+    assert main.main(["show", str(keep(tmp_path, KeptCluster().document([])))]) == 0
+    assert "nothing was judged in that run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", 1.5, [1]])
+def test_another_schema_is_named_by_its_number(schema: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be older or newer: the sentence does not call it newer than it is."""
+    folder = keep(tmp_path, {**document(), "schema": schema})
+    assert main.main(["show", str(folder)]) == 4
+    said = capsys.readouterr().err
+    assert f"schema {schema!r}" in said
+    assert ("newer" in said) is (schema == 2)
+
+
 def test_show_refuses_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown name is a sentence with the nearest one."""
     assert main.main(["show", str(keep(tmp_path, document())), "bf16_tflop"]) == 4
