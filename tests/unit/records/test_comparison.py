@@ -306,7 +306,7 @@ BAD = {
     "newer": ('{"schema": 1, "schema_version": 3, "verdict": "ACCEPTED", "criteria": []}', "newer than 2"),
     "no number": ('{"schema": 1, "schema_version": "x", "verdict": "ACCEPTED", "criteria": []}', "which is no number"),
     "bytes": (b"\xff\xfe", "not whole JSON"),
-    "newer schema": ('{"schema": 2, "verdict": "ACCEPTED", "criteria": []}', "newer than 2"),
+    "newer schema": ('{"schema": 2, "verdict": "ACCEPTED", "criteria": []}', "newer than 1"),
     "a row without a place": (
         '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [{"criterion": "x", "outcome": "passed"}]}',
         "is damaged: Object missing required field `place`",
