@@ -312,9 +312,8 @@ class _Writer:
         elif self._is_one_cause(entry, measured):
             lines += wrapped(sentence_of(measured, self._siblings), width=width, indent="    ")
             shown = rows_beside(measured, has_first=not is_short)
-            others = counted(len(measured) - len(shown), "other value is", "other values are")
-            more = f"    {others} in {self._shown.report}; -v shows them"
-            lines += [*self._values_of(shown), *([] if is_short else [cut(more, width)])]
+            more = f"    {counted(len(measured) - len(shown), 'other value')}: -v shows them, and so does results.json"
+            lines += [*self._values_of(shown), *([] if is_short else [more])]
         else:
             lines += self._values_of(measured)
         if not entry.is_absent:
