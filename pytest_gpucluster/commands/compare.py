@@ -70,7 +70,7 @@ def main(chosen: argparse.Namespace) -> int:
         _write_page(chosen.html, found, runs=chosen.runs)
     is_screen = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
     width = shutil.get_terminal_size().columns if is_screen else UNLIMITED
-    lines = markdown_lines(found) if chosen.markdown else [part for one in text_lines(found) for part in folded(one, width=width)]
+    lines = markdown_lines(found) if chosen.markdown else text_lines(found, width=width)
     sys.stdout.write("\n".join(lines) + "\n")
     return WORSE if found.is_worse else SAME
 
@@ -97,13 +97,13 @@ def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
     return WORSE if differs.wrong else UNKNOWN if differs.undecided else SAME
 
 
-def text_lines(found: RunComparison) -> list[str]:
-    """The comparison for a terminal."""
+def text_lines(found: RunComparison, *, width: int = UNLIMITED) -> list[str]:
+    """The comparison for a terminal of so many columns."""
     lines = [one_line(conclusion(found)), *(f"  {line}" for line in (*_runs(found), findable(found)))]
     for title, items in (*sections(found), *_details(found)):
         lines += ["", f"{title}:", *(f"  {one_line(item)}" for item in items[:MOST])]
         lines += [f"  ... and {len(items) - MOST} more"] if len(items) > MOST else []
-    return lines
+    return [part for line in lines for part in folded(line, width=width)]
 
 
 def markdown_lines(found: RunComparison) -> list[str]:

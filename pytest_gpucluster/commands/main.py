@@ -7,6 +7,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
         hint = did_you_mean(words[0], [*parsers])
         parser.error(visible(f"there is no command {words[0]!r}.{hint} 'gpucluster --help' lists all."))
     chosen, extra = parser.parse_known_args(words[:end])
-    pairs = zip(words[end:], words[end + 1 :], strict=False)
-    chosen.typed, chosen.beyond = words[:end], [word for before, word in pairs if word.strip() or before in EMPTY_TOO]
+    chosen.typed, chosen.beyond = (
+        words[:end],
+        [word for before, word in pairwise(words[end:]) if word.strip() or before in EMPTY_TOO],
+    )
     if chosen.command == "run":
         chosen.words = [*chosen.words, *(word for word in extra if not word.startswith("-"))]
         extra = [word for word in extra if word.startswith("-")]

@@ -22,7 +22,15 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
 )
 from pytest_gpucluster.reporting.hostlists import hostlist
-from pytest_gpucluster.reporting.table_rows import MEASURED, NOTHING, PlaceNames, readings_of, row_of, severest_records, without_absent_nodes
+from pytest_gpucluster.reporting.table_rows import (
+    MEASURED,
+    NOTHING,
+    PlaceNames,
+    readings_of,
+    row_of,
+    severest_records,
+    without_absent_nodes,
+)
 from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:

@@ -103,7 +103,7 @@ def _checked(document: Any, file: Path) -> dict[str, Any]:
                 "wrote it, or a newer one"
             )
     if (schema := document.get("schema")) not in (1, None):
-        raise ConfigurationError(f"{file} has the schema {schema!r}, and this pytest-gpucluster reads 1: another version wrote it")
+        raise ConfigurationError(f"{file} has the schema {schema!r}, and this program reads 1: another version wrote it")
     try:
         msgspec.convert(document, _Document)
     except msgspec.ValidationError as wrong:

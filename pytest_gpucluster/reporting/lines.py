@@ -171,7 +171,7 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_list(text: str, width: int) -> str:
-    """Items with commas between them in one line of at most ``width`` columns; what does not fit is left out from its comma on."""
+    """Items with commas between them in one line of at most ``width`` columns; the last ones are left out, and none is cut."""
     line = one_line(text)
     if len(line) <= width:
         return line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -41,8 +42,7 @@ def test_an_empty_word_is_no_folder(words: list[str], rest: list[str], started: 
     with pytest.raises(SystemExit):
         main.main([*words, "--", *rest])
     (command,) = started
-    pairs = list(zip(command, command[1:], strict=False))
-    assert [before for before, word in pairs if not word.strip()] == [word for word in rest if word in ("-k", "-m")]
+    assert [before for before, word in pairwise(command) if not word.strip()] == [word for word in rest if word in ("-k", "-m")]
 
 
 def test_the_demo_alone_is_a_healthy_node(started: list[list[str]]) -> None:

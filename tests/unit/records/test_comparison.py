@@ -394,24 +394,17 @@ def test_wrong_words_are_usage(words: tuple[str, ...]) -> None:
         ("cut", "failed: cut"),
     ],
 )
-@pytest.mark.parametrize("width", [60, 80, None])
 def test_a_part_is_named_once(
-    reason: str,
-    shown: str,
-    width: int | None,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    reason: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reason begins with criterion and part; the line has them already. A terminal folds it, a pipe does not."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if width is not None:
-        monkeypatch.setenv("COLUMNS", str(width))
     cluster = KeptCluster()
     rows = cluster.records({})
     bad = [replace(rows[0], outcome="failed", reason=reason), *rows[1:]]
     folders = [keep(tmp_path / name, cluster.document(some)) for name, some in (("a", rows), ("b", bad))]
-    assert main.main(["compare", *map(str, folders)]) == 1
-    text = capsys.readouterr().out
-    assert f"bf16_tflops at host0 (node0-gpu0) serial S-node0-gpu0: passed -> {shown}" in " ".join(text.split())
-    assert (max(map(len, text.splitlines())) <= (width or 0)) == (width is not None)
+    for width in (60, 80, None):
+        monkeypatch.setenv("COLUMNS", str(width or ""))
+        assert main.main(["compare", *map(str, folders)]) == 1
+        text = capsys.readouterr().out
+        assert f"bf16_tflops at host0 (node0-gpu0) serial S-node0-gpu0: passed -> {shown}" in " ".join(text.split())
+        assert (max(map(len, text.splitlines())) <= (width or 0)) == (width is not None)

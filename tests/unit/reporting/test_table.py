@@ -26,6 +26,8 @@ from tests.support.screens import kept_screen
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pytest_gpucluster.places import Place
+
 NODE = Inventory(num_nodes=1, gpus_per_node=8, device="cuda")
 FLEET = Inventory(num_nodes=64, gpus_per_node=8, device="cuda")
 WIDE = Layout(width=200)
