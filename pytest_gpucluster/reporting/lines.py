@@ -77,8 +77,8 @@ def _in_lines(table: Table, columns: Sequence[Column], beside: int) -> Table:
     heading, *rows = zip(*map(_aligned, columns), strict=True)
     for cells in _stacked(heading, beside):
         made.add_column(cells, no_wrap=True)
-    for cells, row in zip(rows, table.rows, strict=True):
-        made.add_row(*_stacked(cells, beside), style=row.style)
+    for texts, row in zip(rows, table.rows, strict=True):
+        made.add_row(*_stacked(texts, beside), style=row.style)
     return made
 
 
