@@ -94,7 +94,7 @@ def _aligned(column: Column) -> list[Text]:
 def _stacked(cells: Sequence[Text], beside: int) -> list[Text]:
     lines = [cells[start : start + beside] for start in range(0, len(cells), beside)]
     shown = [lines[0], *([Text(SET_IN) + line[0], *line[1:]] for line in lines[1:] if any(one.plain.strip() for one in line))]
-    return [Text("\n").join(line[number] for line in shown if number < len(line)) for number in range(beside)]
+    return [Text("\n").join(line[number] if number < len(line) else Text() for line in shown) for number in range(beside)]
 
 
 def tied(text: str) -> str:
