@@ -5,6 +5,9 @@ The exit code is 1 where something is worse.
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, r
 from pytest_gpucluster.records.reading import read_results
 from pytest_gpucluster.reporting.files import require_unread, require_writable, write_report
 from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.lines import UNLIMITED, folded
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ AIM = 0.02
 """The loss of one part that a comparison should find. Where it cannot, its first lines say so."""
 FINDABLE = "smallest loss that this comparison can find"
 MOST_NAMES = 6
+PLACE_IN_REASON = re.compile(r"\([^()\s]+\)$")
 RUN_FACTS = ("id", "started", "ended", "host", "user")
 MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~"})
 
@@ -160,7 +165,9 @@ def main(chosen: argparse.Namespace) -> int:
     found = compare(*map(read_results, chosen.runs))
     if chosen.html is not None:
         _write_page(chosen.html, found, runs=chosen.runs)
-    lines = markdown_lines(found) if chosen.markdown else text_lines(found)
+    is_screen = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
+    width = shutil.get_terminal_size().columns if is_screen else UNLIMITED
+    lines = markdown_lines(found) if chosen.markdown else text_lines(found, width=width)
     sys.stdout.write("\n".join(lines) + "\n")
     return WORSE if found.is_worse else SAME
 
@@ -186,10 +193,11 @@ def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
     return WORSE if differs.wrong else UNKNOWN if differs.undecided else SAME
 
 
-def text_lines(found: RunComparison) -> list[str]:
-    """The comparison for a terminal."""
+def text_lines(found: RunComparison, *, width: int = UNLIMITED) -> list[str]:
+    """The comparison for a terminal of so many columns."""
     head = [one_line(conclusion(found)), *(f"  {line}" for line in (*_runs(found), findable(found)))]
-    return [*head, *_in_sections(found, lambda title: ["", f"{title}:"], lambda item: f"  {one_line(item)}")]
+    lines = [*head, *_in_sections(found, lambda title: ["", f"{title}:"], lambda item: f"  {one_line(item)}")]
+    return [part for line in lines for part in folded(line, width=width)]
 
 
 def markdown_lines(found: RunComparison) -> list[str]:
@@ -298,8 +306,12 @@ def _labels(found: RunComparison) -> Callable[[PartKey], str]:
 
 
 def _outcome(one: OutcomeChange, label: Callable[[PartKey], str]) -> str:
-    why = f": {one.reason}" if one.reason else ""
-    return f"{one.criterion} at {label(one.part)}: {WORDS[one.before]} -> {WORDS[one.after]}{why}"
+    """Criterion and part once, although the reason begins with them; a reason that names another part is whole."""
+    where, (head, colon, rest) = label(one.part), one.reason.partition(": ")
+    place = PLACE_IN_REASON.search(head) if colon and head.startswith(f"{one.criterion} at ") else None
+    is_same = place is not None and place[0] in where
+    why = f": {rest if is_same else one.reason}" if one.reason else ""
+    return f"{one.criterion} at {where}: {WORDS[one.before]} -> {WORDS[one.after]}{why}"
 
 
 def _worse_outcomes(found: RunComparison, label: Callable[[PartKey], str]) -> list[str]:

@@ -28,7 +28,6 @@ SECONDS = 19
 """So many characters of a moment in ISO 8601 say it to the second."""
 DIGITS = 12
 """Of a digest."""
-WHOLE = ("began", "verdict", "median", "worst", "unit", "part")
 NAMES = ("uuid", "serial", "hostname", "id")
 
 
@@ -155,7 +154,7 @@ def main(chosen: argparse.Namespace) -> int:
     runs.sort(key=lambda run: (run.started, str(run.folder)))
     lines = [_line(run, chosen) for run in runs]
     said = [] if chosen.criterion is None else [Text(one_line(trend(runs, chosen.criterion, part=chosen.part)))]
-    print_parts([table_by_heading(lines, right=("median", "worst", "part"), whole=WHOLE), *said])
+    print_parts([table_by_heading(lines, right=("median", "worst", "part")), *said])
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from pytest_gpucluster.inventory.reading import unavailable
 from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.reporting.lines import UNLIMITED, printed, whole, width_of
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -74,24 +76,19 @@ def cell(value: Any, form: str = "{}") -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
-    """A plain table; what is too wide is cut, never wrapped. Without a row not even a heading is shown."""
+    """A plain table, no cell of which is broken. Without a row not even a heading is shown."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     found = list(rows)
     for column in columns if found else ():
-        made.add_column(column, no_wrap=True, overflow="ellipsis", justify="right" if column in right else "left")
+        made.add_column(column, no_wrap=True, justify="right" if column in right else "left")
     for row in found:
         made.add_row(*map(Text, row))
     return made
 
 
-def table_by_heading(rows: Sequence[Mapping[str, str]], *, right: Sequence[str], whole: Sequence[str]) -> Table:
-    """A table of rows that have the same headings; the columns ``whole`` are never cut."""
-    made = table([*rows[0]] if rows else (), [[*row.values()] for row in rows], right=right)
-    for column in made.columns:
-        heading = str(column.header)
-        if heading in whole:
-            column.min_width = max(len(heading), *(len(row[heading]) for row in rows))
-    return made
+def table_by_heading(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> Table:
+    """A table of rows that have the same headings."""
+    return table([*rows[0]] if rows else (), [[*row.values()] for row in rows], right=right)
 
 
 def pairs(names: Iterable[tuple[str, str]]) -> Table:
@@ -116,13 +113,24 @@ def without_gaps(parts: Iterable[Shown]) -> list[Shown]:
     return found
 
 
-def print_parts(parts: Iterable[Shown]) -> None:
-    """Print them as wide as the terminal is, without gaps, and without blanks at the ends of lines."""
+def print_parts(parts: Iterable[Shown], *, spare: Sequence[str] = ()) -> None:
+    """Print them without gaps, and without blanks at the ends of lines.
+
+    They are as wide as the terminal. A table that does not fit it loses the columns ``spare``, then it takes more lines a row.
+    Without a terminal a row is one line.
+    """
     console = Console(highlight=False, markup=False, emoji=False)
-    with console.capture() as shown:
-        for part in without_gaps(parts):
+    width = console.width if console.is_terminal or os.environ.get("COLUMNS") else UNLIMITED
+    lines: list[str] = []
+    for part in without_gaps(parts):
+        if isinstance(part, Table) and part.show_header:
+            fitted = whole(part, width=width, spare=spare)
+            lines += printed([fitted], width=width_of(fitted), color=console.is_terminal)
+            continue
+        with console.capture() as shown:
             console.print(part)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in shown.get().split("\n")[:-1]))
+        lines += shown.get().split("\n")[:-1]
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
 
 
 def number_or_nothing(value: float | None) -> str:

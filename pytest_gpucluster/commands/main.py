@@ -7,6 +7,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 WRONG_USAGE, OF_RECORDS = 2, 4
 """The exit codes of wrong usage: argparse's own, and that of the commands that read kept results."""
+EMPTY_TOO = ("-k", "-m")
+"""Options of pytest whose value may be empty."""
 INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT, and SIGPIPE, as shells count
 
 
@@ -116,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(words: list[str]) -> argparse.Namespace:
     """Read the command line. ``typed`` has the words before ``--`` and ``beyond`` those after it, which argparse changes.
 
+    An empty word after it is left out, as pytest would collect the current folder for it.
     ``run`` takes ``key=value`` anywhere between its options, which argparse cannot do in a subcommand either. So the words that
     argparse left over are added to the arguments of ``run``.
     """
@@ -125,7 +129,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
         hint = did_you_mean(words[0], [*parsers])
         parser.error(visible(f"there is no command {words[0]!r}.{hint} 'gpucluster --help' lists all."))
     chosen, extra = parser.parse_known_args(words[:end])
-    chosen.typed, chosen.beyond = words[:end], words[end + 1 :]
+    chosen.typed, chosen.beyond = (
+        words[:end],
+        [word for before, word in pairwise(words[end:]) if word.strip() or before in EMPTY_TOO],
+    )
     if chosen.command == "run":
         chosen.words = [*chosen.words, *(word for word in extra if not word.startswith("-"))]
         extra = [word for word in extra if word.startswith("-")]

@@ -12,7 +12,7 @@ from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, p
 from pytest_gpucluster.config.run_files import RESULTS
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, WORDS, count_of
+from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, SKIPPED, count_of
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.records.spreadsheet import csv_text
 from pytest_gpucluster.text import counted, framed, one_line
@@ -27,6 +27,8 @@ MOST_PLACES = 40
 """So many good places of a criterion are shown; those that are not good are all shown."""
 MOST_REASONS = 12
 RIGHT = ("worst", "value", "inside")
+SPARE = ("inside", "worst at")
+"""Columns that a narrow screen does without."""
 GOOD = ("passed", "skipped", "not_selected")
 DIGITS = 12
 NAMES = ("id", "hostname", "uuid", "serial")
@@ -48,7 +50,7 @@ def main(chosen: argparse.Namespace) -> int:
     if chosen.csv:
         sys.stdout.write(csv_text(document, None if chosen.subject is None else picked))
         return 0
-    print_parts(_of_run(document, rows) if chosen.subject is None else _of_subject(document, picked))
+    print_parts(_of_run(document, rows) if chosen.subject is None else _of_subject(document, picked), spare=SPARE)
     return 0
 
 
@@ -71,13 +73,17 @@ def _of_run(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> l
         by_criterion.setdefault(row["criterion"], []).append(row)
     summaries = {values["criterion"]: values for values in document.get("values", ())}
     worst_first = sorted(by_criterion.items(), key=lambda item: -_severity(item[1]))
-    lines = [_line_of(name, some, summaries.get(name, {})) for name, some in worst_first]
+    left_out = [name for name, some in worst_first if all(row["outcome"] == SKIPPED for row in some)]
+    lines = [_line_of(name, some, summaries.get(name, {})) for name, some in worst_first if name not in left_out]
+    below = [Text(f"does not apply ({len(left_out)}): {one_line(', '.join(left_out))}")] if left_out else []
+    below += [] if rows else [Text("no outcome is in these results: nothing was judged in that run")]
     return [
         Text(one_line(document["verdict_line"]), style="bold"),
         Text(""),
         pairs(_head(document)),
         Text(""),
-        table_by_heading(lines, right=RIGHT, whole=("outcomes", "worst", "inside")),
+        table_by_heading(lines, right=RIGHT),
+        *below,
         Text(""),
         Text("gpucluster show RESULTS CRITERION|PLACE shows each value; --csv writes all of them"),
     ]
@@ -103,9 +109,9 @@ def _line_of(name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, 
         "criterion": one_line(name),
         "outcomes": _outcomes(rows),
         "worst": number_or_nothing(summary.get("worst")),
-        "limit": one_line((values.get("limit") or {}).get("text") or NOTHING),
+        "limit": _limit((values.get("limit") or {}).get("text")),
         "inside": _percent(summary.get("worst_margin_percent")),
-        "where": one_line(where),
+        "worst at": one_line(where),
     }
 
 
@@ -127,13 +133,13 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
     if len(places) == 1 and rows[0]["place"] is not None:
         known = rows[0]["place"].items()
         parts += [pairs([(name, one_line(str(value))) for name, value in known if value is not None]), Text("")]
-    ranked = sorted(rows, key=lambda row: (-SEVERITY.index(row["outcome"]), _margin(row)))
+    ranked = sorted(rows, key=lambda row: (row["outcome"] == SKIPPED, -SEVERITY.index(row["outcome"]), _margin(row)))
     good = [row for row in ranked if row["outcome"] in GOOD]
     left = max(0, len(good) - MOST_PLACES) if len(places) > 1 else 0
     shown = [row for row in ranked if row["outcome"] not in GOOD] + good[: len(good) - left]
     same = {"criterion", "limit"} if len(names) == 1 else {"where", "part"} if len(places) == 1 else set()
     lines = [{heading: text for heading, text in _row(row).items() if heading not in same} for row in shown]
-    parts.append(table_by_heading(lines, right=RIGHT, whole=("where", "part", "outcome", "value", "unit", "inside")))
+    parts.append(table_by_heading(lines, right=RIGHT))
     parts += [Text(f"... and {left} more that are good; --csv writes all")] if left else []
     return [*parts, Text(""), *_reasons(shown)]
 
@@ -148,7 +154,7 @@ def _reasons(rows: Iterable[Mapping[str, Any]]) -> list[Shown]:
 
 def _limit_of(document: Mapping[str, Any], criterion: str, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     limit = document.get("limits", {}).get(criterion, {})
-    known: dict[str, Any] = {"limit": ", ".join(dict.fromkeys(row["limit"] for row in rows if row["limit"]))}
+    known: dict[str, Any] = {"limit": ", ".join(dict.fromkeys(_limit(row["limit"]) for row in rows if row["limit"]))}
     known |= {name: limit.get(name) for name in ("title", "per", "level", "why", "source", "where")}
     known["ids"] = ", ".join(limit.get("ids", ()))
     return [("criterion", one_line(criterion)), *((name, one_line(str(text))) for name, text in known.items() if text)]
@@ -160,12 +166,15 @@ def _row(row: Mapping[str, Any]) -> dict[str, str]:
         "criterion": one_line(row["criterion"]),
         "where": _where(row["place"]),
         "part": one_line(str(place.get("serial") or place.get("uuid") or NOTHING)),
-        "outcome": WORDS[row["outcome"]],
+        "outcome": count_of(row["outcome"], 1).partition(" ")[2],
         "value": number_or_nothing(row["value"]),
-        "unit": one_line(row["unit"] or NOTHING),
-        "limit": one_line(row["limit"] or NOTHING),
+        "limit": _limit(row["limit"]),
         "inside": _percent(row.get("margin_percent")),
     }
+
+
+def _limit(text: str | None) -> str:
+    return NOTHING if text is None else one_line(text.removesuffix(" count"))
 
 
 def _severity(rows: Iterable[Mapping[str, Any]]) -> int:

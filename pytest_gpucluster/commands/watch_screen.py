@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.text import Text
 
 from pytest_gpucluster.inventory.nvml import FAULT_REASONS
@@ -80,15 +81,25 @@ class View:
 
 
 def screen_lines(view: View, *, width: int) -> list[Text]:
-    """The lines from top to bottom, as many as fit the height; the last one says how many do not."""
+    """The lines from top to bottom. One that is too wide goes on below, set in; only lines of a log are cut."""
     lines = [] if view.run is None else [*_run_lines(view.run, width), Text("")]
     lines += _node_lines(view, width)
+    logs: list[Text] = []
     if view.run is not None and view.run.problem is None:
-        lines += [*log_lines(view.run), *variable_lines(view.run)]
-    for line in lines:
+        logs = log_lines(view.run)
+        lines += [*logs, *variable_lines(view.run)]
+    for line in logs:
         line.truncate(width, overflow="ellipsis")
-        line.rstrip()
-    return lines
+    return [part for line in lines for part in _whole(line, width)]
+
+
+def _whole(line: Text, width: int) -> list[Text]:
+    parts = [line] if line.cell_len <= width else line.wrap(Console(width=width), width - len(INDENT) * 3)
+    for one in parts:
+        one.rstrip()
+    for one in parts[1:]:
+        one.pad_left(len(INDENT) * 3)
+    return [*parts]
 
 
 def plain_text(lines: Iterable[Text]) -> str:

@@ -87,6 +87,8 @@ _SAME_BUT_A_LETTER = 0.85
 """difflib's ratio: ``--gpu-cluster-level`` is 0.97 from ``--gpucluster-level``."""
 RESUME = "gpucluster_resume"
 """Of an option that ``gpucluster resume`` gives and no person: go on with a run, or with nothing."""
+DEMO = "fleet_command"
+"""Of an option that has the words of ``gpucluster demo``, where that started the run."""
 COMPARED = ("--gpucluster-profile", "--gpucluster-expect", "--gpucluster-level")
 """The options whose words are compared between nodes as they are, where they are not understood."""
 INI_HELP = "treat every run here as an acceptance run"
@@ -213,10 +215,14 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
 
 
 def _resume(given: argparse.Namespace, *, soak_s: float | None) -> Resume:
-    """A run goes on where its directory is named. A soak that was cut short goes on by rules of its own, without an option."""
+    """A run goes on where its user names its directory, as ``gpucluster demo`` does not.
+
+    A soak that was cut short goes on by rules of its own, without an option.
+    """
     if getattr(given, RESUME, False):
         return "always"
-    return "never" if given.gpucluster_results is None or soak_s is not None else "unfinished"
+    is_named = given.gpucluster_results is not None and not getattr(given, DEMO, None)
+    return "unfinished" if is_named and soak_s is None else "never"
 
 
 def _placed(given: argparse.Namespace, name: str, *, start: Path) -> Path | None:

@@ -22,7 +22,15 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
 )
 from pytest_gpucluster.reporting.hostlists import hostlist
-from pytest_gpucluster.reporting.table_rows import MEASURED, NOTHING, PlaceNames, readings_of, row_of, severest_records
+from pytest_gpucluster.reporting.table_rows import (
+    MEASURED,
+    NOTHING,
+    PlaceNames,
+    readings_of,
+    row_of,
+    severest_records,
+    without_absent_nodes,
+)
 from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.page.document import RunDocument
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.reporting.table_rows import TableRow
 
 GOOD, BAD, OPEN, NONE = "good", "bad", "open", "none"
 TONES = {
@@ -148,12 +157,18 @@ class CriterionView:
 def views_of(run: RunDocument) -> tuple[CriterionView, ...]:
     """Every criterion of the run, in its order."""
     names = PlaceNames(run.places)
-    return tuple(_view(f"c{index}", records, run, names) for index, records in enumerate(run.by_criterion.values()))
+    groups = run.by_criterion
+    present = dict(groups)
+    absent = without_absent_nodes(present, run.places)
+    rows = {key: row_of(key, records, names) for key, records in present.items()}
+    rows |= {key: replace(rows[key], outcome=f"{rows[key].outcome}, {len(lost)} absent") for key, lost in absent.items()}
+    return tuple(_view(f"c{index}", some, run, (rows[key], names)) for index, (key, some) in enumerate(groups.items()))
 
 
-def _view(anchor: str, records: Sequence[Record], run: RunDocument, names: PlaceNames) -> CriterionView:
+def _view(anchor: str, records: Sequence[Record], run: RunDocument, shown: tuple[TableRow, PlaceNames]) -> CriterionView:
+    """``shown``: the row of those places whose node answers, and how places are called."""
+    row, names = shown
     criterion, is_exact = records[0].criterion, len(run.records) <= EXACT_UP_TO
-    row = row_of(criterion, records, names)
     entry = run.entries.get(criterion, {})
     limit = next((record.limit for record in records if record.limit is not None), None)
     readings = readings_of(severest_records(records)) or readings_of(records)

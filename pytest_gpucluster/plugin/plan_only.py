@@ -19,6 +19,7 @@ from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.activation import RUN
 from pytest_gpucluster.plugin.screen import PLAIN_WIDTH
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
+from pytest_gpucluster.reporting.lines import printed, whole, width_of
 from pytest_gpucluster.text import counted, one_line, with_commas
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for line in header.plan_lines(planned, width=width):
         console.print(line, soft_wrap=True)
     console.print()
-    console.print(_table(planned, _limits_of(items)))
+    table = whole(_table(planned, _limits_of(items)), width=width)
+    for line in printed([table], width=width_of(table), color=console.is_terminal):
+        console.file.write(f"{line}\n")
     for line in [*_left_out(items, width=width), f"about {clock(planned.total_s)}; nothing was measured"]:
         console.print(line, soft_wrap=True)
 
@@ -64,7 +67,7 @@ def _table(planned: Forecast, limits: Mapping[str, str]) -> Table:
     order = {name: number for number, name in enumerate(dict.fromkeys(step.subject for step in planned.steps))}
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
-        made.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name in ("checks", "seconds") else "left")
+        made.add_column(name, no_wrap=True, justify="right" if name in ("checks", "seconds") else "left")
     for step in sorted(planned.steps, key=lambda step: order[step.subject]):
         if step.subject != subject:
             subject = step.subject

@@ -80,7 +80,6 @@ class Run:
         waivers = {folder / waiver_file.NAME for folder in (config.invocation_params.dir, setup.thresholds.path.parent)}
         secret = Secret.of_run(launch)  # from here on no test, and no process that a test starts, finds it in its environment
         self.session = Session(setup, rootdir=config.rootpath, controller=controller, secret=secret)
-        self.session = Session(setup, rootdir=config.rootpath, controller=controller, secret=secret)
         self._require_apart([*inputs, *waivers])
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)

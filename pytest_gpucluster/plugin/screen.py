@@ -84,10 +84,14 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Columns: of the terminal, as pytest counts them. Without a terminal ``COLUMNS``, or 100 where that is not set."""
+        """Columns: of the terminal, as pytest counts them. Without a terminal ``COLUMNS``, or 100 where that is not set.
+
+        While a test is captured, standard output is a file, which would be 80 columns wide.
+        """
         if self.reporter is None or not (self.is_terminal or os.environ.get("COLUMNS")):
             return PLAIN_WIDTH
-        return int(self.reporter._tw.fullwidth)  # noqa: SLF001 -- pytest's own width
+        with self._uncaptured():
+            return int(self.reporter._tw.fullwidth)  # noqa: SLF001 -- pytest's own width
 
     def fit(self, text: str) -> list[str]:
         """The text in lines that fit the terminal. One line in a log: scripts and people search it."""

@@ -106,11 +106,14 @@ def checked(content: bytes, file: str, *, advice: str = "") -> dict[str, Any]:
     version = document.get("schema_version", 1)
     if not isinstance(version, int) or isinstance(version, bool):
         raise ConfigurationError(f"{file} has the schema_version {version!r}, which is no number")
-    if version > NEWEST or document.get("schema") not in (1, None):
-        raise ConfigurationError(
-            f"{file} has schema_version {version}, which is newer than {NEWEST}: read it with the pytest-gpucluster that "
-            "wrote it, or a newer one"
-        )
+    for name, number, newest in (("schema_version", version, NEWEST), ("schema", document.get("schema"), 1)):
+        if isinstance(number, int) and number > newest:
+            raise ConfigurationError(
+                f"{file} has {name} {number}, which is newer than {newest}: read it with the pytest-gpucluster that "
+                "wrote it, or a newer one"
+            )
+    if (schema := document.get("schema")) not in (1, None):
+        raise ConfigurationError(f"{file} has the schema {schema!r}, and this program reads 1: another version wrote it")
     try:
         msgspec.convert(document, _Document)
     except msgspec.ValidationError as wrong:

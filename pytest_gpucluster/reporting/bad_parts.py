@@ -15,7 +15,7 @@ from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PAS
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.lines import CONTINUED, cut, folded, quoted, tied, wrapped
+from pytest_gpucluster.reporting.lines import CONTINUED, cut, cut_list, folded, quoted, tied, wrapped
 from pytest_gpucluster.reporting.one_cause import MOST_ROWS, GoodPeers, rows_beside, sentence_of
 from pytest_gpucluster.reporting.table_rows import allows_nothing, missing_reasons, value_cells
 from pytest_gpucluster.text import BAR, counted, first_line, framed, one_line, shortlist
@@ -137,7 +137,7 @@ def advisory_lines(records: Iterable[Record], *, width: int) -> list[str]:
     for record in missed[:MOST_ADVISORY]:
         text = f"advisory: {first_line(record.reason or record.outcome).replace(' count', '')}"
         found = {name: value for name, value in record.evidence.items() if not isinstance(value, dict)}
-        text += f"; {cut(show_evidence(found), width)}" if found else ""
+        text += f"; {cut_list(show_evidence(found), width)}" if found else ""
         lines += wrapped(text, width=width, indent="")
     more = len(missed) - MOST_ADVISORY
     return [*lines, *([f"and {more} more advisory misses, in results.json"] if more > 0 else [])]
@@ -243,16 +243,19 @@ def _where(place: Place) -> tuple[str, ...]:
 def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record], said: frozenset[str]) -> list[BadGroup]:
     """Failures of the whole cluster, then what was not measured, is too close to call, or failed in a plain test.
 
+    The number of failed members of a family is no failure besides them: ``finetune_checks`` counts ``finetune_check[...]``.
+
     ``said``: why something is missing, as the table above says it.
     """
     blamed = {id(record) for culprit in culprits for record in culprit.records}
+    sums = {f"{record.criterion.partition('[')[0]}s" for record in rows if record.outcome == FAILED and "[" in record.criterion}
     alike: dict[tuple[str, str | None], list[Record]] = defaultdict(list)
     for record in rows:
         is_failed = record.outcome == FAILED
         is_open = record.outcome in (*UNMEASURED, NOISY) or is_failed
         if id(record) in blamed or not is_open or record.headline is not None:
             continue  # pytest shows what crashed in a test itself
-        if record.outcome == MISSING and record.reason in said:
+        if (record.outcome == MISSING and record.reason in said) or record.criterion in sums:
             continue
         is_by_value = is_failed and record.limit is not None
         key = (record.place or "cluster", None) if is_by_value else ("no culprit", record.reason or record.outcome)
@@ -309,9 +312,8 @@ class _Writer:
         elif self._is_one_cause(entry, measured):
             lines += wrapped(sentence_of(measured, self._siblings), width=width, indent="    ")
             shown = rows_beside(measured, has_first=not is_short)
-            others = counted(len(measured) - len(shown), "other value is", "other values are")
-            more = f"    {others} in {self._shown.report}; -v shows them"
-            lines += [*self._values_of(shown), *([] if is_short else [cut(more, width)])]
+            more = f"    {counted(len(measured) - len(shown), 'other value')}: -v shows them, and so does results.json"
+            lines += [*self._values_of(shown), *([] if is_short else [more])]
         else:
             lines += self._values_of(measured)
         if not entry.is_absent:
@@ -352,7 +354,7 @@ class _Writer:
         lines: list[str] = []
         for record in [*reversed(first.values())][:SHOWN_CAUSES]:
             if record.limit is not None and allows_nothing(record.limit) and record.evidence:
-                found = cut(show_evidence(record.evidence), 2 * self._shown.width)
+                found = cut_list(show_evidence(record.evidence), 2 * self._shown.width)
                 lines += wrapped(f"{record.place}: {found}", width=self._shown.width, indent="    ")
         return lines
 
@@ -401,7 +403,7 @@ class _Writer:
             text += f"; {tied('siblings ' + ' to '.join(dict.fromkeys(ends)))}"
         is_of_a_part = bool(record.culprits) and record.place not in record.culprits
         if (allows_nothing(limit) or is_of_a_part) and record.evidence:
-            text += f"; {cut(show_evidence(record.evidence), 2 * self._shown.width)}"
+            text += f"; {cut_list(show_evidence(record.evidence), 2 * self._shown.width)}"
         return text
 
     def _event_cause(self, measured: Sequence[Record]) -> str | None:

@@ -11,7 +11,7 @@ from pytest_gpucluster.judging.culprits import HARDWARE
 from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import BAD, PASSED, REJECTED, SIMULATED, WAIVED, Verdict, counted_as
 from pytest_gpucluster.reporting.hostlists import EXACT, hostlist, short_names
-from pytest_gpucluster.reporting.lines import shell_command, wrapped
+from pytest_gpucluster.reporting.lines import shell_command, tied, wrapped
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ def verdict_block(verdict: Verdict, ending: Ending, *, width: int, quiet: bool) 
     rule = [] if quiet else [Text("=" * width, colour)]
     mode = [] if ending.mode is None else [Text(f"  {ending.mode.removeprefix(f'{SIMULATED}: ')}", "bold yellow")]
     seconds = ending.timings
-    parts = ", ".join(f"{duration(seconds[f'{name}_s'])} {words}" for name, words in PARTS_OF_TIME)
+    parts = ", ".join(f"{tied(duration(seconds[f'{name}_s']))} {words}" for name, words in PARTS_OF_TIME)
     files = f"  {', '.join(ending.files)}" if ending.files else ""
-    waited = f"; all ranks waited {duration(seconds['waited_s'])}" if "waited_s" in seconds else ""
-    facts = (f"took {duration(seconds['total_s'])}: {parts}{waited}", f"reports in {ending.folder}{files}")
+    waited = f"; all ranks waited {tied(duration(seconds['waited_s']))}" if "waited_s" in seconds else ""
+    facts = (f"took {tied(duration(seconds['total_s']))}: {parts}{waited}", f"reports in {ending.folder}{files}")
     lines = [Text(line) for fact in facts for line in wrapped(fact, width=width, indent="  ")]
     return [*rule, Text(f"verdict {verdict.line}", f"bold {colour}"), *mode, *lines, *rule]
 

@@ -10,18 +10,24 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable, Sequence
 
     from rich.console import RenderableType
+    from rich.table import Column
 
 CONTINUED = " \\"
 """Ends a line of a command that goes on."""
 SHORT_OPTION = re.compile("-[a-zA-Z]")
 TIE = "\N{NO-BREAK SPACE}"
+UNLIMITED = 100_000
+SET_IN = "  "
+LEFT_OUT = ", ..."
 
 
 def printed(parts: Iterable[RenderableType], *, width: int, color: bool = False) -> list[str]:
@@ -38,6 +44,57 @@ def printed(parts: Iterable[RenderableType], *, width: int, color: bool = False)
         for part in parts:
             console.print(part, soft_wrap=True)
     return [line.rstrip() for line in shown.get().split("\n")[:-1]]
+
+
+def width_of(table: Table) -> int:
+    """Columns that the table needs if no cell is broken."""
+    return Console(width=UNLIMITED).measure(table).maximum
+
+
+def whole(table: Table, *, width: int, spare: Container[str] = ()) -> Table:
+    """The table within ``width`` columns, without a cut cell: of each row as many cells stand in a line as fit.
+
+    Args:
+        table: its cells are texts.
+        width: columns of the screen. A cell that is wider by itself is not broken.
+        spare: headings of columns that are left out first, the last one first.
+    """
+    columns = [*table.columns]
+    made = table
+    while width_of(made) > width and (rest := [one for one in columns if one.header in spare]):
+        columns.remove(rest[-1])
+        made = _in_lines(table, columns, len(columns))
+    for beside in range(len(columns) - 1, 0, -1):
+        if width_of(made) <= width:
+            break
+        made = _in_lines(table, columns, beside)
+    return made
+
+
+def _in_lines(table: Table, columns: Sequence[Column], beside: int) -> Table:
+    """These columns of the table, ``beside`` of them in a line; those of later lines are set in."""
+    made = Table(box=None, pad_edge=False, padding=table.padding, header_style=table.header_style)
+    heading, *rows = zip(*map(_aligned, columns), strict=True)
+    for cells in _stacked(heading, beside):
+        made.add_column(cells, no_wrap=True)
+    for texts, row in zip(rows, table.rows, strict=True):
+        made.add_row(*_stacked(texts, beside), style=row.style)
+    return made
+
+
+def _aligned(column: Column) -> list[Text]:
+    """The heading and the cells, where they stand at the right with blanks before them."""
+    cells = [one.copy() if isinstance(one, Text) else Text(str(one)) for one in (column.header, *column.cells)]
+    widest = max(one.cell_len for one in cells)
+    for one in cells if column.justify == "right" else ():
+        one.pad_left(widest - one.cell_len)
+    return cells
+
+
+def _stacked(cells: Sequence[Text], beside: int) -> list[Text]:
+    lines = [cells[start : start + beside] for start in range(0, len(cells), beside)]
+    shown = [lines[0], *([Text(SET_IN) + line[0], *line[1:]] for line in lines[1:] if any(one.plain.strip() for one in line))]
+    return [Text("\n").join(line[number] if number < len(line) else Text() for line in shown) for number in range(beside)]
 
 
 def tied(text: str) -> str:
@@ -111,3 +168,12 @@ def cut(text: str, width: int) -> str:
     """The text in one line of at most ``width`` columns."""
     line = one_line(text)
     return line if len(line) <= width else f"{line[: max(0, width - 3)]}..."
+
+
+def cut_list(text: str, width: int) -> str:
+    """Items with commas between them in one line of at most ``width`` columns; the last ones are left out, and none is cut."""
+    line = one_line(text)
+    if len(line) <= width:
+        return line
+    kept, comma, _ = line[: max(0, width - len(LEFT_OUT) + 1)].rpartition(",")
+    return f"{kept}{LEFT_OUT}" if comma else cut(line, width)

@@ -7,19 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting.at_a_glance import ABOUT_NEAR, HANDOVER, chosen_rows, measured_texts, subject_lines
-from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.lines import printed, wrapped
+from pytest_gpucluster.reporting.lines import printed, width_of, wrapped
 from pytest_gpucluster.reporting.table_rows import (
     NOTHING,
     PlaceNames,
     TableRow,
+    is_lost,
     row_of,
     summary_lines,
     without_absent_nodes,
@@ -54,7 +53,6 @@ OTHERS, ALL_OK = "others", "all ok"
 INDENT = "  "
 MOST_MORE = 12
 """Names of bad criteria without a row."""
-UNLIMITED = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +89,7 @@ class Heading:
 def criteria_table(
     records: Iterable[Record], places: Mapping[str, Place], *, subjects: Mapping[str, str], layout: Layout
 ) -> list[str]:
-    """The lines about all values: one for each subject, then the rows of what must be read.
+    """The lines about all values: one for each subject, then the rows of what must be read; none about absent nodes.
 
     Without a known subject every criterion has a row, and so with ``is_whole``, where the rows stand by subject.
 
@@ -119,10 +117,9 @@ def criteria_table(
         every = {key: found for key, found in groups.items() if key in kept or key in HANDOVER}
         chosen = chosen_rows(every, names, noise=None if layout.is_rehearsal else layout.noise)
         lines = _at_a_glance(seen, chosen, [] if layout.is_rehearsal else measured_texts(kept), layout)
-    reasons = summary_lines([groups[key] for key in left_out])
+    reasons = summary_lines([groups[key] for key in left_out if not is_lost(groups[key], places)])
     left = [text for outcome, words in reasons for text in _texts(words, layout, style=STYLES[outcome])]
-    summary = [*_absent(absent, places, layout), *left]
-    return [*lines, *printed(summary, width=layout.width, color=layout.color)]
+    return [*lines, *printed(left, width=layout.width, color=layout.color)]
 
 
 def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequence[str], layout: Layout) -> list[str]:
@@ -150,17 +147,6 @@ def _texts(words: str, layout: Layout, *, style: str = "") -> list[Text]:
 def _subject_text(line: SubjectLine, columns: tuple[int, int], layout: Layout) -> Text:
     name, state, numbers = line.text(width=layout.width, columns=columns)
     return Text.assemble((_shown(name), "bold"), (_shown(state), STYLES.get(line.style, "")), _shown(numbers))
-
-
-def _absent(absent: Mapping[str, Sequence[Record]], places: Mapping[str, Place], layout: Layout) -> list[Text]:
-    """The one line about all that is missing with absent nodes; none where no node is absent."""
-    lost = [record for records in absent.values() for record in records]
-    if not lost:
-        return []
-    nodes = {places[str(record.place)].node for record in lost}
-    hosts = names_of_absent([place for place in places.values() if place.gpu is None and place.node in nodes])
-    words = f"absent: {hosts}: {counted(len(lost), 'outcome')} of {counted(len(absent), 'criterion', 'criteria')} missing"
-    return _texts(words, layout, style=STYLES[MISSING])
 
 
 def _grouped(
@@ -195,9 +181,9 @@ def _draw(rows: Sequence[TableRow | Heading], layout: Layout) -> list[str]:
     columns = [name for name in COLUMNS if name not in empty]
     for name in (*DROPPED, None):
         for table in (_table(rows, columns, gap=2), _table(rows, columns, gap=1)):
-            if _width_of(table) <= layout.width:
+            if width_of(table) <= layout.width:
                 return printed([table], width=layout.width, color=layout.color)
-        room = layout.width - _width_of(_table(results, columns[1:], gap=1)) - 1
+        room = layout.width - width_of(_table(results, columns[1:], gap=1)) - 1
         if not {*DROPPED_FIRST} & {*columns} and (room >= SHORTEST_NAME or name is None):
             break
         columns = [kept for kept in columns if kept != name]
@@ -215,13 +201,8 @@ def _draw_compactly(rows: Sequence[TableRow | Heading], columns: Sequence[str], 
         else:
             short.append(row)
     table = _table(short, columns, gap=1)
-    heading, *lines = printed([table], width=max(layout.width, _width_of(table)), color=layout.color)
+    heading, *lines = printed([table], width=max(layout.width, width_of(table)), color=layout.color)
     return [heading, *(line for number, found in enumerate(lines) for line in (long.get(number), found) if line is not None)]
-
-
-def _width_of(table: Table) -> int:
-    """Columns that the table needs if no cell is broken."""
-    return Console(width=UNLIMITED).measure(table).maximum
 
 
 def _table(rows: Sequence[TableRow | Heading], columns: Sequence[str], *, gap: int) -> Table:

@@ -267,6 +267,12 @@ def without_absent_nodes(by_criterion: dict[str, list[Record]], places: Mapping[
     return found
 
 
+def is_lost(records: Sequence[Record], places: Mapping[str, Place]) -> bool:
+    """Whether all is missing because nodes are absent, which the bad parts say."""
+    gone = absent_nodes(places)
+    return all(record.outcome == MISSING and not gone.keys().isdisjoint((record.place, *record.culprits)) for record in records)
+
+
 def without_result(by_criterion: Mapping[str, Sequence[Record]]) -> dict[str, str]:
     """The outcome of each criterion that was nowhere judged: it does not apply, was not selected, or is missing everywhere.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -33,6 +34,16 @@ def words_of(started: list[list[str]]) -> Sequence[str]:
     fleet = ["-p", "no:cacheprovider", "-p", "pytest_gpucluster.plugin.fleet"]
     assert command[:7] == [sys.executable, "-m", "pytest", *fleet]
     return command[7:]
+
+
+@pytest.mark.parametrize("words", [["demo"], ["plan", "--fleet", "1x2"], ["audit"]])
+@pytest.mark.parametrize("rest", [[], [""], [" ", ""], ["-x", ""], ["", "-k", "", "-m", ""]])
+def test_an_empty_word_is_no_folder(words: list[str], rest: list[str], started: list[list[str]]) -> None:
+    """As a script writes it by ``"$MORE"``: pytest would collect the current folder. The value of an option may be empty."""
+    with pytest.raises(SystemExit):
+        main.main([*words, "--", *rest])
+    (command,) = started
+    assert [before for before, word in pairwise(command) if not word.strip()] == [word for word in rest if word in ("-k", "-m")]
 
 
 def test_the_demo_alone_is_a_healthy_node(started: list[list[str]]) -> None:

@@ -112,7 +112,7 @@ def test_a_view_with_nothing_to_show_has_no_heading(capsys: pytest.CaptureFixtur
     assert [line for line in lines if line in info_views.VIEWS] == ["summary", "host", "software", "offered", "kubernetes"]
 
 
-@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("width", [60, 80, 200])
 def test_eight_gpus_fit_the_screen(
     width: int, library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

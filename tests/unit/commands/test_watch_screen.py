@@ -55,6 +55,17 @@ def test_screen(name: str, width: int, tmp_path: Path) -> None:
     assert "\x1b" not in "".join(lines)
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_line_but_of_a_log_is_cut(width: int, tmp_path: Path) -> None:
+    """Each word of the wide screen stands in the narrow one."""
+    shown = settled(write_run(tmp_path / "run", **RUNS["watch-run-2x8-goes-on"]), holder=4711)
+    wide, narrow = (" ".join(line for line in lines_of(shown, width=one) if " | " not in line) for one in (400, width))
+    assert "\N{HORIZONTAL ELLIPSIS}" not in narrow
+    assert max(map(cell_len, lines_of(shown, width=width))) <= width
+    numbers = [set(re.findall(r"[\d.]*\d(?: [A-Z]+)?", " ".join(text.split()))) for text in (wide, narrow)]
+    assert numbers[0] - numbers[1] == set()
+
+
 def test_colours_are_the_terminal_s_alone() -> None:
     """A fault is red on a terminal; a log has the same words."""
     (hot,) = (line for line in screen_lines(view(), width=200) if "hw_thermal_slowdown" in line.plain)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
-from pytest_gpucluster.config.settings import Expect, parse_expect, parse_level, reaches, unrecognized
+from pytest_gpucluster.config.settings import (
+    OPTIONS,
+    RESUME,
+    Expect,
+    parse_expect,
+    parse_level,
+    reaches,
+    settings_from,
+    unrecognized,
+)
 from pytest_gpucluster.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -114,3 +129,20 @@ def test_an_option_that_is_like_none_of_ours() -> None:
     assert unrecognized(["--gpucluster-zzz"], guessed_only=True) is None
     assert unrecognized(["--zzz", "-x", "gpucluster-lvel", "tests", "--cov"]) is None
     assert unrecognized([]) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "resume"),
+    [
+        ({}, "never"),
+        ({"gpucluster_results": "here"}, "unfinished"),
+        ({"gpucluster_results": "here", "gpucluster_level": "soak:1m"}, "never"),
+        ({"gpucluster_results": "gpucluster-demo", "fleet_command": ["gpucluster", "demo"]}, "never"),
+        ({"gpucluster_results": "here", "fleet_command": []}, "unfinished"),
+        ({"gpucluster_results": "gpucluster-demo", "fleet_command": ["gpucluster", "demo"], RESUME: True}, "always"),
+    ],
+)
+def test_which_run_goes_on(given: dict[str, Any], resume: str, tmp_path: Path) -> None:
+    """One whose directory the user names. A demo names its own: the next one, of another fleet, was refused."""
+    options = {option.name.removeprefix("--").replace("-", "_"): None for option in OPTIONS} | given
+    assert settings_from(argparse.Namespace(**options), start=tmp_path).resume == resume

@@ -463,6 +463,16 @@ def test_rows_of_a_small_page_are_all_printed() -> None:
     assert {*hosts_of(HTML, "c0")} == {""}
 
 
+def test_an_absent_node_colours_no_criterion() -> None:
+    """Each row counts what answered, and how many places are absent; only what is bad besides is open or bad."""
+    absent = fleet(3, 4, absent=[1])
+    rows = outcomes(absent, [failed("bf16_tflops", "node2-gpu0", 498)])
+    (first, *others) = sorted(model_of(document_of(text_of(document(rows, absent)))).criteria, key=lambda one: one.tone)
+    assert (first.name, first.tone, first.outcome) == ("bf16_tflops", "bad", "1 of 8 failed, 4 absent")
+    assert {one.tone for one in others} == {"good"}
+    assert {one.outcome for one in others} == {"8 ok, 4 absent"}
+
+
 def test_a_node_that_is_absent_is_one_line() -> None:
     """In the table of values one word for all of its GPUs, and in the texts its name in place of theirs."""
     absent = fleet(3, 4, absent=[1])

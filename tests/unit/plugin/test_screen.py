@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.plugin.screen import PLAIN_WIDTH, Screen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LONG = "failed: straggler[bf16_sustained] at node23-gpu3 (gpu-node-23): 20.00 %, above 6.836 %; " + "and so on " * 20
 
@@ -61,6 +64,23 @@ def test_a_log_has_whole_lines(monkeypatch: pytest.MonkeyPatch, columns: str, wi
     log.write(LONG)
     assert [text for text, _ in reporter.lines] == [LONG]
     assert log.width == width
+
+
+def test_the_width_is_that_of_the_terminal_while_a_test_is_captured() -> None:
+    """Standard output is a file then: what joined was folded at 80 columns of a wider terminal."""
+    reporter = Reporter(is_terminal=True, width=80)
+
+    @contextlib.contextmanager
+    def uncaptured() -> Iterator[None]:
+        reporter._tw.fullwidth = 200
+        yield
+        reporter._tw.fullwidth = 80
+
+    one = screen(reporter)
+    one._config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled = uncaptured
+    assert one.width == 200
+    one.write("word " * 30)
+    assert len(reporter.lines) == 1
 
 
 @pytest.mark.parametrize(("durations", "left"), [(None, 0), (0, 2), (5, 2)])

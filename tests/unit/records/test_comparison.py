@@ -306,7 +306,7 @@ BAD = {
     "newer": ('{"schema": 1, "schema_version": 3, "verdict": "ACCEPTED", "criteria": []}', "newer than 2"),
     "no number": ('{"schema": 1, "schema_version": "x", "verdict": "ACCEPTED", "criteria": []}', "which is no number"),
     "bytes": (b"\xff\xfe", "not whole JSON"),
-    "newer schema": ('{"schema": 2, "verdict": "ACCEPTED", "criteria": []}', "newer than 2"),
+    "newer schema": ('{"schema": 2, "verdict": "ACCEPTED", "criteria": []}', "newer than 1"),
     "a row without a place": (
         '{"schema": 1, "verdict": "ACCEPTED", "verdict_line": "A", "criteria": [{"criterion": "x", "outcome": "passed"}]}',
         "is damaged: Object missing required field `place`",
@@ -383,3 +383,28 @@ def test_wrong_words_are_usage(words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as left:
         main.main([*words])
     assert left.value.code == 4
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("bf16_tflops at host0 gpu 0 (node0-gpu0): 498 TFLOPS, not above 700", "failed: 498 TFLOPS, not above 700"),
+        ("bf16_tflops at host1 gpu 3 (node1-gpu3): 1, above 0", "failed: bf16_tflops at host1 gpu 3 (node1-gpu3): 1, above 0"),
+        ("bf16_tflops was not measured: cut", "failed: bf16_tflops was not measured: cut"),
+        ("cut", "failed: cut"),
+    ],
+)
+def test_a_part_is_named_once(
+    reason: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reason begins with criterion and part; the line has them already. A terminal folds it, a pipe does not."""
+    cluster = KeptCluster()
+    rows = cluster.records({})
+    bad = [replace(rows[0], outcome="failed", reason=reason), *rows[1:]]
+    folders = [keep(tmp_path / name, cluster.document(some)) for name, some in (("a", rows), ("b", bad))]
+    for width in (60, 80, None):
+        monkeypatch.setenv("COLUMNS", str(width or ""))
+        assert main.main(["compare", *map(str, folders)]) == 1
+        text = capsys.readouterr().out
+        assert f"bf16_tflops at host0 (node0-gpu0) serial S-node0-gpu0: passed -> {shown}" in " ".join(text.split())
+        assert (max(map(len, text.splitlines())) <= (width or 0)) == (width is not None)

@@ -7,6 +7,8 @@ import datetime as dt
 import functools
 import io
 import json
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -106,6 +108,96 @@ def test_show(subject: tuple[str, ...], said: list[str], tmp_path: Path, capsys:
     text = capsys.readouterr().out
     assert [words for words in said if words not in text] == []
     assert "\x1b" not in text
+
+
+def wide_document() -> Any:
+    """A run with a long name of a criterion, long limits, small values, and hosts with long names."""
+    cluster = KeptCluster(nodes=2, gpus=2)
+    cluster.places = {key: replace(one, hostname=f"rack-17-gpu-node-{one.node:03}") for key, one in cluster.places.items()}
+    rate = Limit(kind="above", value=2000, unit="tokens/s/GPU")
+    share = Limit(kind="max", value=1e-06, unit="of the runs' own spread")
+    zero = Limit(kind="max", value=0, unit="count")
+    rows = cluster.records({"node1-gpu1": 1234.5678}, criterion="straggler[training_throughput_gpu_of_all]", limit=rate)
+    rows += cluster.records(criterion="finetune_check[of_the_step_time_and_its_spread]", limit=share)
+    rows += [replace(row, value=0.0) for row in cluster.records(criterion="no_foreign_process", limit=zero)]
+    rows += cluster.records(criterion="nvlink_domain", outcome="skipped", limit=None)[:1]
+    rows[3] = replace(rows[3], outcome="failed", reason="it is slow", margin_percent=-38.27)
+    facts = {"expected": {"nodes": 2, "gpus_per_node": 2}, "run": {"started": "2026-11-20T00:00:00.000+00:00"}}
+    return cluster.document(rows, **facts)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200, None])
+@pytest.mark.parametrize("subject", [(), ("straggler",), ("rack-17-gpu-node-001",), ("node1-gpu1",)])
+def test_no_table_cuts_a_cell(
+    subject: tuple[str, ...],
+    width: int | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each limit, number and name of a place is whole, on every screen; only in a pipe is a line as wide as its row."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+    assert main.main(["show", str(keep(tmp_path, wide_document())), *subject]) == 0
+    text = capsys.readouterr().out
+    wanted = ["straggler[training_throughput_gpu_of_all]", "> 2000 tokens/s/GPU"]
+    if subject[:1] != ("straggler",):
+        wanted += ["finetune_check[of_the_step_time_and_its_spread]", "<= 1e-06 of the runs' own spread"]
+    wanted += ["rack-17-gpu-node-001 (node1-gpu1)"] if subject and subject[0] != "node1-gpu1" else []
+    assert [words for words in wanted if words not in text] == []
+    assert re.search(r"\b1235\b", text)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    if width is not None:
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_yes_or_no_has_no_unit_and_what_does_not_apply_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``<= 0``, not ``<= 0 count``; a criterion that does not apply has no row of nothing."""
+    folder = str(keep(tmp_path, wide_document()))
+    assert main.main(["show", folder]) == 0
+    text = capsys.readouterr().out
+    assert "does not apply (1): nvlink_domain" in text
+    assert len(re.findall("nvlink_domain", text)) == 1
+    for subject in ([], ["no_foreign_process"], ["node0-gpu0"]):
+        assert main.main(["show", folder, *subject]) == 0
+        assert " count" not in capsys.readouterr().out
+    assert main.main(["show", folder, "nvlink_domain"]) == 0
+    assert "does not apply" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [60, 80, None])
+def test_no_table_of_history_cuts_a_cell(
+    width: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Profile, digest and folder are whole."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+    folder = keep(tmp_path / "a-long-name-of-a-folder" / "of-the-second-week", wide_document())
+    for subject in ([], ["straggler[training_throughput_gpu_of_all]", "--part", "node1-gpu1"]):
+        assert main.main(["history", str(tmp_path), *subject]) == 0
+        text = capsys.readouterr().out
+        assert str(folder.relative_to(tmp_path)) in text
+        assert "\N{HORIZONTAL ELLIPSIS}" not in text
+        assert width is None or max(map(len, text.splitlines())) <= width
+        assert all(words in text for words in ([] if subject else ["nodes x GPUs", "2 x 2", "h100-sxm", "standard"]))
+
+
+def test_results_without_an_outcome_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The head of the run alone reads as if all were good."""
+    assert main.main(["show", str(keep(tmp_path, KeptCluster().document([])))]) == 0
+    assert "nothing was judged in that run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", 1.5, [1]])
+def test_another_schema_is_named_by_its_number(schema: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be older or newer: the sentence does not call it newer than it is."""
+    folder = keep(tmp_path, {**document(), "schema": schema})
+    assert main.main(["show", str(folder)]) == 4
+    said = capsys.readouterr().err
+    assert f"schema {schema!r}" in said
+    assert ("newer" in said) is (schema == 2)
 
 
 def test_show_refuses_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -464,3 +465,25 @@ def test_a_rehearsal_counts_ranks() -> None:
     """It has no GPU."""
     bad = [failed("bf16_tflops", "node0-cpu0", 1)]
     assert lines_of(fleet(1, 2, device="cpu"), bad, device="cpu")[1] == "BAD PARTS  1 of 2 ranks"
+
+
+def test_the_number_of_failed_checks_is_no_failure_of_its_own() -> None:
+    """``finetune_checks`` counts ``finetune_check[...]``; a criterion with such a name and without members stays."""
+    zero = limit("max", 0, "count")
+    places = fleet(1, 8)
+    member = failed("finetune_check[step_time_spread]", None, 1, limit=zero, culprits=("node0-gpu3",), blames="gpu")
+    total = failed("finetune_checks", None, 1, limit=zero, culprits=(), blames=None)
+    shown = "\n".join(lines_of(places, records=[member, total]))
+    assert "step_time_spread" in shown
+    assert "finetune_checks" not in shown
+    assert "finetune_checks" in "\n".join(lines_of(places, records=[total]))
+
+
+@pytest.mark.parametrize("number", [0.123456789, 1234567890123])
+def test_evidence_is_left_out_from_a_comma_on(number: float) -> None:
+    """No number and no name in it is cut."""
+    evidence = {f"reading number {one} of the port": number for one in range(30)}
+    record = failed("nic_ports", "node0-gpu3", 1, limit=limit("max", 0, "count"), evidence=evidence)
+    shown = " ".join(" ".join(lines_of(fleet(1, 8), records=[record])).split())
+    assert ", ..." in shown
+    assert re.search(r"reading number \d+ of the port [\d.]+, \.\.\.", shown)

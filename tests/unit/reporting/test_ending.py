@@ -43,6 +43,15 @@ def test_how_long_all_ranks_waited() -> None:
     assert "  took 3:14: 8.2 s start-up, 3:01 measuring, 4.8 s other; all ranks waited 3.2 s" in lines
 
 
+@pytest.mark.parametrize("width", range(40, 101))
+def test_no_number_is_parted_from_its_unit(width: int) -> None:
+    """A line may end anywhere but between a number and its seconds."""
+    verdict = decide([Record(criterion="a", place=None, outcome="passed")], Terms(rehearsal=False, level_reached=True))
+    ending = Ending(mode=None, timings={**TIMINGS, "waited_s": 3.21}, folder="gpucluster-results", files=[])
+    lines = [line.plain for line in verdict_block(verdict, ending, width=width, quiet=False)]
+    assert not any(line.strip().startswith(("s ", "s,", "s;")) or line.strip() == "s" for line in lines)
+
+
 @pytest.mark.parametrize(
     ("outcome", "mode", "word", "colour"),
     [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from pytest_gpucluster.reporting.lines import printed, tied, wrapped
+from pytest_gpucluster.reporting.lines import printed, tied, whole, wrapped
 
 WORDS = st.lists(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=30), min_size=1, max_size=20)
 
@@ -49,3 +49,23 @@ def test_a_table_fits() -> None:
     table.add_column()
     table.add_row("name", Text("y" * 50, no_wrap=True, overflow="ellipsis"))
     assert printed([table], width=20) == [f"name  {'y' * 13}\N{HORIZONTAL ELLIPSIS}"]
+
+
+def test_a_table_that_is_too_wide_takes_more_lines_a_row() -> None:
+    """The first heading stands in the first line, no cell is cut, and a row without cells further on has one line."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("began", "verdict", "folder"):
+        made.add_column(name, no_wrap=True, justify="right" if name == "verdict" else "left")
+    made.add_row(Text("2026-11-27"), Text("REJECTED"), Text("a/folder"))
+    made.add_row(Text("a heading"))
+    assert printed([whole(made, width=24)], width=24) == [
+        "began        verdict",
+        "  folder",
+        "2026-11-27  REJECTED",
+        "  a/folder",
+        "a heading",
+    ]
+    assert printed([whole(made, width=24, spare=("folder",))], width=24)[1] == "2026-11-27  REJECTED"
+    assert whole(made, width=80) is made
+    narrow = printed([whole(made, width=5)], width=40)
+    assert [line.strip() for line in narrow[3:6]] == ["2026-11-27", "REJECTED", "a/folder"]

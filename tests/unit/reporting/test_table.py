@@ -14,15 +14,19 @@ from hypothesis import strategies as st
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record
 from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
 from pytest_gpucluster.reporting.table import COLUMNS, DROPPED, Layout, criteria_table
 from pytest_gpucluster.reporting.table_rows import headroom_cell, outcome_text
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.entries import limit
+from tests.support.fleet_records import selector_of
 from tests.support.screens import kept_screen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from pytest_gpucluster.places import Place
 
 NODE = Inventory(num_nodes=1, gpus_per_node=8, device="cuda")
 FLEET = Inventory(num_nodes=64, gpus_per_node=8, device="cuda")
@@ -257,30 +261,35 @@ def test_values_stand_beside_missing_places() -> None:
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-@pytest.mark.parametrize(("hosts", "name"), [((), "1 unknown host"), (("a", "b", "c"), "b")])
-def test_an_absent_node_is_one_row(*, hosts: tuple[str, ...], name: str, is_whole: bool) -> None:
-    """However many criteria miss it: their rows show what was measured, and none of them is all good."""
-    inventory = Inventory(num_nodes=3, gpus_per_node=2, device="cuda", hosts=hosts)
+@pytest.mark.parametrize("nodes", [[1], [0, 2]])
+def test_the_table_says_nothing_of_absent_nodes(*, nodes: list[int], is_whole: bool) -> None:
+    """The bad parts name them once. Rows show what was measured, and no subject is all good."""
+    inventory = Inventory(num_nodes=3, gpus_per_node=2, device="cuda", hosts=("qx", "qy", "qz"))
     places = {
-        one.id: replace(one, rank=rank) if one.node != 1 and one.gpu is not None else one
+        one.id: replace(one, rank=rank) if one.node not in nodes and one.gpu is not None else one
         for rank, one in enumerate(inventory.everything)
     }
     rows = [row for key in ("one", "two", "three") for row in over(key, [783.9] * 6, limit(), inventory=inventory)]
-    rows = [absent(row) if str(row.place).startswith("node1-") else row for row in rows]
+    rows = [absent(row) if places[str(row.place)].node in nodes else row for row in rows]
     rows += [absent(Record(criterion="all", place=f"node{node}", outcome="passed")) for node in range(3)]
-    subjects = dict.fromkeys(("one", "two", "three"), "compute")
+    lost = {"place": None, "outcome": "missing", "reason": "not run: qy is absent", "culprits": (f"node{nodes[0]}",)}
+    rows += [Record(criterion=name, **lost) for name in ("busbw_scaling", "training_scaling_cluster")]  # type: ignore[arg-type]
+    subjects = dict.fromkeys(("one", "two", "three", "busbw_scaling", "training_scaling_cluster"), "compute")
     shown = criteria_table(rows, places, subjects=subjects, layout=replace(WIDE, is_whole=is_whole))
-    assert shown[-1] == f"absent: {name}: 7 outcomes of 4 criteria missing"
-    assert not any("all ok" in line for line in shown)
+    assert not any("absent" in line or "all ok" in line for line in shown)
+    good = 6 - 2 * len(nodes)
     if is_whole:
-        assert sum("missing" in line for line in shown) == 2, "the row, and the criterion that misses others too"
-        assert sum(line.endswith("4 ok") for line in shown) == 3
+        assert sum(line.endswith(f"{good} ok") for line in shown) == 3
     else:
-        assert cells(shown[0]) == [
-            "compute",
-            "12 ok, 6 missing",
-            "one 783.9 TFLOPS (> 700), two 783.9 TFLOPS (> 700), three 783.9 TFLOPS (> 700)",
-        ]
+        assert cells(shown[0])[1].startswith(f"{3 * good} ok")
+    (gone,) = (line for line in describe(rows, places) if "absent" in line and "node" in line and "BAD" not in line)
+    assert [name in gone for name in ("qx", "qy", "qz")] == [node in nodes for node in range(3)]
+
+
+def describe(rows: list[Record], places: dict[str, Place]) -> list[str]:
+    """The lines about bad parts but for their reasons."""
+    shown = Shown(places=places, tests=selector_of(rows), device="cuda", width=200, command=())
+    return [line.plain for line in describe_bad_parts(rows, shown) if "not run" not in line.plain]
 
 
 def test_a_missing_gpu_of_a_node_that_answers_is_no_absent_node() -> None:
