@@ -232,6 +232,25 @@ def test_another_part(name: str) -> None:
     assert said.endswith("VBIOS 97" if name == "board" else "another")
 
 
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        (("host10", "host11"), "host11 gpu 0 has another hostname: it was host9, and is host11"),
+        (("host8", "host9"), "host8 gpu 0 has another hostname: it was host10, and is host8"),
+        (("host1", "host2"), "host1 gpu 0 has another hostname: it was host10, host9, and is host1"),
+        (("host9", "host10"), None),
+    ],
+)
+def test_a_swapped_host_is_named_though_the_numbers_shift(hosts: tuple[str, str], said: str | None) -> None:
+    """Nodes are counted by the names of their hosts: the swapped one is named, and not whoever has its number now."""
+
+    def places(*names: str) -> dict[str, Place]:
+        found = [replace(GPU, id=f"node{node}-gpu0", node=node, hostname=name) for node, name in enumerate(names)]
+        return {one.id: one for one in found}
+
+    assert why_other_parts(places("host9", "host10"), places(*hosts)) == said
+
+
 def test_a_part_that_is_absent_has_no_difference() -> None:
     """Neither one that was absent, nor one that is. What was known of it stays known for the part after that."""
     absent = Place(id=GPU.id, node=0, gpu=0)
