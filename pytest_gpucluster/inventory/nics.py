@@ -29,6 +29,7 @@ from pytest_gpucluster.inventory.reading import (
 from pytest_gpucluster.inventory.sysfs import (
     SYS,
     SysfsFile,
+    is_there,
     list_if_there,
     list_names,
     read_number,
@@ -267,7 +268,7 @@ def _verbs(adapter: Path, devices: Path | None = None) -> str | NotAvailable:
 
 
 def _is_virtual(adapter: Path) -> bool:
-    return (adapter / "device" / "physfn").exists()
+    return is_there(adapter / "device" / "physfn")
 
 
 def _is_nvswitch(adapter: Path) -> bool | NotAvailable:
@@ -324,7 +325,7 @@ def read_ports_gb_s(*, root: Path = SYS) -> float | None:
     names = or_none(list_names(root / "class" / "infiniband")) or []
     rates: dict[bool, list[float | NotAvailable]] = {False: [], True: []}
     for adapter in (root / "class" / "infiniband" / name for name in names):
-        is_virtual = (adapter / "device" / "physfn").exists()
+        is_virtual = _is_virtual(adapter)
         for number in or_none(list_names(adapter / "ports")) or []:
             port = adapter / "ports" / number
             if str(read_text(port / "state")).endswith(" ACTIVE"):
@@ -363,8 +364,8 @@ def read_net_interfaces(*, root: Path = SYS) -> list[NetInterface] | NotAvailabl
     if isinstance(names, NotAvailable):
         return names
     up = [name for name in sorted(names) if name != LOOPBACK and read_text(folder / name / "operstate") == "up"]
-    of_devices = [name for name in up if (folder / name / "device").exists()]
-    chosen = of_devices or [name for name in up if not (folder / name / "bridge").exists()]
+    of_devices = [name for name in up if is_there(folder / name / "device")]
+    chosen = of_devices or [name for name in up if not is_there(folder / name / "bridge")]
     return [read(NetInterface, folder / name, name=name) for name in chosen]
 
 
