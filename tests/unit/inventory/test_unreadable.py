@@ -82,8 +82,8 @@ def watched(root: Path) -> Any:
 READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "host": (
         lambda root: host.read_host(sys=root / "sys", proc=root / "proc", os_release=root / "os-release", shm=root),
-        (f"{CPUS}/[osv]*", f"{CPUS}/cpu0/[!t]*", f"{CPUS}/cpu0/topology/[!t]*", "sys/kernel", "sys/module/[mg]*", "proc/cpuinfo",
-         "proc/meminfo", "proc/self/status", "proc/sys", "proc/driver/nvidia/params", "os-release"),
+        (f"{CPUS}/[osv]*", f"{CPUS}/cpu0/[!t]*", f"{CPUS}/cpu0/topology/[!t]*", "sys/kernel", "sys/module/[mg]*",
+         "proc/cpuinfo", "proc/meminfo", "proc/self/status", "proc/sys", "proc/driver/nvidia/params", "os-release"),
     ),
     "memory limit": (
         lambda root: host.read_memory_limit("1", own=root / "proc/self/cgroup", cgroups=root / "cgroups"),
