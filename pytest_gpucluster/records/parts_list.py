@@ -99,9 +99,9 @@ def parts_of(machine: Mapping[str, Any]) -> list[ListedPart]:
 def _part(host: str, kind: str, name: str, readings: Mapping[str, Any]) -> ListedPart:
     """One part, by its readings: model, serial and firmware."""
     known = {column: _text(value) for column, value in readings.items()}
-    hidden, unread = readings["serial"], ""
-    if not _is_serial(known["serial"]):
-        unread = one_line(str(hidden["not_available"]) if isinstance(hidden, dict) else f"the firmware says {known['serial']!r}")
+    hidden, serial, unread = readings["serial"], known["serial"], ""
+    if not _is_serial(serial):
+        unread = one_line(str(hidden["not_available"]) if isinstance(hidden, dict) else f"the firmware says {serial!r}")
         known["serial"] = ""
     return ListedPart(host=host, part=kind, name=name, unread=unread, **known)
 
