@@ -376,7 +376,7 @@ ROCE_HEADERS_BYTES = 96
 """What the kernel takes off an interface's MTU: headers of GRH, UDP, BTH, XRC and atomics, and ICRC (rdma/ib_addr.h)."""
 RDMA_MTUS = (4096, 2048, 1024, 512, 256)
 _HCA = re.compile(r"^hca_id:\s*(\S+)", re.MULTILINE)
-_PORT_MTU = re.compile(r"^\s+port:\s*(\d+)$.*?^\s+active_mtu:\s*(\d+)", re.MULTILINE | re.DOTALL)
+_PORT_MTU = re.compile(r"^\s+port:\s*(\d+)$.*?^\s+active_mtu:\s*(\d{1,6})\b", re.MULTILINE | re.DOTALL)
 
 
 def roce_mtu(interface_bytes: int) -> int | NotAvailable:
@@ -416,7 +416,7 @@ def read_neighbours(*, path: str | None = None) -> dict[str, SwitchPort] | NotAv
     def in_text(text: str) -> dict[str, SwitchPort] | NotAvailable:
         try:
             found = {name: _switch_port(one) for name, one in _interfaces(json.loads(text)["lldp"])}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, StopIteration) as error:
             return NotAvailable(f"lldpcli: its answer has another form ({type(error).__name__})")
         return {name: one for name, one in found.items() if one is not None}
 

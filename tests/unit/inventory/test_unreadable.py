@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.inventory import host, host_load, machine, nics, numa, pci_tree, watched_node
+from pytest_gpucluster.inventory import host, host_load, kubernetes, machine, nics, numa, pci_tree, program, slurm, watched_node
 from pytest_gpucluster.inventory.host_load import HostWatch
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.sysfs import MOST_BYTES, read_text
@@ -216,3 +216,43 @@ def test_a_limit_of_memory(tmp_path: Path, texts: tuple[str, str], limit: int | 
     write(tmp_path, {"own": "0::/job_1/step", "job_1/memory.max": texts[0], "job_1/step/memory.max": texts[1]})
     found = host.read_memory_limit("1", own=tmp_path / "own", cgroups=tmp_path)
     assert found == limit if limit is not None else isinstance(found, NotAvailable)
+
+
+LOG = '{"nvme_smart_health_information_log": {"critical_warning": 0, "available_spare": LEFT}}'
+SAID = {
+    "nothing": "",
+    "no text": "\x80\ufffd\0",
+    "a long number": f"version {'9' * 5000}",
+    "a long MTU": f"hca_id:\tmlx5_0\n\t\tport:\t1\n\t\t\tactive_mtu:\t{'9' * 5000} (5)",
+    "null": "null",
+    "a list": "[1, 2]",
+    "deep": "[" * 100_000,
+    "infinite": LOG.replace("LEFT", "1e999"),
+    "no number": LOG.replace("LEFT", "null"),
+    "a neighbour without a name": '{"lldp": [{"interface": [{"name": "eth0", "chassis": [{}], "port": [{}]}]}]}',
+    "null in a list": '{"items": [null]}',
+    "another form": '{"items": {"a": 1}, "metadata": 5, "status": []}',
+}
+ASKED: dict[str, Callable[[], Any]] = {
+    "runc and the like": machine.read_installed,
+    "what is offered": machine.read_offered,
+    "RDMA MTUs": nics.read_rdma_mtus,
+    "cables": nics.read_neighbours,
+    "disk": lambda: host_parts.read_health("/dev/nvme0"),
+    "Slurm": lambda: (slurm.read_node("a", hostname="a"), slurm.read_share("1", "a"), slurm.read_config({}), slurm.read_mpi()),
+    "partitions": lambda: (slurm.read_partitions(), slurm.read_block("a"), slurm.read_controller()),
+    "Kubernetes": lambda: kubernetes.read_node({"NODE_NAME": "a"}, hostname="a"),
+    "cluster": kubernetes.read_cluster,
+}
+"""Readers that ask a program."""
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_what_programs_say_never_raises(name: str, exit_code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is, and however they end."""
+    monkeypatch.setattr(program.shutil, "which", lambda found, **_: f"/bin/{found}")
+    for text in SAID.values():
+        ended = program.Ended(exit_code=exit_code, printed=text, complained="")
+        monkeypatch.setattr(program, "run", lambda *_, said=ended, **__: said)
+        ASKED[name]()
