@@ -196,6 +196,13 @@ def test_another_run(tmp_path: Path, name: str) -> None:
     assert said in str(found.why_other({**STARTED, "facts": {**FACTS, name: value}}))
 
 
+def test_limits_that_one_file_changes_are_named(tmp_path: Path) -> None:
+    """Beside the digests of both files."""
+    found = read_unfinished_run(write(tmp_path, record("one", "passed"), facts={**FACTS, "changed_limits": ["bf16", "hbm"]}))
+    now = {**FACTS, "thresholds_sha256": "1" * 64, "changed_limits": ["hbm", "triad"]}
+    assert "the file of limits is another one (of bf16, triad): it was" in str(found.why_other({**STARTED, "facts": now}))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
