@@ -116,15 +116,15 @@ def summary(machine: Machine) -> list[Shown]:
     drivers = sorted({gpu["driver"] for gpu in gpus})
     ports = [port for nic in nics for port in _ports(nic)] if isinstance(nics, list) else []
     active = [port for port in ports if port["state"] == "ACTIVE"]
-    cpus = ", ".join(
+    *cpus, nodes = (
         counted(host[name], word) if isinstance(host[name], int) else f"{NOTHING} {word}s"
-        for name, word in (("sockets", "socket"), ("cores", "core"), ("cpus", "CPU"))
+        for name, word in (("sockets", "socket"), ("cores", "core"), ("cpus", "CPU"), ("numa_nodes", "NUMA node"))
     )
     software = machine["software"]
     known = {
         "host": f"{one_line(machine['hostname'])}, {cell(host['operating_system'])}, kernel {one_line(host['kernel'])}",
-        "CPU": f"{cell(host['cpu_model'])}: {cpus}",
-        "memory": f"{cell(host['memory_gib'], '{:.0f}')} GiB, {counted(host['numa_nodes'], 'NUMA node')}",
+        "CPU": f"{cell(host['cpu_model'])}: {', '.join(cpus)}",
+        "memory": f"{cell(host['memory_gib'], '{:.0f}')} GiB, {nodes}",
         "GPUs": ", ".join(shown) or "none",
         "driver": ", ".join(map(one_line, drivers)) or NOTHING,
         "NVLinks": _nvlinks_of_all(gpus),

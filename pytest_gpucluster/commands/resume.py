@@ -106,6 +106,6 @@ def _command_of(started: Mapping[str, Any], results: Path) -> Command:
     except msgspec.ValidationError:
         version = started.get("versions", {}).get("pytest-gpucluster")
         raise ConfigurationError(
-            f"the journal in {results} does not say how its run was started: it is of another version ({version}). Begin "
-            "another run in another results directory"
+            f"the journal in {results} does not say how its run was started: it was merged from others, or is of another "
+            f"version ({version}). Begin another run in another results directory"
         ) from None

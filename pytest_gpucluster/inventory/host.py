@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import PROC, SYS, SysfsFile, list_if_there, list_names, read_at, read_number, read_text
+from pytest_gpucluster.inventory.sysfs import (
+    PROC,
+    SYS,
+    SysfsFile,
+    list_if_there,
+    list_names,
+    number_in,
+    read_at,
+    read_number,
+    read_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,8 +100,8 @@ def read_available_gib(*, proc: Path = PROC) -> float | NotAvailable:
 
 
 def _first_number(text: str) -> int | NotAvailable:
-    word = text.split(maxsplit=1)[0]
-    return int(word) if word.isascii() and word.isdecimal() else NotAvailable(f"{text[:80]!r} is no number")
+    number = number_in(text.split(maxsplit=1)[0])
+    return NotAvailable(f"{text[:80]!r} is no number") if number is None else number
 
 
 def _cpu_folders(host: _Roots) -> list[Path] | NotAvailable:
@@ -237,7 +247,7 @@ class HostFacts:
     smt: bool | NotAvailable = row(lambda host: read_number(host.cpu / "smt" / "active"), 1, FACT, convert=bool)
     governors: list[str] | NotAvailable = row(_governors, ["performance"], SETTINGS)
     idle_states: list[str] | NotAvailable = row(_idle_states, ["POLL", "C1"], FACT)
-    numa_nodes: int = row(lambda host: len(numa.read_nodes(root=host.sys)), 2, FACT)
+    numa_nodes: int | NotAvailable = row(lambda host: numa.read_node_numbers(root=host.sys), [0, 1], FACT, convert=len)
     numa_balancing: bool | NotAvailable = row(
         lambda host: read_number(host.proc / "sys" / "kernel" / "numa_balancing"), 0, SETTINGS, convert=bool
     )
@@ -318,8 +328,11 @@ def _lowest(folders: list[Path]) -> int | NotAvailable:
     limits = [text for text in texts if isinstance(text, str)]
     if not limits:
         return NotAvailable(f"no limit of memory can be read ({folders[0]})")
-    sizes = [int(text) for text in limits if text.isdecimal()]
-    return min([NO_LIMIT_BYTES, *sizes])
+    sizes = [number_in(text) for text in limits if text != "max"]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return NotAvailable(f"a limit of memory is no number ({folders[0]})")
+    return min([NO_LIMIT_BYTES, *known])
 
 
 # --- The file system below a path ---
@@ -383,8 +396,8 @@ def _total(file: Path) -> int | NotAvailable:
     text = read_text(file)
     if isinstance(text, NotAvailable):
         return text
-    number = text.splitlines()[-1].rpartition(" ")[2]
-    return int(number) if number.isascii() and number.isdecimal() else NotAvailable(f"{text[-80:]!r} has no total ({file})")
+    number = number_in(text.splitlines()[-1].rpartition(" ")[2])
+    return NotAvailable(f"{text[-80:]!r} has no total ({file})") if number is None else number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,7 +424,7 @@ def _interrupts(kind: str, text: str) -> int | NotAvailable:
     for line in text.splitlines():
         name, _, counts = line.strip().partition(":")
         if name == kind:
-            return sum(int(word) for word in counts.split() if word.isascii() and word.isdecimal())
+            return sum(number_in(word) or 0 for word in counts.split())
     return NotAvailable(f"the kernel counts no {kind} here")
 
 
@@ -427,7 +440,9 @@ class MachineChecks:
 def read_machine_checks(*, proc: Path = PROC) -> list[MachineChecks] | NotAvailable:
     """The counts of the processors; none where the kernel keeps none, as in most virtual machines."""
 
-    def checks(text: str) -> list[MachineChecks]:
+    def checks(text: str) -> list[MachineChecks] | NotAvailable:
+        if not text.startswith("CPU"):
+            return NotAvailable(f"{text[:80]!r} is no table of interrupts ({proc / 'interrupts'})")
         found = read(MachineChecks, text, name="CPUs")
         return [found] if not isinstance(found.exceptions, NotAvailable) else []
 

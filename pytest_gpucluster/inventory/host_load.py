@@ -320,7 +320,7 @@ def _running(file: Path) -> int | None:
 def _pressure_s(file: Path) -> float | None:
     """Seconds in which some task waited; None on a kernel without PSI."""
     with contextlib.suppress(OSError, ValueError, LookupError):
-        line = next(line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("some"))
+        line = next((line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("some")), "")
         return int(line.rpartition("total=")[2]) / 1e6
     return None
 

@@ -29,6 +29,7 @@ from pytest_gpucluster.inventory.reading import (
 from pytest_gpucluster.inventory.sysfs import (
     SYS,
     SysfsFile,
+    is_there,
     list_if_there,
     list_names,
     read_number,
@@ -271,7 +272,7 @@ def _verbs(adapter: Path, devices: Path | None = None) -> str | NotAvailable:
 
 
 def _is_virtual(adapter: Path) -> bool:
-    return (adapter / "device" / "physfn").exists()
+    return is_there(adapter / "device" / "physfn")
 
 
 def _is_nvswitch(adapter: Path) -> bool | NotAvailable:
@@ -328,7 +329,7 @@ def read_ports_gb_s(*, root: Path = SYS) -> float | None:
     names = or_none(list_names(root / "class" / "infiniband")) or []
     rates: dict[bool, list[float | NotAvailable]] = {False: [], True: []}
     for adapter in (root / "class" / "infiniband" / name for name in names):
-        is_virtual = (adapter / "device" / "physfn").exists()
+        is_virtual = _is_virtual(adapter)
         for number in or_none(list_names(adapter / "ports")) or []:
             port = adapter / "ports" / number
             if str(read_text(port / "state")).endswith(" ACTIVE"):
@@ -367,8 +368,8 @@ def read_net_interfaces(*, root: Path = SYS) -> list[NetInterface] | NotAvailabl
     if isinstance(names, NotAvailable):
         return names
     up = [name for name in sorted(names) if name != LOOPBACK and read_text(folder / name / "operstate") == "up"]
-    of_devices = [name for name in up if (folder / name / "device").exists()]
-    chosen = of_devices or [name for name in up if not (folder / name / "bridge").exists()]
+    of_devices = [name for name in up if is_there(folder / name / "device")]
+    chosen = of_devices or [name for name in up if not is_there(folder / name / "bridge")]
     return [read(NetInterface, folder / name, name=name) for name in chosen]
 
 
@@ -379,7 +380,7 @@ ROCE_HEADERS_BYTES = 96
 """What the kernel takes off an interface's MTU: headers of GRH, UDP, BTH, XRC and atomics, and ICRC (rdma/ib_addr.h)."""
 RDMA_MTUS = (4096, 2048, 1024, 512, 256)
 _HCA = re.compile(r"^hca_id:\s*(\S+)", re.MULTILINE)
-_PORT_MTU = re.compile(r"^\s+port:\s*(\d+)$.*?^\s+active_mtu:\s*(\d+)", re.MULTILINE | re.DOTALL)
+_PORT_MTU = re.compile(r"^\s+port:\s*(\d+)$.*?^\s+active_mtu:\s*(\d{1,6})\b", re.MULTILINE | re.DOTALL)
 
 
 def roce_mtu(interface_bytes: int) -> int | NotAvailable:
@@ -419,7 +420,7 @@ def read_neighbours(*, path: str | None = None) -> dict[str, SwitchPort] | NotAv
     def in_text(text: str) -> dict[str, SwitchPort] | NotAvailable:
         try:
             found = {name: _switch_port(one) for name, one in _interfaces(json.loads(text)["lldp"])}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, StopIteration) as error:
             return NotAvailable(f"lldpcli: its answer has another form ({type(error).__name__})")
         return {name: one for name, one in found.items() if one is not None}
 

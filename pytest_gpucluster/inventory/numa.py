@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.reading import or_none
-from pytest_gpucluster.inventory.sysfs import SYS, read_text
+from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
+from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, number_in, read_text
 from pytest_gpucluster.protocol.rank import spans
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PCI = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\Z")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?\Z", re.ASCII)
 _GIVEABLE = ("MemFree", "Active(file)", "Inactive(file)")
 
 
@@ -106,15 +106,20 @@ def read_node_of(pci: str, *, root: Path = SYS) -> int | None:
     Raises:
         ValueError: ``pci`` is no PCI address.
     """
-    text = _read(root / "bus" / "pci" / "devices" / sysfs_address(pci) / "numa_node")
-    return int(text) if text is not None and text.isdecimal() else None
+    return number_in(_read(root / "bus" / "pci" / "devices" / sysfs_address(pci) / "numa_node") or "")
 
 
 def read_nodes(*, root: Path = SYS) -> tuple[NumaNode, ...]:
     """Every NUMA node of this machine by number; none on a kernel without NUMA."""
-    folder = root / "devices" / "system" / "node"
-    numbers = sorted(int(path.name[4:]) for path in folder.glob("node*") if path.name[4:].isdecimal())
+    folder, numbers = root / "devices" / "system" / "node", or_none(read_node_numbers(root=root)) or []
     return tuple(_read_node(folder / f"node{number}", number, numbers) for number in numbers)
+
+
+def read_node_numbers(*, root: Path = SYS) -> list[int] | NotAvailable:
+    """The numbers of the NUMA nodes of this machine; none on a kernel without NUMA."""
+    found = list_if_there(root / "devices" / "system" / "node")
+    numbers = apply(lambda names: [number_in(name.removeprefix("node")) for name in names if name.startswith("node")], found)
+    return apply(lambda known: sorted(one for one in known if one is not None), numbers)
 
 
 def read_threads_of_core(cpu: int, *, root: Path = SYS) -> frozenset[int]:
@@ -183,14 +188,14 @@ def _read_cpus(folder: Path) -> frozenset[int]:
 def _read_meminfo_kb(folder: Path) -> dict[str, int]:
     """``Node 0 MemFree:  1024 kB`` as name and number; lines of another form are left out."""
     lines = [line.split() for line in (_read(folder / "meminfo") or "").splitlines()]
-    return {words[2].rstrip(":"): int(words[3]) for words in lines if len(words) > 3 and words[3].isdecimal()}
+    sizes = {words[2].rstrip(":"): number_in(words[3]) for words in lines if len(words) > 3}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _read_distances(folder: Path, numbers: list[int]) -> dict[int, int]:
-    words = (_read(folder / "distance") or "").split()
-    if len(words) != len(numbers) or not all(word.isdecimal() for word in words):
-        return {}
-    return {number: int(word) for number, word in zip(numbers, words, strict=True)}
+    found = [number_in(word) for word in (_read(folder / "distance") or "").split()]
+    known = [one for one in found if one is not None]
+    return dict(zip(numbers, known, strict=True)) if len(numbers) == len(found) == len(known) else {}
 
 
 def _read(file: Path) -> str | None:

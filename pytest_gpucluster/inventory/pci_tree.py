@@ -7,6 +7,7 @@ GPUs tells which.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ GPU_CLASSES = ("0x0300", "0x0302")
 """VGA controller and 3D controller. A GPU's audio device and an NVSwitch are of other classes."""
 NO_DRIVER = "no driver"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
+_ID = re.compile(r"0x[0-9a-fA-F]+")
 _SPEED = re.compile(r"(?P<speed>\d+(?:\.\d+)?) GT/s")
 NO_WIDTH = (63, 255)
 """What the kernel reads of a device that does not answer."""
@@ -119,9 +121,16 @@ def is_nvidia_gpu(device: Path) -> bool:
     Raises:
         OSError: its vendor or class cannot be read.
     """
-    if (device / "vendor").read_text(encoding="ascii").strip() != NVIDIA or (device / "physfn").exists():
+    if _id(device / "vendor") != NVIDIA or (device / "physfn").exists():
         return False
-    return (device / "class").read_text(encoding="ascii").startswith(GPU_CLASSES)
+    return _id(device / "class").startswith(GPU_CLASSES)
+
+
+def _id(file: Path) -> str:
+    text = file.read_bytes()[:80].decode("ascii", "replace").strip()
+    if not _ID.fullmatch(text):
+        raise OSError(errno.EINVAL, f"{text!r} is no number such as {NVIDIA}", str(file))
+    return text
 
 
 def read_path(pci: str, *, root: Path = SYS) -> PciPath | NotAvailable:

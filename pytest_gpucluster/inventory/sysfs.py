@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Value = TypeVar("Value")
+USUAL_BYTES, MOST_BYTES = 1 << 16, 1 << 26
+"""Of a file that is read: nearly all, and the most. ``/proc/interrupts`` of a host with 512 processors has 17 MB."""
+MOST_DIGITS = 20
+"""Of a number of 64 bits."""
 SYS = Path("/sys")
 PROC = Path("/proc")
 
@@ -30,16 +34,32 @@ def read_at(path: Path, look: Callable[[], Value]) -> Value | NotAvailable:
 
 
 def read_text(file: Path) -> str | NotAvailable:
-    """The stripped text of a file; an empty file has no value."""
-    text = read_at(file, lambda: file.read_bytes()[:65536].decode("utf-8", "replace").strip())
-    return apply(lambda known: known or NotAvailable(f"empty ({file})"), text)
+    """The stripped text of a file; an empty file has no value, nor has one of which only a part would be read."""
+
+    def content() -> bytes:
+        with file.open("rb") as opened:
+            begin = opened.read(USUAL_BYTES)
+            return begin + opened.read(MOST_BYTES) if len(begin) == USUAL_BYTES else begin
+
+    def text(known: bytes) -> str | NotAvailable:
+        if len(known) > MOST_BYTES:
+            return NotAvailable(f"longer than {MOST_BYTES >> 20} MiB ({file})")
+        return known.decode("utf-8", "replace").strip() or NotAvailable(f"empty ({file})")
+
+    return apply(text, read_at(file, content))
+
+
+def number_in(text: str) -> int | None:
+    """The whole number, zero or more, that a text of the kernel is; None for any other text."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS else None
 
 
 def read_number(file: Path) -> int | NotAvailable:
     """The whole number, zero or more, that a file holds."""
 
     def in_text(text: str) -> int | NotAvailable:
-        return int(text) if text.isascii() and text.isdecimal() else NotAvailable(f"{text[:80]!r} is no number ({file})")
+        number = number_in(text)
+        return NotAvailable(f"{text[:80]!r} is no number ({file})") if number is None else number
 
     return apply(in_text, read_text(file))
 
@@ -63,6 +83,14 @@ def list_if_there(folder: Path) -> list[str] | NotAvailable:
     except OSError as error:
         return NotAvailable(f"{error.strerror} ({folder})")
     return list_names(folder)
+
+
+def is_there(path: Path) -> bool:
+    """Whether the kernel shows something there; what this process may not see is not there."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def target_of(link: Path) -> str | NotAvailable:

@@ -172,7 +172,7 @@ def _health_by(tool: str, path: str, arguments: tuple[str, ...]) -> DiskHealth |
         return _health(tool, answer)
     except ProgramError as error:
         return NotAvailable(str(error))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         return NotAvailable(f"{tool} printed no health log: {error!r}; {ended.gist}")
 
 

@@ -47,8 +47,9 @@ class ListedPart:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Which part it is; letters count alike in both cases."""
-        return self.part, self.serial.casefold()
+        """Which part it is; letters count alike in both cases, and a GUID in all its spellings."""
+        serial = self.serial.casefold()
+        return self.part, re.sub("^0x|[:-]", "", serial) if self.part == "nic" else serial
 
     @property
     def label(self) -> str:
@@ -98,13 +99,15 @@ def parts_of(machine: Mapping[str, Any]) -> list[ListedPart]:
 def _part(host: str, kind: str, name: str, readings: Mapping[str, Any]) -> ListedPart:
     """One part, by its readings: model, serial and firmware."""
     known = {column: _text(value) for column, value in readings.items()}
-    serial = known["serial"]
-    unread = ""
-    if not serial.strip("0:. -") or serial.casefold().startswith(PLACEHOLDERS):
-        hidden = readings["serial"]
+    hidden, serial, unread = readings["serial"], known["serial"], ""
+    if not _is_serial(serial):
         unread = one_line(str(hidden["not_available"]) if isinstance(hidden, dict) else f"the firmware says {serial!r}")
         known["serial"] = ""
     return ListedPart(host=host, part=kind, name=name, unread=unread, **known)
+
+
+def _is_serial(text: str) -> bool:
+    return bool(text.strip("0:. -")) and not text.casefold().startswith(PLACEHOLDERS)
 
 
 def _text(value: Any) -> str:
@@ -135,7 +138,7 @@ def read_parts(file: Path, *, is_order: bool) -> list[ListedPart]:
     try:
         with file.open("rb") as opened:
             content = opened.read(MOST_BYTES + 1)
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise ConfigurationError(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -155,20 +158,21 @@ def read_parts(file: Path, *, is_order: bool) -> list[ListedPart]:
 
 
 def _csv_rows(text: str, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    head = text.partition("\n")[0]
+    head = text.lstrip("\n").partition("\n")[0]
     delimiter = next((one for one in ",;\t" if one in head), ",")
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
     try:
-        names = [name.strip().casefold() for name in next(reader, [])]
-        if len({*names}) != len(names):
-            raise ConfigurationError(f"{file}:1: a column is there twice")
+        names = [name.strip() for name in next(filter(None, reader), [])]
+        named = [name.casefold() for name in names if name]
+        if len({*named}) != len(named):
+            raise ConfigurationError(f"{file}:{reader.line_num}: a column is there twice")
         for cells in reader:
             where = f"{file}:{reader.line_num}"
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(names):
                 raise ConfigurationError(f"{where}: {counted(len(cells), 'cell')}, and the head has {len(names)}")
-            yield where, dict(zip(names, cells, strict=True))
+            yield where, {name: cell for name, cell in zip(names, cells, strict=True) if name or cell.strip()}
     except csv.Error as error:
         raise ConfigurationError(f"{file}:{reader.line_num}: no CSV: {error}") from None
 
@@ -184,6 +188,7 @@ def _json_rows(text: str, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _checked(row: Mapping[str, Any], where: str, *, is_order: bool) -> ListedPart:
+    row = {name.strip().casefold(): cell for name, cell in row.items()}
     unknown = [name for name in row if name not in COLUMNS]
     if unknown:
         hints = "".join(did_you_mean(name, COLUMNS) for name in unknown)
@@ -198,8 +203,10 @@ def _checked(row: Mapping[str, Any], where: str, *, is_order: bool) -> ListedPar
     kind, serial = texts["part"].casefold(), texts["serial"]
     if kind not in KINDS:
         raise ConfigurationError(f"{where}: {texts['part']!r} is no part; say {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}")
-    if is_order and not serial:
-        raise ConfigurationError(f"{where}: a {kind} without a serial")
+    if not _is_serial(serial):
+        if is_order:
+            raise ConfigurationError(f"{where}: a {kind} without a serial")
+        texts |= {"serial": "", "unread": texts.get("unread") or f"the file says {serial!r}"}
     if SHORTENED.fullmatch(serial):
         raise ConfigurationError(f"{where}: {serial!r} is a number that a spreadsheet shortened, and no serial")
     return ListedPart(**{**texts, "part": kind})

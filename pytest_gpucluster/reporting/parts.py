@@ -116,14 +116,18 @@ def last_known(before: Place | None, now: Place) -> Place:
 def why_other_parts(before: Mapping[str, Place], now: Mapping[str, Place]) -> str | None:
     """The first part that is not the one that was measured before, with the difference; None if all are the same.
 
-    A place at which nothing answered in one of the two has no difference.
+    A place at which nothing answered in one of the two has no difference. Nodes are counted by the names of their hosts: a new
+    host, which may have given others another number, comes first.
     """
-    for name, place in now.items():
+    hosts, hosts_now = ({place.hostname for place in places.values() if place.hostname} for places in (before, now))
+    gone = ", ".join(sorted(hosts - hosts_now))
+    for name, place in sorted(now.items(), key=lambda item: item[1].hostname in hosts):
         older = before.get(name)
         if older is None or not (is_known(older) or older.gpu is None):
             continue
         for field, word in IDENTITY.items():
             was, is_now = getattr(older, field), getattr(place, field)
+            was = gone or was if field == "hostname" and is_now not in hosts else was
             is_absent = is_now is None if place.gpu is None else not is_known(place)
             if was != is_now and not is_absent and (was is not None or place.gpu is not None):
                 return f"{place.on_host} has another {word}: it was {_words(was)}, and is {_words(is_now)}"

@@ -13,6 +13,7 @@ from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOT_SELECTED, PASSE
 from pytest_gpucluster.reporting.files import SHELF
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal, state_of
 from pytest_gpucluster.reporting.run_spans import read_spans
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -98,12 +99,19 @@ class UnfinishedRun:
         for name, words in SAME.items():
             was, is_now = (_lasting(name, one["facts"].get(name)) for one in (before, json.loads(json.dumps(started))))
             if was != is_now:
-                yield f"{words} is another one: it was {_words(was)}, and is {_words(is_now)}"
+                entries = _changed_in_one(before, started) if name == "thresholds_sha256" else ""
+                yield f"{words} is another one{entries}: it was {_words(was)}, and is {_words(is_now)}"
         for name in ("inline", "selftest", "audit"):
             was, is_now = (str(one["settings"].get(name, False)) for one in (before, started))
             if was != is_now:
                 yield f"--gpucluster-{name} was {'given' if was == 'True' else 'not given'} before"
         yield from _other_values(before.get("variables", {}), started["variables"])
+
+
+def _changed_in_one(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The limits that only one of two files changes: `` (of hbm_bandwidth)``."""
+    changed = {*before["facts"].get("changed_limits", ())} ^ {*now["facts"].get("changed_limits", ())}
+    return f" (of {shortlist(sorted(changed), most=3)})" if changed else ""
 
 
 def _other_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 PACKAGED = Path(__file__).with_name("known_versions.yaml")
 _MOST_NUMBERS = 12
+MOST_CHARACTERS = 200
+"""Of a version."""
+MACHINES = ("x86_64", "aarch64")
+"""As the kernel names the machines that have NVIDIA's data centre GPUs."""
 _SEMANTIC = r"v?(?P<numbers>\d+\.\d+\.\d+)(?:[-~](?P<stage>alpha|beta|rc)\.?(?P<trial>\d+))?(?P<build>[-+~].*)?"
 
 
@@ -94,6 +98,8 @@ class Version:
 def parse(component: str, text: str) -> Version | None:
     """A version of a component; None for a text that is none by its scheme. NCCL's may be an integer, as NCCL_VERSION_CODE."""
     scheme, text = SCHEMES[component], text.strip()
+    if len(text) > MOST_CHARACTERS:
+        return None
     if component == "nccl" and text.isascii() and text.isdecimal():
         code, size = int(text), 10_000 if int(text) >= 10_000 else 1_000
         return _version((code // size, code % size // 100, code % 100)) if code >= 2_000 else None
@@ -139,13 +145,25 @@ def packaged_versions() -> Versions:
 
 
 def problems_of(versions: Versions, document: Document, path: KeyPath = ()) -> Iterator[Problem]:
-    """The versions of a table that their own scheme does not know."""
+    """The versions of a table that their own scheme does not know, and faults that no host could have."""
     for component, faults in versions.written().items():
         for number, fault in enumerate(faults):
-            for text in (*fault.fixed, *([fault.since] if fault.since is not None else [])):
-                if parse(component, text) is None:
-                    where = (*path, component, number)
-                    yield document.problem(where, f"{text!r} is no version of {SCHEMES[component].title} (in 'versions').")
+            for why in _wrong(component, fault):
+                yield document.problem((*path, component, number), f"{why} (in 'versions').")
+
+
+def _wrong(component: str, fault: KnownFault) -> Iterator[str]:
+    texts = [*fault.fixed, *([fault.since] if fault.since is not None else [])]
+    known = {text: one for text in texts if (one := parse(component, text)) is not None}
+    yield from (f"{text!r} is no version of {SCHEMES[component].title}" for text in texts if text not in known)
+    if fault.since in known and not any(known[fault.since].is_before(one) for one in known.values()):
+        yield f"no version is between 'since' {fault.since} and 'fixed', so the fault never counts"
+    if fault.flavour is not None and component != "kernel":
+        yield f"only a kernel has a 'flavour', and {SCHEMES[component].title} has none"
+    elif fault.flavour is not None and not re.fullmatch(r"[a-z]+\d*", fault.flavour):
+        yield f"{fault.flavour!r} is no flavour such as 'nvidia' or 'el9'"
+    if fault.machine not in (None, *MACHINES):
+        yield f"'machine' is {fault.machine!r}, and must be one of {', '.join(MACHINES)}"
 
 
 def of_file(content: File) -> dict[str, tuple[KnownFault, ...]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.thresholds.load import load
+from tests.support import REPOSITORY
 from tests.support.scripts import benchmark_module
 
 if TYPE_CHECKING:
@@ -55,10 +56,26 @@ def test_the_same_seed_gives_the_same_table(script: Any, capsys: pytest.CaptureF
 
 
 def test_every_entry_with_noise_and_a_limit_has_a_model(script: Any) -> None:
-    """On two nodes of 8 H100."""
-    file = load(None)
-    shape = {"nodes": 2, "gpus_per_node": 8, "world_size": 16}
-    entries = file.criteria(file.profiles["h100-sxm"]).values()
-    judged = [entry for entry in entries if entry.noise is not None and entry.skip is None]
-    missing = {entry.key for entry in judged if not entry.limit(gpus=8, cluster=shape).is_none} - {*script.MODELS}
-    assert not missing
+    """Two nodes of 8 H100, and one of 4 H200: some rates of one node have a limit for 4 GPUs alone."""
+    file, judged = load(None), set()
+    for profile, nodes, gpus in (("h100-sxm", 2, 8), ("h200-sxm", 1, 4)):
+        shape = {"nodes": nodes, "gpus_per_node": gpus, "world_size": nodes * gpus}
+        entries = [one for one in file.criteria(file.profiles[profile]).values() if one.noise is not None and one.skip is None]
+        some = [one for one in entries if nodes > 1 or ("node" not in one.key and "domain" not in one.key)]
+        judged |= {one.key for one in some if not one.limit(gpus=gpus, cluster=shape).is_none}
+    assert "busbw[send_recv]" in judged
+    assert judged == {name.split(",")[0] for name in script.MODELS}
+
+
+def test_the_table_of_the_docs_has_every_entry_and_meets_the_aims(script: Any) -> None:
+    """With the repeats and the noise of today's limits. A host of 8 GPUs misses one aim, and the page says so."""
+    page = (REPOSITORY / "docs/measuring.md").read_text(encoding="utf-8").split("## Too close to call")[1]
+    rows = {cells[0].strip("`"): cells[1:] for line in page.splitlines() if len(cells := line.strip("| ").split(" | ")) == 10}
+    assert rows.keys() - {"entry"} == {*script.MODELS}
+    for name in script.MODELS:
+        count, noise = script.repeats_of(name.split(",")[0])
+        assert rows[name][:2] == [str(count), f"{100 * noise:g}"], name
+        healthy_open, healthy_failed, slow_accepted = (int(rows[name][at]) for at in (3, 5, 7))
+        assert (healthy_failed, slow_accepted) == (0, 0), name
+        assert healthy_open < 10 or name == "host_to_device, busy host of 8 GPUs", name
+    assert "There the first aim is missed" in page

@@ -125,3 +125,22 @@ def test_after_a_node_was_lost(starter: Starter) -> None:
     assert results["verdict"] == "REHEARSED", ended[0].output
     assert rows(results)["second", "node0-cpu0"] == ("passed", 2), "of the host9 that was lost"
     assert rows(results)["second", "node1-cpu0"] == ("passed", 1)
+
+
+def test_another_part_or_limit_is_refused(starter: Starter) -> None:
+    """Under torchrun too: a node's hardware was swapped, or the file of limits is another one. No file is touched."""
+    begun = begin(starter)
+    begun[0].controller().send_signal(signal.SIGKILL)
+    for launch in begun:
+        launch.end()
+        launch.gone()
+    journal = starter.folder / RESULTS / "journal.jsonl"
+    text = journal.read_bytes()
+    swapped = go_on(starter, "host10", "host11")
+    assert "host11 cpu 0 has another hostname: it was host9, and is host11" in swapped[0].output
+    limits = starter.folder / "limits.yaml"
+    limits.write_text(limits.read_text(encoding="utf-8").replace('"min": 1', '"min": 2'), encoding="utf-8")
+    other = go_on(starter, *HOSTS)
+    assert "the file of limits is another one" in other[0].output
+    assert 0 not in {launch.end() for launch in (*swapped, *other)}
+    assert journal.read_bytes() == text

@@ -220,6 +220,15 @@ def test_hidden_proc_and_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert main(["info", "all"]) == 3
 
 
+def test_numa_nodes_that_cannot_be_listed(sysfs: MadeSys, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are not 0."""
+    folder = sysfs.root / "devices" / "system"
+    folder.mkdir(parents=True)
+    (folder / "node").symlink_to("node")
+    assert main(["info"]) == 3
+    assert "GiB, - NUMA nodes" in capsys.readouterr().out
+
+
 def test_the_json_has_reasons_in_place_of_values(capsys: pytest.CaptureFixture[str]) -> None:
     """Plain data, with the views' sources and what they do not show."""
     assert main(["info", "--json"]) == 3

@@ -72,7 +72,7 @@ def test_a_node_without_the_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [None, {}, "pytest", {"arguments": "x", "folder": "/", "torchrun": None}])
 def test_a_journal_of_another_version(tmp_path: Path, how: Any) -> None:
     """It does not say how its run was started, in a way that is understood."""
-    with pytest.raises(ConfigurationError, match="does not say how its run was started"):
+    with pytest.raises(ConfigurationError, match="how its run was started: it was merged from others, or is of another"):
         command(begun(tmp_path, command=how), [], launch=None)
 
 

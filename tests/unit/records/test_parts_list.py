@@ -74,6 +74,35 @@ def test_what_differs(tmp_path: Path, changed: dict[str, Any], wrong: list[str],
 
 
 @pytest.mark.parametrize(
+    "order",
+    [
+        "\ufeffPart;Serial\r\nGPU; 1654024000001 \r\n",
+        "part\tserial\rgpu\t1654024000001\r",
+        "\n\nPART,SERIAL,,\n,,,\ngpu,1654024000001,,\n",
+        '[{"Part": "GPU", " Serial": "1654024000001"}]',
+        '\ufeff[{"part": "nic", "serial": "0x946DAE0300112233"}]',
+        "part,serial\nnic,946dae0300112233\n",
+        "part,serial\nnic,946d-ae03-0011-2233\n",
+    ],
+    ids=["Excel", "old Macs", "empty columns", "JSON in capitals", "a GUID in hex", "a GUID without colons", "with hyphens"],
+)
+def test_other_spellings_of_the_same_order(tmp_path: Path, order: str) -> None:
+    """As spreadsheets and other tools write it."""
+    assert compared(tmp_path, order, parts_of(machine())) == ([], [])
+
+
+@pytest.mark.parametrize("serial", ["N/A", "none", "To be filled by O.E.M.", "0000000", "-"])
+def test_a_serial_that_nobody_wrote(tmp_path: Path, serial: str) -> None:
+    """An order is refused with its line; in an inventory the serial is not known, so nothing is missing."""
+    with pytest.raises(ConfigurationError, match=":2: a gpu without a serial"):
+        read_parts(written(tmp_path, f"part,serial\ngpu,{serial}\n"), is_order=True)
+    found = read_parts(written(tmp_path, f"part,serial\ngpu,{serial}\n", "node.csv"), is_order=False)
+    assert found[0].unread
+    wrong, unknown = compared(tmp_path, "part,serial\ngpu,1\n", found)
+    assert (wrong, len(unknown)) == ([], 2)
+
+
+@pytest.mark.parametrize(
     ("changed", "ordered"),
     [
         ({"dmi": {**DMI, "product_name": WHY}}, "part,serial,model\nchassis,C-1,DGX H200\n"),

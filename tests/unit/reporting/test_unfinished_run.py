@@ -196,6 +196,13 @@ def test_another_run(tmp_path: Path, name: str) -> None:
     assert said in str(found.why_other({**STARTED, "facts": {**FACTS, name: value}}))
 
 
+def test_limits_that_one_file_changes_are_named(tmp_path: Path) -> None:
+    """Beside the digests of both files."""
+    found = read_unfinished_run(write(tmp_path, record("one", "passed"), facts={**FACTS, "changed_limits": ["bf16", "hbm"]}))
+    now = {**FACTS, "thresholds_sha256": "1" * 64, "changed_limits": ["hbm", "triad"]}
+    assert "the file of limits is another one (of bf16, triad): it was" in str(found.why_other({**STARTED, "facts": now}))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -230,6 +237,25 @@ def test_another_part(name: str) -> None:
     assert said is not None
     assert f"gpu 0 has another {IDENTITY[name]}: it was " in said
     assert said.endswith("VBIOS 97" if name == "board" else "another")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        (("host10", "host11"), "host11 gpu 0 has another hostname: it was host9, and is host11"),
+        (("host8", "host9"), "host8 gpu 0 has another hostname: it was host10, and is host8"),
+        (("host1", "host2"), "host1 gpu 0 has another hostname: it was host10, host9, and is host1"),
+        (("host9", "host10"), None),
+    ],
+)
+def test_a_swapped_host_is_named_though_the_numbers_shift(hosts: tuple[str, str], said: str | None) -> None:
+    """Nodes are counted by the names of their hosts: the swapped one is named, and not whoever has its number now."""
+
+    def places(*names: str) -> dict[str, Place]:
+        found = [replace(GPU, id=f"node{node}-gpu0", node=node, hostname=name) for node, name in enumerate(names)]
+        return {one.id: one for one in found}
+
+    assert why_other_parts(places("host9", "host10"), places(*hosts)) == said
 
 
 def test_a_part_that_is_absent_has_no_difference() -> None:

@@ -72,8 +72,15 @@ def test_which_is_older(component: str, older: str, newer: str) -> None:
     assert not known(component, newer).is_before(known(component, older))
 
 
+LONG = f"1.2.{'9' * 5000}"
+
+
 @pytest.mark.parametrize("component", SCHEMES)
-@pytest.mark.parametrize("text", ["", "simulated", "latest", "N/A", "1", "r535", "12,4", "1.2 (dirty)", "\u0661.\u0662.\u0663"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "simulated", "latest", "N/A", "1", "r535", "12,4", "1.2 (dirty)", "\u0661.\u0662.\u0663", LONG, "9" * 5000],
+    ids=lambda text: text[:20],
+)
 def test_what_no_scheme_knows(component: str, text: str) -> None:
     """It is no version."""
     assert parse(component, text) is None
@@ -152,6 +159,10 @@ def test_the_packaged_table() -> None:
         ("versions: {driver: [{fixed: ['580.1.2'], since: old, fault: x, source: y}]}", "'old' is no version of NVIDIA driver"),
         ("versions: {runc: [{fixed: ['1.2.8'], older: error, fault: x, source: y}]}", "older"),
         ("versions: {runc: {fixed: ['1.2.8']}}", "a list"),
+        ("versions: {driver: [{fixed: ['570.86.10'], flavour: generic, fault: x, source: y}]}", "only a kernel has"),
+        ("versions: {kernel: [{fixed: ['6.8.0-8'], flavour: Nvidia-64k, fault: x, source: y}]}", "'Nvidia-64k' is no flavour"),
+        ("versions: {nccl: [{fixed: ['2.28.9'], machine: arm64, fault: x, source: y}]}", "'machine' is 'arm64'"),
+        ("versions: {driver: [{fixed: ['535.1.1'], since: '570.1.1', fault: x, source: y}]}", "no version is between"),
     ],
 )
 def test_a_table_of_a_site_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:
