@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SELDOM = (20_000, 10, 1_000)
-"""After so many new objects, after so many searches among new ones, and after so many of those; Python's own are 700, 10, 10."""
+"""After so many new objects, so many searches among them, and so many among those that stayed; Python's own are 700, 10, 10."""
 
 
 @contextmanager

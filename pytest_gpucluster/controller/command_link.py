@@ -137,7 +137,7 @@ class CommandLink:
         self._finished.extend(finished)
 
     def _delete_finished(self, own: StoreChannel, *, within_s: float) -> None:
-        """Drop the replies, all at once. Of many keys, delete the oldest one by one, as the store does it, in this and later beats."""
+        """Drop the replies, all at once. Of many keys, delete the oldest, as the store does it: one by one, beat after beat."""
         own.store.empty([self._unread.popleft() for _ in range(len(self._unread))])
         deadline_s = time.monotonic() + within_s
         while len(self._finished) > KEPT_KEYS and time.monotonic() < deadline_s:

@@ -72,7 +72,8 @@ class Phases:
         self._collection = collection
         self._termination = termination
         self._readings = readings
-        self._current: pytest.Item | None = None
+        self.running: Any = None
+        """The test that begins, runs or ends; None between two tests."""
         self._fixtures: list[Any] = []
         self._own: list[Results] = []
         self.of_fixtures: dict[str, list[Results]] = {}
@@ -96,7 +97,7 @@ class Phases:
         if self._fixtures:
             places = self._collection.tests.places_that_use(self._fixtures[-1].argname)
         else:
-            places = frozenset() if self._current is None else frozenset([self._current.stash[PAIR].place])
+            places = frozenset() if self.running is None else frozenset([self.running.stash[PAIR].place])
         return None if None in places or not places else frozenset(place for place in places if place is not None)
 
     def note_results(self, made: Results) -> None:
@@ -132,7 +133,7 @@ class Phases:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Show that a test begins; after it, stop the session if the run was terminated meanwhile."""
         count(item, "protocol")
-        self._current = item
+        self.running = item
         self.properties = frozenset()
         self._own.clear()
         self._terminal.live.begin(item.stash[PAIR])
@@ -140,7 +141,7 @@ class Phases:
             with counted_runs(item):
                 return (yield)
         finally:
-            self._current = None
+            self.running = None
             self._collection.earlier.write_new_readings(self._readings)
             if self._termination.signal is not None:
                 item.session.shouldstop = f"terminated by {self._termination.signal}"

@@ -61,7 +61,7 @@ def use(link: CommandLink) -> None:
 def test_the_store_forgets_finished_calls(
     store: tuple[subprocess.Popen[str], CommandLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the keys that it may keep, none of a finished call is left: a soak of thousands would fill the memory of node 0."""
+    """Beyond the keys that it may keep, none of a finished call is left: a long soak would fill the memory of node 0."""
     _, link = store
     monkeypatch.setattr(command_link, "KEPT_KEYS", 0)
     use(link)
