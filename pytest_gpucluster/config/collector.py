@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SELDOM = (20_000, 10, 1_000)
+SELDOM = (5_000, 10, 10)
 """After so many new objects, so many searches among them, and so many among those that stayed; Python's own are 700, 10, 10."""
 
 
