@@ -31,11 +31,6 @@ STORE_SILENT_S, STORE_STOPPED_S = 60.0, 20.0
 An agent gives a store up after 60 s too. One that waits for a name server may answer nobody for long, and goes on.
 """
 LOOK_S = 0.5
-KEPT_KEYS = 100_000
-"""So many keys of finished calls stay in the store, without their values: 25 MB, and more than a run of 1,024 GPUs has.
-
-To delete one is a round trip, 20 us of node 0 (docs/decisions/0096-what-a-call-costs-node-0.md). A soak makes millions of keys.
-"""
 
 
 class CommandLink:
@@ -55,7 +50,6 @@ class CommandLink:
         self._stop_beating = threading.Event()
         self._num_answers = 0
         self._finished: deque[str] = deque()
-        self._unread: deque[str] = deque()
         self._beating = threading.Thread(target=self._beat_forever, daemon=True)
         self._watching = threading.Thread(target=self._hang_up_if_silent, daemon=True)
         self.silence: str | None = None
@@ -131,16 +125,13 @@ class CommandLink:
                 self._delete_finished(own, within_s=BEAT_S / 2)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Have the store drop the replies under these keys soon, from the thread of the heartbeat: no call waits for it."""
-        finished = list(keys)
-        self._unread.extend(filter(channel.is_reply, finished))  # the other keys say something by being there
-        self._finished.extend(finished)
+        """Have the store delete these keys soon, from the thread of the heartbeat: no call waits for it."""
+        self._finished.extend(keys)
 
     def _delete_finished(self, own: StoreChannel, *, within_s: float) -> None:
-        """Drop the replies, all at once. Of many keys, delete the oldest, as the store does it: one by one, beat after beat."""
-        own.store.empty([self._unread.popleft() for _ in range(len(self._unread))])
+        """Delete keys one by one, as the store does it; what is left has to wait for the next beat."""
         deadline_s = time.monotonic() + within_s
-        while len(self._finished) > KEPT_KEYS and time.monotonic() < deadline_s:
+        while self._finished and time.monotonic() < deadline_s:
             own.store.delete(self._finished.popleft())
 
     def _hang_up_if_silent(self) -> None:

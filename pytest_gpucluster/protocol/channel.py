@@ -15,8 +15,7 @@ Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are
 * ``lst/<group rank>``: the name of the node's listener, by the agent of its first rank, before its hello.
 * ``nonce``: a random number. Whoever connects first writes it; torchrun gives the same id to many runs.
 
-The values of ``res`` are dropped after the next call, and the keys of a call (``res``, ``hung``, ``fault``) are deleted after
-many; otherwise a soak would fill the store.
+Those of a call (``res``, ``hung``, ``fault``) are deleted after the next call; otherwise a soak would fill the store.
 
 These keys are overwritten, and only their newest value counts:
 
@@ -104,11 +103,6 @@ def bye_key(rank: int) -> str:
 def reply_key(call_id: str, rank: int) -> str:
     """The key of a rank's reply to one call."""
     return f"res/{call_id}/{rank}"
-
-
-def is_reply(key: str) -> bool:
-    """Whether it is the key of a reply."""
-    return key.startswith("res/")
 
 
 def fault_key(call_id: str) -> str:
@@ -204,11 +198,6 @@ class KeyStore:
     def delete(self, key: str) -> None:
         """Forget one key, if it was written."""
         self._guard(lambda: self._store.delete_key(key))
-
-    def empty(self, keys: Sequence[str]) -> None:
-        """Drop the values of keys, in one round trip. The keys stay."""
-        if keys:
-            self._guard(lambda: self._store.multi_set(list(keys), [""] * len(keys)))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Write ``desired`` if the key has the value ``expected``; the value afterwards."""
