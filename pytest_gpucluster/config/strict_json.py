@@ -19,7 +19,7 @@ def strict_json(value: Any, *, depth: int = 0) -> Any:
     what raises when it is read become text too, so that no value can stop a report.
     """
     kind = type(value)
-    if value is None or kind is bool:  # most of a report, and of a journal
+    if value is None or kind is bool or (kind is str and value.isprintable()):  # most of a report, and of a journal
         return value
     if kind is str:
         return visible(value)
@@ -36,7 +36,9 @@ def strict_json(value: Any, *, depth: int = 0) -> Any:
 def _converted(value: Any, depth: int) -> Any:
     if type(value) is dict or isinstance(value, Mapping):  # to ask an abstract class is slow
         return {
-            visible(key if type(key) is str else text_of(key)): strict_json(item, depth=depth + 1)
+            key if type(key) is str and key.isprintable() else visible(text_of(key)): (
+                item if item is None or type(item) is bool else strict_json(item, depth=depth + 1)
+            )
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -76,7 +76,10 @@ def counted(item: pytest.Item, name: str) -> Iterator[None]:
 
 
 def _counts(item: pytest.Item) -> Counter[str]:
-    return item.stash.setdefault(_COUNTS, Counter())
+    found = item.stash.get(_COUNTS, None)  # ten times a test: a default would be made each time
+    if found is None:
+        found = item.stash[_COUNTS] = Counter()
+    return found
 
 
 def _is_counted(item: pytest.Item) -> bool:

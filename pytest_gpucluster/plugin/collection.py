@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import re
 import sys
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.config.collector import collector_off
+from pytest_gpucluster.config.collector import collect_seldom, collector_off
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
@@ -162,7 +161,7 @@ class Collection:
         if self._session.recorder.is_open:
             add_verdict(session)
         leave_out_logging(session.config, session.items)
-        gc.freeze()  # nothing of what was collected ends before the run
+        session.config.add_cleanup(collect_seldom())  # nothing of what was collected ends before the run
 
     def criteria(self) -> list[str]:
         """The criteria that a selected test judges and no rule excludes."""

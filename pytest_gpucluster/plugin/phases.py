@@ -79,7 +79,8 @@ class Phases:
         self._collection = collection
         self._termination = termination
         self._readings = readings
-        self._current: pytest.Item | None = None
+        self.running: Any = None
+        """The test that begins, runs or ends; None between two tests."""
         self._fixtures: list[Any] = []
         self._own: list[Results] = []
         self.of_fixtures: dict[str, list[Results]] = {}
@@ -103,7 +104,7 @@ class Phases:
         if self._fixtures:
             places = self._collection.tests.places_that_use(self._fixtures[-1].argname)
         else:
-            places = frozenset() if self._current is None else frozenset([self._current.stash[PAIR].place])
+            places = frozenset() if self.running is None else frozenset([self.running.stash[PAIR].place])
         return None if None in places or not places else frozenset(place for place in places if place is not None)
 
     def note_results(self, made: Results) -> None:
@@ -134,7 +135,7 @@ class Phases:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Show that a test begins; after it, stop the session if the run was terminated meanwhile."""
         count(item, "protocol")
-        self._current = item
+        self.running = item
         self.properties = frozenset()
         self._own.clear()
         self._terminal.live.begin(item.stash[PAIR])
@@ -142,7 +143,7 @@ class Phases:
             with counted(item, "runtest"):
                 return (yield)
         finally:
-            self._current = None
+            self.running = None
             self._collection.earlier.write_new_readings(self._readings)
             if self._termination.signal is not None:
                 item.session.shouldstop = f"terminated by {self._termination.signal}"
@@ -234,7 +235,7 @@ class Phases:
             record = self._take(item, call, report)
         if call.when == "teardown" and RECORD in item.stash and not waits(item):
             self._terminal.live.done(item.stash[RECORD])
-        if shows_tracebacks(item.config) and isinstance(made, TerminalRepr) and isinstance(report.longrepr, str):
+        if isinstance(made, TerminalRepr) and isinstance(report.longrepr, str) and shows_tracebacks(item.config):
             report.sections.append(("Traceback", str(made)))
         make_fit(report)  # last: whatever was put into the report is shown
         if record is not None and self.send is not None:
@@ -248,9 +249,11 @@ class Phases:
         pytest would make a traceback, which takes 20 to 50 ms, and which only ``-vv`` and ``--pdb`` show. An absent node has
         thousands of them.
         """
-        error = call.excinfo.value if call.excinfo is not None else None
+        if call.excinfo is None or call.when == "teardown":
+            return None
+        error = call.excinfo.value
         is_own = _is_error(error) or _is_failure(error, item) or _is_left_out(error, item)
-        if call.when == "teardown" or not is_own or shows_tracebacks(item.config):
+        if not is_own or shows_tracebacks(item.config):
             return None
         ended_well = copy.copy(call)
         ended_well.excinfo = None
@@ -342,21 +345,21 @@ def waits(item: pytest.Item) -> bool:
     return item.stash.get(WAITS, False) and RECORD in item.stash and is_due(item.stash[RECORD])
 
 
-def _is_error(error: BaseException | None) -> bool:
+def _is_error(error: BaseException) -> bool:
     return isinstance(error, (MeasurementError, ConfigurationError))
 
 
-def _is_failure(error: BaseException | None, item: pytest.Item) -> bool:
+def _is_failure(error: BaseException, item: pytest.Item) -> bool:
     """Whether a criterion failed by value: its reason is the text of the report, whatever pytest would show."""
     criterion = item.stash.get(CRITERION, None)
     is_judged = criterion is not None and criterion.judged is not None and criterion.judged.outcome == FAILED
     return isinstance(error, CriterionFailedError) and is_judged and not item.stash.get(IN_BODY, False)
 
 
-def _is_left_out(error: BaseException | None, item: pytest.Item) -> bool:
+def _is_left_out(error: BaseException, item: pytest.Item) -> bool:
     """Whether a criterion does not apply here by its own rule, as its test saw."""
     criterion = item.stash.get(CRITERION, None)
-    if error is None or criterion is None or item.stash.get(IN_BODY, False):
+    if criterion is None or item.stash.get(IN_BODY, False):
         return False
     return error is criterion.left_out and criterion.judged is None and criterion.first_error is None
 

@@ -207,7 +207,7 @@ class SecondChance:
 
 
 def _judges_run(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) is not None for name in WHOLE_RUN)
+    return any(mark.name in WHOLE_RUN for mark in item.iter_markers())
 
 
 def _used(item: Any) -> frozenset[Any]:

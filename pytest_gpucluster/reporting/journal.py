@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+ENCODER = json.JSONEncoder(allow_nan=False)
 OLD_ADVISORY = "advisory: "
 FOUND_AT_END = ("environment", "timings")
 """Members of results.json that the last event repeats, so that a report made of a whole journal is the run's own."""
@@ -49,7 +50,7 @@ class Journal:
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event. A write that fails is remembered in ``failed`` and does not end the run."""
-        line = json.dumps(strict_json({"at_s": round(time.time(), 3), "event": event, **facts}), allow_nan=False) + "\n"
+        line = ENCODER.encode(strict_json({"at_s": round(time.time(), 3), "event": event, **facts})) + "\n"
         try:
             self._file.write(line)
             self._file.flush()

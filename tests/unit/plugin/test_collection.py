@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
+from pytest_gpucluster.config.collector import SELDOM, collect_seldom
 from pytest_gpucluster.judging.forecast import Suite, forecast
 from pytest_gpucluster.plugin.collection import Collection, deselect, only_reads, refuse_unknown_mark
 from tests.support.launching import ACCEPTANCE
@@ -158,3 +159,18 @@ def test_garbage_is_looked_for_as_before_once_all_is_collected(*, was_on: bool) 
         assert gc.isenabled() is was_on
     finally:
         switch[before]()
+
+
+@pytest.mark.parametrize("own", [(700, 10, 10), (0, 10, 10)])
+def test_garbage_is_looked_for_seldom_while_tests_run(own: tuple[int, int, int]) -> None:
+    """Where the host program does look for it; afterwards as often as before."""
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(*own)
+        undo = collect_seldom()
+        assert gc.get_threshold() == (SELDOM if own[0] else own)
+        undo()
+        assert gc.get_threshold() == own
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
