@@ -98,6 +98,7 @@ def cost(benchmark: Any, agents: int, median_ms: float, *, reply_bytes: int = 15
     )
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_results(tmp_path: Path) -> None:
     """A short run measures everything, in plain data, with numbers that can be; nothing stays behind."""
@@ -125,6 +126,7 @@ def test_results(tmp_path: Path) -> None:
     assert ET.parse(tmp_path / "new" / "folder" / "plot.svg").getroot().tag.endswith("svg")  # noqa: S314 -- just written
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_ends_by_itself() -> None:
     """At its limit it gives up, says where it was, and takes the processes it started with it."""

@@ -27,6 +27,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", list(WORK))
 def test_comes_when_somebody_works_there(simulator: Path, when: str) -> None:
     """It waits, comes and leaves, and says each with its pid."""
@@ -43,6 +44,7 @@ def test_comes_when_somebody_works_there(simulator: Path, when: str) -> None:
     assert left["products"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", list(WORK))
 def test_work_elsewhere_is_not_waited_for(simulator: Path, when: str) -> None:
     """Another GPU's, or a little."""

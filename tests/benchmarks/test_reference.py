@@ -55,6 +55,7 @@ def environment(**changes: str) -> dict[str, str]:
     return {**own, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **changes}
 
 
+@pytest.mark.long
 def test_rehearsal_of_all(tmp_path: Path) -> None:
     """From another folder, not installed, without pytest: every quantity beside every method, strict JSON, exit 0."""
     names = [name for name in METHODS if name not in {"copy", "triad", "read", "write", "h2d", "d2h"}]
@@ -77,6 +78,7 @@ def test_rehearsal_of_all(tmp_path: Path) -> None:
     assert {figure["source"] for figure in content["tools"]} == {"2026-11-20-h200x1-peers"}
 
 
+@pytest.mark.long
 def test_two_ranks_add_the_all_reduce(tmp_path: Path) -> None:
     """Both ranks' rows, written and printed by rank 0 alone."""
     with socket.socket() as probe:

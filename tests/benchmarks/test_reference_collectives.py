@@ -56,6 +56,7 @@ def test_one_rank_is_refused(script: Any, monkeypatch: pytest.MonkeyPatch, capsy
     assert "needs several ranks" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_rehearsal_of_two_ranks(tmp_path: Path) -> None:
     """Every collective at every size, by ours and by the reference; rank 0 tells."""

@@ -63,6 +63,7 @@ def test_every_rate_of_quick_is_repeated(script: Any) -> None:
     assert with_noise - elsewhere - soak == set(script.SOURCES)
 
 
+@pytest.mark.long
 def test_on_a_cpu(tmp_path: Path) -> None:
     """Two rounds of the rehearsal's recipes: a table and a file."""
     command = [sys.executable, str(SCRIPT), "--json", str(tmp_path / "out.json"), "--rounds", "2", "--profile", "rehearsal"]

@@ -219,6 +219,7 @@ def test_dry_run(tmp_path: Path) -> None:
     assert again.stdout == done.stdout
 
 
+@pytest.mark.long
 def test_refuses_too_few_gpus(tmp_path: Path) -> None:
     """Here there is none: exit 2, a line that says so, and no file."""
     done = run("--json", str(tmp_path / "none.json"))

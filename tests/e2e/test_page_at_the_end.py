@@ -14,7 +14,7 @@ from tests.support.fleets import simulate
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 BROKEN = """
 from pytest_gpucluster.page import outputs
 

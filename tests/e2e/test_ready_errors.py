@@ -13,7 +13,7 @@ from tests.support.thresholds_files import entry, write_limits
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 COUNTS = """
 import json, pathlib

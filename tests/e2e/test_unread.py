@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.support.runs import FinishedRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 OWN = '''
 """Own tests: what a rank raised, and whether they look."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launching import PYTEST, Launch, environment
-from tests.support.processes import kill_marked
+from tests.support.forked_pytests import run_each
+from tests.support.launching import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,54 +51,71 @@ CASES = {
     "exit code left out": ("-p no:gpucluster-exit-code", {"test_a.py": JUDGES}, "-p no:gpucluster-exit-code"),
 }
 
-AT_NIGHT = ("report over a test", "report over results", "report over waivers", "two reports in one")
-"""Refused as their two siblings that run by day."""
 IN_EMPTY_FOLDER = ("no entry", "unknown level", "exit code left out")
 """Refused by day in a folder without an earlier run too: by collection, by an option, by pytest. The others at night."""
 
 
-def start(folder: Path, *arguments: str) -> Launch:
-    """Start an acceptance run in ``folder``, with a JUnit file beside the results."""
-    command = [*PYTEST, "--gpucluster", "--gpucluster-thresholds=limits.yaml", "--junitxml=junit.xml", *arguments]
-    return Launch(command=command, cwd=folder, environment=environment(measured=True)).start()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A run that was refused, with the files of its folder before and after it."""
+
+    returncode: int
+    output: str
+    before: dict[str, bytes]
+    after: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def refused(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Refused]:
+    """Each case that was asked for, in a folder of its own: forks of one process."""
+    items = (item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path)
+    chosen = (item.callspec.params for item in items)
+    wanted = {(str(params["case"]), bool(params["has_earlier_run"])) for params in chosen}
+    folders = {case: made(tmp_path_factory.mktemp("user"), *case) for case in sorted(wanted)}
+    before = {case: snapshot(folder) for case, folder in folders.items()}
+    asked = ("--gpucluster", "--gpucluster-thresholds=limits.yaml", "--junitxml=junit.xml", "-p", "no:cacheprovider")
+    runs = {case: (folder, (*asked, *CASES[case[0]][0].split())) for case, folder in folders.items()}
+    ended = run_each(runs, folder=tmp_path_factory.mktemp("forks"), environment=environment(measured=True))
+    return {
+        case: Refused(returncode=one.returncode, output=one.output, before=before[case], after=snapshot(folders[case]))
+        for case, one in ended.items()
+    }
+
+
+def made(folder: Path, case: str, has_earlier_run: bool) -> Path:  # noqa: FBT001 -- a row of the table below
+    """A folder with the files of a case, and with those of an earlier run or without."""
+    for name, text in {"limits.yaml": LIMITS, **CASES[case][1]}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    os.link(folder / next(iter({**CASES[case][1], "limits.yaml": ""})), folder / "hard.xml")
+    if has_earlier_run:
+        (folder / "gpucluster-results" / "logs").mkdir(parents=True)
+        for name, text in HELD.items():
+            (folder / "gpucluster-results" / name).write_text(text, encoding="utf-8")
+        (folder / "junit.xml").write_text("<testsuites/>", encoding="utf-8")
+    return folder
 
 
 @pytest.mark.parametrize(
     ("case", "has_earlier_run"),
     [
-        *(pytest.param(case, True, marks=pytest.mark.slow if case in AT_NIGHT else ()) for case in CASES),
+        *((case, True) for case in CASES),
         *(pytest.param(case, False, marks=() if case in IN_EMPTY_FOLDER else pytest.mark.slow) for case in CASES),
     ],
 )
-def test_nothing_is_touched(tmp_path: Path, case: str, *, has_earlier_run: bool) -> None:
+def test_nothing_is_touched(refused: dict[tuple[str, bool], Refused], case: str, *, has_earlier_run: bool) -> None:
     """Neither results nor JUnit file; the last line says what is wrong, and whose the results are."""
-    option, files, said = CASES[case]
-    for name, text in {"limits.yaml": LIMITS, **files}.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    os.link(tmp_path / next(iter({**files, "limits.yaml": ""})), tmp_path / "hard.xml")
-    results, junit = tmp_path / "gpucluster-results", tmp_path / "junit.xml"
-    if has_earlier_run:
-        (results / "logs").mkdir(parents=True)
-        for name, text in HELD.items():
-            (results / name).write_text(text, encoding="utf-8")
-        junit.write_text("<testsuites/>", encoding="utf-8")
-    before = snapshot(tmp_path)
-    launch = start(tmp_path, *option.split())
-    try:
-        assert launch.end() == 4, launch.output
-        launch.gone()
-    finally:
-        kill_marked(launch.mark)
-    assert {path: text for path, text in snapshot(tmp_path).items() if not path.endswith(".out")} == before
-    _, error, last = launch.output.rpartition("ERROR: ")
-    assert error, launch.output
-    assert said in last, launch.output
-    assert "=====" not in last, launch.output
+    run = refused[case, has_earlier_run]
+    assert run.returncode == 4, run.output
+    assert run.after == run.before
+    _, error, last = run.output.rpartition("ERROR: ")
+    assert error, run.output
+    assert CASES[case][2] in last, run.output
+    assert "=====" not in last, run.output
     can_tell = case not in ("exit code left out", "misspelt option")  # refused before it is known where the results are
     assert ("are of an earlier run" in last) is (has_earlier_run and can_tell)
     assert not re.search(r"[.?!:]; |\n.*; the results in", last), last
-    assert "verdict" not in launch.output.replace("asks for a verdict", "")
-    assert "generated xml" not in launch.output
+    assert "verdict" not in run.output.replace("asks for a verdict", "")
+    assert "generated xml" not in run.output
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

@@ -152,6 +152,7 @@ def test_remains_of_a_killed_maker_are_replaced(tmp_path: Path) -> None:
     assert not (folder / "rubbish").exists()
 
 
+@pytest.mark.long
 def test_one_process_makes_and_the_others_wait(tmp_path: Path) -> None:
     """Four processes start at once, as the ranks of a node do."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

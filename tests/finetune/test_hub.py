@@ -46,6 +46,7 @@ def cached(root: Path, kind: str, content: Path) -> None:
     (repository / "refs" / "main").write_text("0123456789abcdef")
 
 
+@pytest.mark.long
 def test_ids_are_found_in_the_hub_cache_offline(real_model: Path, real_dataset: Path, tmp_path: Path) -> None:
     """The node has no network, and a filled cache."""
     cached(tmp_path, "model", real_model)

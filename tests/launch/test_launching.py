@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.forked_pytests import run_each
 from tests.support.launching import environment
 from tests.support.runs import run_pytest
 
@@ -60,3 +61,27 @@ def test_runs_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", "...")
     assert "COVERAGE_PROCESS_CONFIG" not in environment(measured=False)
     assert "COVERAGE_PROCESS_CONFIG" in environment(measured=True)
+
+
+FORKED = {
+    "passes": "def test_it():\n    print('one')\n",
+    "fails": "def test_it():\n    assert 'two' == 2\n",
+    "killed": "import os\n\ndef test_it():\n    os.kill(os.getpid(), 9)\n",
+}
+
+
+@pytest.mark.e2e
+def test_forks_are_runs_of_their_own(tmp_path: Path) -> None:
+    """Each has its folder, its output and its exit code; one that leaves a process behind fails the test."""
+    for name, text in FORKED.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test_own.py").write_text(text, encoding="utf-8")
+    runs = {name: (tmp_path / name, ("-p", "no:cacheprovider", "-s")) for name in FORKED}
+    ended = run_each(runs, folder=tmp_path, environment=environment(measured=False))
+    assert [(name, one.returncode) for name, one in ended.items()] == [("passes", 0), ("fails", 1), ("killed", -9)]
+    assert ("one" in ended["passes"].output, "two" in ended["passes"].output) == (True, False)
+    assert ("one" in ended["fails"].output, "two" in ended["fails"].output) == (False, True)
+    leaving = "import subprocess\n\ndef test_it():\n    subprocess.Popen(['sleep', '600'])\n"
+    (tmp_path / "passes" / "test_own.py").write_text(leaving, encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"left behind: .*sleep 600"):
+        run_each({"passes": runs["passes"]}, folder=tmp_path, environment=environment(measured=False))

@@ -345,6 +345,7 @@ def test_sources_without_a_page_are_seen() -> None:
     assert sources_without_a_page(text) == ["docs/results/gone.md", f"      {folded}"]
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_example_runs_as_printed(tmp_path: Path) -> None:
     """The files and the command of writing-a-criterion.md, taken from the page, rehearsed with 2 ranks."""

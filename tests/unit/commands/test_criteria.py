@@ -185,6 +185,7 @@ def test_an_audit_is_a_run_that_reads(called: list[list[str]]) -> None:
     assert main.main(["audit", "--fleet", "2x"]) == 2
 
 
+@pytest.mark.long
 def test_a_plan_names_criteria_limits_and_seconds(tmp_path: Path) -> None:
     """Without a GPU, a file or a process that stays; what does not apply is counted by its cause."""
     words = ["plan", "--fleet", "2x8", "--", "-m", "compute or fabric or links"]

@@ -88,6 +88,7 @@ def test_without_a_kind_it_is_torchrun(capsys: pytest.CaptureFixture[str]) -> No
     assert "--master-addr=127.0.0.1" in commands(shown(capsys, "--nnodes", "1", "--nproc-per-node", "8"))[0]
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_the_line_of_torchrun_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """As it is printed, in a shell."""

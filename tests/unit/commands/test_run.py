@@ -322,6 +322,7 @@ def test_progress(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert capfd.readouterr() == ("", "node0-cpu1: copying  25 %\nnode0-cpu0: waiting\n")
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_one_place(starter: Starter) -> None:
     """The command of docs/commands.md, as it stands there: one place, all fields, exit code 0."""
@@ -344,6 +345,7 @@ def test_one_place(starter: Starter) -> None:
     assert "2 rank(s) on the CPU" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_pairs_as_json(starter: Starter) -> None:
     """Strict JSON by ordered pair on stdout; what the function printed is beside it, with its place."""
@@ -354,6 +356,7 @@ def test_pairs_as_json(starter: Starter) -> None:
     assert "node0-cpu0 | summed\nnode0-cpu1 | summed\n" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.fault
 def test_one_place_fails(starter: Starter) -> None:
@@ -371,6 +374,7 @@ def test_one_place_fails(starter: Starter) -> None:
 FOUND = {rank: [["rank", rank], ["noise", "0.5"]] for rank in ("0", "2")}
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.fault
 def test_a_place_that_hangs_as_json(starter: Starter) -> None:
@@ -381,6 +385,7 @@ def test_a_place_that_hangs_as_json(starter: Starter) -> None:
     assert "did not return within 1 s" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_inline(starter: Starter) -> None:
     """In this process, at one place; what it prints does not get into the JSON."""
@@ -390,6 +395,7 @@ def test_inline(starter: Starter) -> None:
     assert "hello from 0" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_a_pair_needs_two(starter: Starter) -> None:
     """Nothing to measure is wrong usage, not an empty success."""
@@ -408,6 +414,7 @@ def interrupted(starter: Starter, number: signal.Signals) -> Launch:
     return launch
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.fault
 def test_sigterm_leaves_nothing(starter: Starter) -> None:
@@ -417,6 +424,7 @@ def test_sigterm_leaves_nothing(starter: Starter) -> None:
     assert "not run: terminated by SIGTERM" in launch.output
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.fault
 def test_ctrl_c_leaves_nothing(starter: Starter) -> None:

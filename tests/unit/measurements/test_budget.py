@@ -147,6 +147,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 OPERATIONS = ("all_reduce", "all_gather", "send_recv")
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_slow_table_leaves_out_its_largest_sizes(operation: str, ranks: list[dict[str, Any]]) -> None:
@@ -160,6 +161,7 @@ def test_a_slow_table_leaves_out_its_largest_sizes(operation: str, ranks: list[d
     assert {row["dtype"] for row in found["rows"]} == {"float32", "bfloat16"}
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_fast_table_is_whole(operation: str, ranks: list[dict[str, Any]]) -> None:
@@ -170,6 +172,7 @@ def test_a_fast_table_is_whole(operation: str, ranks: list[dict[str, Any]]) -> N
     assert len(found["rows"]) == 2 * len(SIZES)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_slow_judged_rate_keeps_its_size(operation: str, ranks: list[dict[str, Any]]) -> None:
@@ -182,6 +185,7 @@ def test_a_slow_judged_rate_keeps_its_size(operation: str, ranks: list[dict[str,
     assert found["time_us"] >= LAUNCH_S * 1e6
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_slow_pairs_are_all_measured(ranks: list[dict[str, Any]]) -> None:
     """Every pair has its rate; the later ones by one transfer."""

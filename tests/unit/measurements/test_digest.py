@@ -444,6 +444,7 @@ def test_once_in_a_thousand_names_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     assert against(found) == {0: {}, 1: {}}
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_two_processes_agree() -> None:
     """Another process has other addresses, hashes and history, and the same digests."""

@@ -38,6 +38,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return results_of_ranks(__file__, tmp_path_factory.mktemp("ranks"), ranks=RANKS)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_the_matrix_is_whole_and_the_same_on_all(ranks: list[dict[str, Any]]) -> None:
     """A rate and a latency for each ordered pair, none for a rank itself; gloo logs no way."""
@@ -51,6 +52,7 @@ def test_the_matrix_is_whole_and_the_same_on_all(ranks: list[dict[str, Any]]) ->
     assert (found["world_size"], found["size_bytes"], found["backend"]) == (RANKS, 100_000, "gloo")
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_one_slow_direction(ranks: list[dict[str, Any]]) -> None:
     """Its one end says so: it counts, and only for that ordered pair."""
@@ -59,12 +61,14 @@ def test_one_slow_direction(ranks: list[dict[str, Any]]) -> None:
     assert all(rate > rates[SLOW] for pair, rate in rates.items() if rate is not None and pair != SLOW)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_wrong_bytes_are_an_error_that_names_the_pair(ranks: list[dict[str, Any]]) -> None:
     """On every rank."""
     assert [rank["wrong"] for rank in ranks] == ["ArithmeticError: wrong bytes arrived: rank 1 -> rank 2"] * RANKS
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_the_ways_are_those_that_the_senders_logged(ranks: list[dict[str, Any]]) -> None:
     """Only lines of the new group count."""
@@ -76,6 +80,7 @@ def test_the_ways_are_those_that_the_senders_logged(ranks: list[dict[str, Any]])
     ]
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_nothing_to_send_is_refused(ranks: list[dict[str, Any]]) -> None:
     """Before anything is sent."""

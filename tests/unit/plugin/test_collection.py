@@ -117,6 +117,7 @@ def pytest_collection_finish(session):
 """
 
 
+@pytest.mark.long
 def test_every_packaged_entry_has_an_estimate(tmp_path: Path) -> None:
     """Else the plan's time would be a part of the truth: its own, that of its fixtures, or that of the entry that it names.
 
