@@ -276,7 +276,10 @@ class Cluster:
     def _measure(
         self, name: FunctionName, wave: Wave, measured: _Measured, *, deadline_s: float, kwargs: dict[str, Any]
     ) -> None:
-        """Make the call of one wave, and sort its replies."""
+        """Make the call of one wave, and sort its replies into values and errors.
+
+        A failure in a group is the error of its failed members, a foreign process that of all members.
+        """
         groups = [[rank_of(place) for place in group] for group in wave]
         call = Call(
             function=name,
@@ -286,14 +289,8 @@ class Cluster:
             kwargs=kwargs,
             variables=self._variables,
         )
-        self._sort(self._controller.call(call), wave, measured)
-
-    def _sort(self, replies: Mapping[int, Reply], groups: Sequence[Sequence[Place]], measured: _Measured) -> None:
-        """Sort the replies of one call into values and errors.
-
-        A failure in a group is the error of its failed members, a foreign process that of all members.
-        """
-        for group in groups:
+        replies = self._controller.call(call)
+        for group in wave:
             of_group = {rank_of(place): replies[rank_of(place)] for place in group}
             succeeded = all(reply.ok for reply in of_group.values())
             error = None if succeeded else error_for(of_group, group, what=f"{measured.what} was not measured")
