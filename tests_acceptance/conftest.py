@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpucluster import MeasurementError, NodeLocalizer
+from pytest_gpucluster import Finding, MeasurementError, NodeLocalizer
 from pytest_gpucluster.measurements.collective_sizes import by_size
 from pytest_gpucluster.measurements.collectives import all_reduce, collective
 from pytest_gpucluster.measurements.gemm import gemm
@@ -128,6 +128,16 @@ def measure_collective(cluster, operation, recipe, *, per, budget_s):
     return judged, cluster.run(by_size, per=per, operation=operation, sizes_bytes=shown_bytes, **shown)
 
 
+def collective_by(operation, key, *, per):
+    """A fixture: a collective by the recipe of the entry ``key``, and the table by size beside it."""
+
+    @pytest.fixture(scope="session")
+    def results(cluster, recipe, budget):  # noqa: ANN202 - as above
+        return measure_collective(cluster, operation, sized(recipe(key), cluster), per=per, budget_s=budget(key))
+
+    return results
+
+
 def sizes_or_error(read):
     """The table by size that ``read`` returns. An error of our own code is shown there, and leaves the judged value as it is.
 
@@ -164,6 +174,12 @@ def evidence_of(timing, read_sizes):
         **sizes_or_error(read_sizes),
         **timing.evidence,
     }
+
+
+def judge_compared(criterion, own, compared, evidence):
+    """Judge a part beside its siblings; whoever kept its host busy meanwhile is named in place of the part."""
+    load = getattr(own, "host_load", None)
+    criterion.judge(Finding(value=compared, evidence=evidence, disturbed_by=None if load is None else load.disturbed_by))
 
 
 def remark_on(evidence):

@@ -9,7 +9,7 @@ import pytest
 from pytest_gpucluster import Finding, health
 from pytest_gpucluster.measurements import collectives
 from pytest_gpucluster.measurements.transport import off_fabric_channels, transport, unknown_networks
-from tests_acceptance.conftest import judge_collective, measure_collective, sized
+from tests_acceptance.conftest import collective_by, judge_collective
 
 pytestmark = pytest.mark.fabric
 
@@ -22,21 +22,11 @@ def reached(cluster):
     return cluster.run(collectives.nodes_reached, per="cluster", deadline_s=60)
 
 
-def in_cluster(operation):
-    """A fixture: a collective over every GPU of every node, at the size that is judged."""
-
-    @pytest.fixture(scope="session")
-    def measured(cluster, recipe, budget):  # noqa: ANN202 - a fixture, known by the name that it is given below
-        key = f"inter_node_busbw[{operation}]"
-        return measure_collective(cluster, operation, sized(recipe(key), cluster), per="cluster", budget_s=budget(key))
-
-    return measured
-
-
-all_reduce_in_cluster = in_cluster("all_reduce")
-all_gather_in_cluster = in_cluster("all_gather")
-reduce_scatter_in_cluster = in_cluster("reduce_scatter")
-all_to_all_in_cluster = in_cluster("all_to_all")
+all_reduce_in_cluster = collective_by("all_reduce", "inter_node_busbw[all_reduce]", per="cluster")
+"""A collective over every GPU of every node, at the size that is judged; the others as this one."""
+all_gather_in_cluster = collective_by("all_gather", "inter_node_busbw[all_gather]", per="cluster")
+reduce_scatter_in_cluster = collective_by("reduce_scatter", "inter_node_busbw[reduce_scatter]", per="cluster")
+all_to_all_in_cluster = collective_by("all_to_all", "inter_node_busbw[all_to_all]", per="cluster")
 
 
 @pytest.fixture(scope="session")

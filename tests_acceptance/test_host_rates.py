@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster import Finding, MeasurementError, siblings
+from pytest_gpucluster import MeasurementError, siblings
 from pytest_gpucluster.measurements.file_rates import file_rates, file_requests
 from pytest_gpucluster.measurements.host_rates import host_memory, launch_latency
-from tests_acceptance.conftest import compared, measured
+from tests_acceptance.conftest import compared, judge_compared, measured
+from tests_acceptance.test_stragglers import compare_all
 
 pytestmark = pytest.mark.platform
 
@@ -80,25 +81,18 @@ def rates_of_all(request, quantity):
 @pytest.fixture
 def comparison(rates_of_all, quantity, recipe, possible, criterion):
     """The rates of the hosts, each beside the others, and by host the error of a rate that no hardware can give."""
-    field = COMPARED[quantity][1]
-    known = {one: getattr(rates_of_all[one], field) for one in rates_of_all if one not in rates_of_all.errors}
-    wrong = {one: error for one, rate in known.items() if (error := possible(quantity).error(rate, where=one)) is not None}
-    rates = {one: rate for one, rate in known.items() if one not in wrong}
-    alike = siblings.Siblings(rates=rates, models=dict.fromkeys(rates, "host"), hosts={one: one.node for one in rates})
     healthy = siblings.Healthy(**recipe(f"slow_host[{quantity}]"))
-    return rates, siblings.compare(alike, healthy, limit_percent=criterion.limit.value), wrong
+    return compare_all(rates_of_all, COMPARED[quantity][1], healthy, criterion.limit, possible(quantity).error)
 
 
 @pytest.mark.compares
 @pytest.mark.parametrize("quantity", COMPARED)
 def test_slow_host(quantity, rates_of_all, comparison, node, criterion):  # noqa: ARG001 -- quantity is a fixture's
     """The host lies no further below the median of the others than the limit, or than their own spread explains."""
-    own, (rates, by_host, wrong) = rates_of_all[node], comparison
-    if node in wrong:
-        raise wrong[node]
-    compared = by_host.get(node)
+    own, rates, compared = rates_of_all[node], comparison.rates, comparison.compared.get(node)
+    if node in comparison.wrong:
+        raise comparison.wrong[node]
     if compared is None or compared.shortfall.siblings < siblings.FEWEST_SIBLINGS:
         raise MeasurementError(f"{node.label}: of the other hosts {len(rates) - 1} could be measured, too few to compare")
     evidence = {"own": rates[node], **compared.evidence, **own.evidence}
-    load = getattr(own, "host_load", None)
-    criterion.judge(Finding(value=compared, evidence=evidence, disturbed_by=None if load is None else load.disturbed_by))
+    judge_compared(criterion, own, compared, evidence)

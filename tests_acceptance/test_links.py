@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpucluster import Finding, GpuLocalizer
 from pytest_gpucluster.measurements.pair_matrix import pair_matrix
-from tests_acceptance.conftest import evidence_of, judge_collective, measure_collective, remark_on
+from tests_acceptance.conftest import collective_by, evidence_of, judge_collective, remark_on
 
 pytestmark = pytest.mark.links
 
@@ -21,30 +21,15 @@ def gpu_localizer(cluster):
     return GpuLocalizer(cluster, pair_matrix, PAIRS)
 
 
-def in_node(operation):
-    """A fixture: a collective over the GPUs of each node, all nodes at once."""
-
-    @pytest.fixture(scope="session")
-    def measured(cluster, recipe, budget):  # noqa: ANN202 - a fixture, known by the name that it is given below
-        key = f"busbw[{operation}]"
-        return measure_collective(cluster, operation, recipe(key), per="node", budget_s=budget(key))
-
-    return measured
-
-
-all_reduce_in_node = in_node("all_reduce")
-all_gather_in_node = in_node("all_gather")
-reduce_scatter_in_node = in_node("reduce_scatter")
-all_to_all_in_node = in_node("all_to_all")
-broadcast_in_node = in_node("broadcast")
-send_recv_in_node = in_node("send_recv")
-
-
-@pytest.fixture(scope="session")
-def smallest_all_reduce(cluster, recipe, budget):
-    """All-reduce of so few bytes that only its latency counts; beside it the sizes above those of busbw."""
-    key = "latency[all_reduce]"
-    return measure_collective(cluster, "all_reduce", recipe(key), per="node", budget_s=budget(key))
+all_reduce_in_node = collective_by("all_reduce", "busbw[all_reduce]", per="node")
+"""A collective over the GPUs of each node, all nodes at once; the others as this one."""
+all_gather_in_node = collective_by("all_gather", "busbw[all_gather]", per="node")
+reduce_scatter_in_node = collective_by("reduce_scatter", "busbw[reduce_scatter]", per="node")
+all_to_all_in_node = collective_by("all_to_all", "busbw[all_to_all]", per="node")
+broadcast_in_node = collective_by("broadcast", "busbw[broadcast]", per="node")
+send_recv_in_node = collective_by("send_recv", "busbw[send_recv]", per="node")
+smallest_all_reduce = collective_by("all_reduce", "latency[all_reduce]", per="node")
+"""All-reduce of so few bytes that only its latency counts; beside it the sizes above those of busbw."""
 
 
 @pytest.mark.parametrize("collective", OPERATIONS)
@@ -57,8 +42,8 @@ def test_busbw(collective, node, request, gpu_localizer, criterion):
 
 
 @pytest.mark.parametrize("collective", ["all_reduce"])
-def test_latency(collective, smallest_all_reduce, node, criterion):
+def test_latency(collective, smallest_all_reduce, node, criterion):  # noqa: ARG001 -- its place in the key
     """Time of the smallest all-reduce, the slowest rank's."""
-    measured, sizes = {"all_reduce": smallest_all_reduce}[collective]
+    measured, sizes = smallest_all_reduce
     evidence = evidence_of(measured[node], lambda: sizes[node])
     criterion.require(measured[node].time_us, evidence=evidence, remark=remark_on(evidence))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster import Finding, MeasurementError, Place, siblings
-from tests_acceptance.conftest import impossible_training
+from pytest_gpucluster import MeasurementError, Place, siblings
+from tests_acceptance.conftest import impossible_training, judge_compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,39 +61,28 @@ def compare(recipe, possible):
     def once(quantity, results, limit):  # noqa: ANN202 - as in all of this suite
         if quantity not in made or made[quantity][0] is not results:
             healthy, field = siblings.Healthy(**recipe(f"straggler[{quantity}]")), COMPARED[quantity].field
-            made[quantity] = results, compare_all(results, field, healthy, limit, possible_here(quantity, results, possible))
+            made[quantity] = results, compare_all(results, field, healthy, limit, error_at(quantity, results, possible))
         return made[quantity][1]
 
     return once
 
 
-@dataclass(frozen=True, kw_only=True)
-class PossibleTraining:
-    """What the rates of a training can be: its products take no more than the dense BF16 rate."""
-
-    results: Any
-    possible: Any
-
-    def error(self, _rate, *, where):
-        """Why this rate is none; None for any other."""
-        return impossible_training(self.results[where], self.possible, where=where)
+def error_at(quantity, results, possible):
+    """Says why a rate at a place is none, or None. The products of a training take no more than the dense BF16 rate."""
+    if COMPARED[quantity].mark is not training:
+        return possible(quantity).error
+    return lambda _rate, *, where: impossible_training(results[where], possible, where=where)
 
 
-def possible_here(quantity, results, possible):
-    """What the rates that are compared can be."""
-    is_training = COMPARED[quantity].mark is training
-    return PossibleTraining(results=results, possible=possible) if is_training else possible(quantity)
-
-
-def compare_all(results, field, healthy, limit, can_be):
+def compare_all(results, field, healthy, limit, error):
     """Compare the GPUs that have a value which hardware can give; a wrong one says nothing of the others."""
     measured = {one: results[one] for one in results if one not in results.errors}
     known = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
-    wrong = {one: error for one, rate in known.items() if (error := can_be.error(rate, where=one)) is not None}
+    wrong = {one: why for one, rate in known.items() if (why := error(rate, where=one)) is not None}
     rates = {one: rate for one, rate in known.items() if one not in wrong}
     alike = siblings.Siblings(
         rates=rates,
-        models={one: found.device for one, found in measured.items()},
+        models={one: getattr(found, "device", "host") for one, found in measured.items()},
         hosts={one: one.node for one in rates},
     )
     return Comparison(rates=rates, wrong=wrong, compared=siblings.compare(alike, healthy, limit_percent=limit.value))
@@ -125,7 +114,6 @@ def test_straggler(quantity, rates_of_all, place, comparison, criterion):
         raise MeasurementError(f"{place.label}: {why}")
     clocks = own.evidence if way is None else own.evidence(way)
     evidence = {"own": rates[place], **compared.evidence, "not measured": not_measured, **clocks}
-    load = getattr(own, "host_load", None)
     if way is not None:
         compared = siblings.with_repeats(compared, getattr(own, f"repeats_{way}_gb_s"), limit_percent=criterion.limit.value)
-    criterion.judge(Finding(value=compared, evidence=evidence, disturbed_by=None if load is None else load.disturbed_by))
+    judge_compared(criterion, own, compared, evidence)

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pytest_gpucluster.agent.spawner import die_with_parent
-from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, LoggedLoss, XidEvents
+from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, XidEvents
 from pytest_gpucluster.inventory.error_codes import NVLINK_XIDS
+from pytest_gpucluster.inventory.program import die_with_parent
 from pytest_gpucluster.protocol.node_events import NodeEvents, NodeLoss, NodeSxid, NodeXid
 from pytest_gpucluster.protocol.rank import is_own_user
 
@@ -90,7 +90,7 @@ class Listener:
         self._events = events
         self._log = log
         self._before: list[NodeXid] = []
-        self._counts: Counter[tuple[NodeSxid | LoggedLoss, bool]] = Counter()
+        self._counts: Counter[tuple[NodeSxid | NodeLoss, bool]] = Counter()
         self._logged: list[tuple[float, NodeXid]] = []
         self._before += self._xids_of(log.read(), is_before=True)
 
@@ -127,27 +127,15 @@ class Listener:
     def heard(self) -> NodeEvents:
         """All that was heard so far."""
         now_s = time.monotonic()
+        counted = [replace(one, count=count, is_before=old) for (one, old), count in self._counts.items()]
+        timed = (*self._events.heard, *self._logged)
         return NodeEvents(
             nvml_why=self._events.why,
             log_why=None if self._log.why is None else self._log.why.why,
             sees_host_pids=_sees_host_pids(),
             is_ready=self._events.is_ready,
             gpus=tuple(self._events.gpus),
-            xids=_merged(
-                (
-                    *(NodeXid(code=one.code, index=one.gpu, age_s=now_s - one.at_s) for one in self._events.heard),
-                    *(replace(one, age_s=now_s - at_s) for at_s, one in self._logged),
-                    *self._before,
-                )
-            ),
-            sxids=tuple(
-                replace(one, count=count, is_before=old)
-                for (one, old), count in self._counts.items()
-                if isinstance(one, NodeSxid)
-            ),
-            losses=tuple(
-                NodeLoss(pci=one.pci, text=one.text, count=count, is_before=old)
-                for (one, old), count in self._counts.items()
-                if isinstance(one, LoggedLoss) and one.pci is not None
-            ),
+            xids=_merged((*(replace(one, age_s=now_s - at_s) for at_s, one in timed), *self._before)),
+            sxids=tuple(one for one in counted if isinstance(one, NodeSxid)),
+            losses=tuple(one for one in counted if isinstance(one, NodeLoss)),
         )

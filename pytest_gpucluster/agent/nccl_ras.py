@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.text import one_line
 
@@ -84,9 +84,7 @@ def _lags(communicator: Mapping[str, Any]) -> Iterator[str]:
     name = f"communicator {communicator['hash']} of {communicator['size']} ranks"
     ranks = {int(one["rank"]): one for one in communicator["ranks"]}
     for kind in sorted({kind for one in ranks.values() for kind in one["collective_counts"]}):
-        by_count: dict[int, list[int]] = defaultdict(list)
-        for rank, one in ranks.items():
-            by_count[int(one["collective_counts"].get(kind, 0))].append(rank)
+        by_count = grouped((int(one["collective_counts"].get(kind, 0)), rank) for rank, one in ranks.items())
         most = max(by_count)
         for count in sorted(by_count):
             if count != most:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.protocol.rank import STOPPED
+from pytest_gpucluster.protocol.rank import STOPPED, stat_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,18 +44,11 @@ class Process:
 
 def read_process(pid: int) -> Process | None:
     """The process with this pid; None if there is none, or if nothing is known of it."""
-    try:  # the process name comes first, and may contain anything
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        return Process(
-            pid=pid,
-            started=int(fields[19]),
-            state=fields[0],
-            parent=int(fields[1]),
-            group=int(fields[2]),
-            has_terminal=fields[4] != "0",
-        )
-    except (OSError, IndexError, ValueError):
-        return None
+    fields = stat_of(pid)
+    with contextlib.suppress(IndexError, ValueError):
+        numbers = {"started": int(fields[19]), "parent": int(fields[1]), "group": int(fields[2])}
+        return Process(pid=pid, state=fields[0], has_terminal=fields[4] != "0", **numbers)
+    return None
 
 
 def is_same(process: Process) -> bool:

@@ -9,7 +9,6 @@ its workers then.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import shutil
@@ -21,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.neighbours import LOOK_S
+from pytest_gpucluster.inventory.program import die_with_parent, kill_group
 from pytest_gpucluster.protocol.messages import (
     FromSpawner,
     StartWorker,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.agent.neighbours import Neighbours
 
-PR_SET_PDEATHSIG = 1
 REQUEST_BYTES = 256 * 1024
 ANSWER_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
 POLL_S = 0.5
@@ -213,18 +212,6 @@ class _Server:
     def _send(self, answer: FromSpawner) -> None:
         with contextlib.suppress(OSError):
             self._link.send(answer.to_json())
-
-
-def die_with_parent() -> None:
-    """Ask Linux for SIGKILL when the parent ends (prctl(2), PR_SET_PDEATHSIG); elsewhere do nothing."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def kill_group(pid: int) -> None:
-    """SIGKILL to the process group that ``pid`` leads: a worker and all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def kill_worker(pid: int) -> None:

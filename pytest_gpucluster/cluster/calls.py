@@ -6,7 +6,7 @@ import copy
 import functools
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import (
@@ -44,20 +44,16 @@ DEADLINE_S = 300.0
 LOOK_DEADLINE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wave:
-    """The places that one call measures at the same time. ``groups`` share a process group each; None: there is none."""
-
-    places: list[Place]
-    groups: list[list[Place]] | None = None
+Wave: TypeAlias = "Sequence[Sequence[Place]]"
+"""The groups that one call measures at the same time; with ``per="gpu"``, of one GPU each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """The values and errors of one ``cluster.run`` so far; ``pairs``: their keys are ordered pairs of places."""
+    """The values and errors of one ``cluster.run`` so far; with ``per="pair"`` their keys are ordered pairs of places."""
 
     what: str
-    pairs: bool
+    per: str
     values: dict[Any, Any] = field(default_factory=dict)
     errors: dict[Any, MeasurementError] = field(default_factory=dict)
 
@@ -202,20 +198,11 @@ class Cluster:
         except (RefusedError, plain_data.NotPlainDataError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
         deadline_s, began_s = deadline_s or self.deadline_s, time.monotonic()
-        measured = _Measured(what=name.qualname, pairs=per == "pair")
+        measured = _Measured(what=name.qualname, per=per)
         unmeasurable = self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function))
-        measured.errors.update(errors_of_pairs(unmeasurable, chosen) if measured.pairs else unmeasurable)
+        measured.errors.update(errors_of_pairs(unmeasurable, chosen) if per == "pair" else unmeasurable)
         for wave in _waves(per, chosen, at_once, unmeasurable, measured.errors):
-            call = Call(
-                function=name,
-                ranks=[rank_of(place) for place in wave.places],
-                groups=_ranks_of(wave.groups),
-                deadline_s=deadline_s,
-                kwargs=kwargs,
-                variables=self._variables,
-            )
-            replies = self._controller.call(call)
-            self._sort(replies, wave.groups or [[place] for place in wave.places], measured)
+            self._measure(name, wave, measured, deadline_s=deadline_s, kwargs=kwargs)
         again = functools.partial(
             unnoted.run, function, per=per, places=chosen, at_once=at_once, deadline_s=deadline_s, **kwargs
         )
@@ -244,18 +231,11 @@ class Cluster:
         members = [self._choose("node", group) for group in groups]
         chosen = [place for group in members for place in group]
         name = self._controller.name(_allowed(function, reads_only=self._reads_only))
-        measured = _Measured(what=name.qualname, pairs=False)
+        measured = _Measured(what=name.qualname, per="node")
         measured.errors.update(self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
         able = [group for group in members if not any(place in measured.errors for place in group)]
         if able:
-            call = Call(
-                function=name,
-                ranks=[rank_of(place) for group in able for place in group],
-                groups=_ranks_of(able),
-                deadline_s=deadline_s or self.deadline_s,
-                kwargs=kwargs,
-            )
-            self._sort(self._controller.call(call), able, measured)
+            self._measure(name, able, measured, deadline_s=deadline_s or self.deadline_s, kwargs=kwargs)
         errors = [next((measured.errors[place] for place in group if place in measured.errors), None) for group in members]
         return [measured.values[group[0]] if error is None else error for group, error in zip(members, errors, strict=True)]
 
@@ -293,19 +273,31 @@ class Cluster:
                     del self._came[place]
         return {place: self._came[place] for place in places if place in self._came}
 
-    def _sort(self, replies: Mapping[int, Reply], groups: Sequence[Sequence[Place]], measured: _Measured) -> None:
-        """Sort the replies of one call into values and errors.
+    def _measure(
+        self, name: FunctionName, wave: Wave, measured: _Measured, *, deadline_s: float, kwargs: dict[str, Any]
+    ) -> None:
+        """Make the call of one wave, and sort its replies into values and errors.
 
         A failure in a group is the error of its failed members, a foreign process that of all members.
         """
-        for group in groups:
+        groups = [[rank_of(place) for place in group] for group in wave]
+        call = Call(
+            function=name,
+            ranks=[rank for group in groups for rank in group],
+            groups=None if measured.per == "gpu" else groups,
+            deadline_s=deadline_s,
+            kwargs=kwargs,
+            variables=self._variables,
+        )
+        replies = self._controller.call(call)
+        for group in wave:
             of_group = {rank_of(place): replies[rank_of(place)] for place in group}
             succeeded = all(reply.ok for reply in of_group.values())
             error = None if succeeded else error_for(of_group, group, what=f"{measured.what} was not measured")
             not_idle = self._note_foreign(replies, group, f"{measured.what} was measured")
             for place in group:
                 reply = of_group[rank_of(place)]
-                keys = [(place, other) for other in group if other != place] if measured.pairs else [place]
+                keys = [(place, other) for other in group if other != place] if measured.per == "pair" else [place]
                 for key in keys:
                     if not_idle is not None:
                         measured.errors[key] = not_idle
@@ -338,7 +330,7 @@ class Cluster:
         call = Call(
             function=name,
             ranks=[rank_of(place) for place in self.places],
-            groups=_ranks_of(groups),
+            groups=[[rank_of(place) for place in group] for group in groups],
             deadline_s=deadline_s,
             kwargs=dict(parameters),
             test_arguments=arguments,
@@ -400,7 +392,7 @@ def _waves(
     at_once: int | str | None,
     unmeasurable: Mapping[Place, MeasurementError],
     errors: dict[Any, MeasurementError],
-) -> list[_Wave]:
+) -> Sequence[Wave]:
     """The calls to make, one after the other; the members of incomplete groups go into ``errors``."""
     measurable = [place for place in chosen if place not in unmeasurable]
     if not measurable:
@@ -408,24 +400,17 @@ def _waves(
     if per == "gpu":
         return _waves_of_gpus(measurable, len(measurable) if at_once in (None, "all") else int(str(at_once)))
     if per == "pair":
-        return [
-            _Wave(places=[place for pair in pairs for place in pair], groups=[list(pair) for pair in pairs])
-            for pairs in rounds_of_pairs(measurable)
-        ]
+        return rounds_of_pairs(measurable)
     groups, incomplete = complete_groups(chosen, unmeasurable, per=per)
     errors.update(incomplete)
-    return [_Wave(places=[place for group in groups for place in group], groups=groups)] if groups else []
+    return [groups] if groups else []
 
 
-def _waves_of_gpus(measurable: Sequence[Place], size: int) -> list[_Wave]:
+def _waves_of_gpus(measurable: Sequence[Place], size: int) -> list[Wave]:
     """At most ``size`` GPUs of each node at a time, on all nodes at once."""
     by_node = grouped((place.node, place) for place in measurable)
     longest = max(map(len, by_node.values()))
     return [
-        _Wave(places=[place for members in by_node.values() for place in members[first : first + size]])
+        [[place] for members in by_node.values() for place in members[first : first + size]]
         for first in range(0, longest, size)
     ]
-
-
-def _ranks_of(groups: Sequence[Sequence[Place]] | None) -> list[list[int]] | None:
-    return None if groups is None else [[rank_of(place) for place in group] for group in groups]

@@ -391,6 +391,10 @@ def read_back(
     return Earlier(round=latest, num_whole_rounds=num_whole_rounds, elapsed_s=elapsed_s, kept=kept)
 
 
+AS_IT_IS = ("kind", "unknown_kind", "advice")
+"""What of a finding is text in the journal too."""
+
+
 def _keep_of(turn: Mapping[str, Any]) -> Keep:
     for keep in get_args(Keep):
         if turn["keep"] == keep:
@@ -414,20 +418,13 @@ def _found(turn: Mapping[str, Any], place: str, by_id: Mapping[str, Place]) -> F
         bad=_texts(facts.get("bad", ()), by_id),
         evidence=dict(facts.get("evidence", {})),
         remark=details.get("remark"),
-        kind=facts.get("kind"),
-        unknown_kind=facts.get("unknown_kind"),
-        advice=facts.get("advice"),
+        **{name: facts.get(name) for name in AS_IT_IS},
     )
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
-    found = {
-        "bad": _plain_texts(finding.bad),
-        "evidence": dict(finding.evidence),
-        "kind": finding.kind,
-        "unknown_kind": finding.unknown_kind,
-        "advice": finding.advice,
-    }
+    found = {"bad": _plain_texts(finding.bad), "evidence": dict(finding.evidence)}
+    found |= {name: getattr(finding, name) for name in AS_IT_IS}
     return {name: value for name, value in found.items() if value}
 
 

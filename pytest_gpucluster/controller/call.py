@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pytest_gpucluster.errors import MeasurementError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pytest_gpucluster.protocol.messages import FunctionName
+from pytest_gpucluster.protocol.messages import FunctionName  # noqa: TC001 -- relay.py reads a call by the types of its fields
 
 SETUP_S = 120.0
-OnProgress: TypeAlias = "Callable[[int, str, float | None], None]"
-OnOutput: TypeAlias = "Callable[[int, str], None]"
+OnProgress: TypeAlias = Callable[[int, str, "float | None"], None]
+OnOutput: TypeAlias = Callable[[int, str], None]
 LAST_CALL_S = 15.0
 """When torchrun ends this node because an agent here died, a call that runs may finish within this time."""
 

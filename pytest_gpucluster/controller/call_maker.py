@@ -205,14 +205,7 @@ class CallMaker:
                 for rank in list(pending.waiting):
                     pending.add(rank, lost_reply("its agent did not answer within the deadline"))
             if (release := pending.to_release()) is not None:
-                command = AbortCall(
-                    id=pending.call_id,
-                    ranks=spans(release.ranks),
-                    why=release.why,
-                    grace_s=release.grace_s,
-                    entered=release.entered,
-                )
-                self._context.link.send(command)
+                self._context.link.send(release)
         self.clock.add_work(began_s=began_s, ended_s=pending.complete_s or time.monotonic())
         self._context.link.forget(self._keys_of_last)  # an agent may still look for the replies of others to this call
         self._keys_of_last = keys

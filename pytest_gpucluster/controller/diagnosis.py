@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.text import first_line, hung
@@ -163,9 +164,7 @@ def _last_collective(failure: Failure) -> str:
 
 def _describe_each(ranks: Sequence[int], failed: Failures, name: Name) -> str:
     """The failures of these ranks; equal ones are collapsed: ``ranks 3, 5, 8-15``."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank in ranks:
-        ranks_of.setdefault(_describe(failed[rank]), []).append(rank)
+    ranks_of = grouped((_describe(failed[rank]), rank) for rank in ranks)
     return "; ".join(f"{_names(same, name)}: {text}" for text, same in ranks_of.items())
 
 
@@ -188,11 +187,9 @@ def _names(ranks: Sequence[int], name: Name) -> str:
 
 def _consequences(ranks: Sequence[int], failed: Failures) -> list[str]:
     """What the failure did to the other ranks."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank in sorted(ranks):
-        where = f" in {failed[rank].collective}" if failed[rank].collective else ""
-        ranks_of.setdefault(f"waited{where} and did not finish because of it", []).append(rank)
-    return [f"{_ranks(same)} {text}" for text, same in ranks_of.items()]
+    ranks_of = grouped((failed[rank].collective, rank) for rank in sorted(ranks))
+    where = {name: f" in {name}" if name else "" for name in ranks_of}
+    return [f"{_ranks(same)} waited{where[name]} and did not finish because of it" for name, same in ranks_of.items()]
 
 
 def _with_stacks(ranks: Sequence[int], failed: Failures) -> tuple[int, ...]:
@@ -245,10 +242,9 @@ def find_mismatch(waiting: Mapping[int, Failure]) -> dict[str, list[int]]:
         return {}
     told = {rank: _tensor(failure) if names <= SAME_TENSORS else "" for rank, failure in waiting.items()}
     known = all(told.values())
-    ranks_of: dict[str, list[int]] = {}
-    for rank in sorted(waiting):
-        words = f"{waiting[rank].collective} of {told[rank]}" if known else waiting[rank].collective
-        ranks_of.setdefault(words, []).append(rank)
+    ranks_of = grouped(
+        (f"{one.collective} of {told[rank]}" if known else one.collective, rank) for rank, one in sorted(waiting.items())
+    )
     return dict(sorted(ranks_of.items(), key=lambda item: -len(item[1])))
 
 

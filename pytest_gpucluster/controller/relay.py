@@ -13,14 +13,14 @@ import socket
 import sys
 import threading
 from collections import Counter
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pytest_gpucluster.controller.call import Call
+from pytest_gpucluster.controller.call import Call  # noqa: TC001 -- read_one_of asks for its fields' types
 from pytest_gpucluster.errors import ErrorKind, MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.codec import TypedMessage, Wire, read_one_of
-from pytest_gpucluster.protocol.messages import FunctionName, Reply, Success, read_reply
+from pytest_gpucluster.protocol.messages import Reply, Success, read_reply
 from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
+    from pytest_gpucluster.protocol.messages import FunctionName
 
 GONE = "not run: the pytest-xdist controller, which makes the calls, is gone"
 
@@ -49,17 +50,7 @@ class RelayedCall(TypedMessage):
 
     t: Literal["call"] = "call"
     number: int = 0
-    function: FunctionName
-    ranks: tuple[int, ...]
-    deadline_s: float
-    kwargs: dict[str, Any]
-    groups: tuple[tuple[int, ...], ...] | None
-    setup_s: float
-    any_device: bool
-    test_arguments: tuple[str, ...] | None
-    once: bool
-    is_startup: bool
-    variables: dict[str, str]
+    call: Call
     nth: int = 0
     sys_path: tuple[str, ...] = ()
 
@@ -130,11 +121,10 @@ class Relay:
 
     def _call(self, message: RelayedCall) -> dict[int, Reply]:
         """Make the call, unless another worker has had it made."""
-        call = Call(**{field.name: getattr(message, field.name) for field in fields(Call)})
         key = _key_of(replace(message, number=0, sys_path=()))
         if key not in self._replies:
             sys.path[:] = dict.fromkeys([*message.sys_path, *sys.path])  # calls carry it, and nothing is collected here
-            self._replies[key] = self._controller.call(replace(call, kwargs=plain_data.from_plain(message.kwargs)))
+            self._replies[key] = self._controller.call(replace(message.call, kwargs=plain_data.from_plain(message.call.kwargs)))
         return self._replies[key]
 
 
@@ -206,19 +196,7 @@ class RelayedController:
         Raises:
             MeasurementError: the call could not be made at all.
         """
-        message = RelayedCall(
-            function=call.function,
-            ranks=tuple(call.ranks),
-            deadline_s=float(call.deadline_s),
-            kwargs=plain_data.to_plain(call.kwargs),
-            groups=None if call.groups is None else tuple(tuple(group) for group in call.groups),
-            setup_s=call.setup_s,
-            any_device=call.any_device,
-            test_arguments=None if call.test_arguments is None else tuple(call.test_arguments),
-            once=call.once,
-            is_startup=call.is_startup,
-            variables=call.variables,
-        )
+        message = RelayedCall(call=replace(call, ranks=[*call.ranks], kwargs=plain_data.to_plain(call.kwargs)))
         key = _key_of(message)
         nth, self._num_made[key] = self._num_made[key], self._num_made[key] + 1
         answer = self.ask(replace(message, nth=nth, sys_path=tuple(path for path in sys.path if path)))

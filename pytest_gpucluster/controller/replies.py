@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.controller.diagnosis import is_consequence
 from pytest_gpucluster.protocol.channel import reply_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
-from pytest_gpucluster.protocol.messages import Failure, Success, read_reply
+from pytest_gpucluster.protocol.messages import AbortCall, Failure, Success, read_reply
 from pytest_gpucluster.protocol.plain_data import shareable
+from pytest_gpucluster.protocol.rank import spans
 
 if TYPE_CHECKING:
     from pytest_gpucluster.errors import Part
@@ -21,20 +22,6 @@ RAISED_GRACE_S = 0.4
 """After an exception wait this long: other ranks may raise too. After a crash there is no wait."""
 CONSEQUENCE_GRACE_S = 3.0
 """If all exceptions so far only say that a connection closed, the rank with the cause may need this long to report it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """Ranks that wait for a rank that failed, and why they are released.
-
-    ``grace_s``: how long each must have been in the call first, since it may be about to raise as well. ``entered``: whether
-    the failed rank came into the call; otherwise the others cannot either.
-    """
-
-    ranks: list[int]
-    why: str
-    grace_s: float
-    entered: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,8 +71,8 @@ class PendingReplies:
             release_s = time.monotonic() + (CONSEQUENCE_GRACE_S if is_consequence(reply) else _grace_s(reply))
             self.release_s = min(release_s, self.release_s or release_s)
 
-    def to_release(self) -> Release | None:
-        """The ranks to release now; None if there are none, or not yet."""
+    def to_release(self) -> AbortCall | None:
+        """The command that releases the ranks that wait for one that failed; None if there are none, or not yet."""
         if self.release_s is None or time.monotonic() < self.release_s:
             return None
         for group in self.groups:
@@ -94,8 +81,9 @@ class PendingReplies:
             if failed and stuck:
                 self.released.update(stuck)
                 first, failure = next(iter(failed.items()))
-                return Release(
-                    ranks=stuck,
+                return AbortCall(
+                    id=self.call_id,
+                    ranks=spans(stuck),
                     why=f"released, because rank {first} {failure.kind}",
                     grace_s=_grace_s(failure),
                     entered=any(reply.entered for reply in failed.values()),

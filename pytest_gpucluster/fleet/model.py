@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers, link_answers
+from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers
 from pytest_gpucluster.fleet.simulated_call import PACKAGE, SimulatedCall
 from pytest_gpucluster.protocol.functions import SIMULATED_MARK
 from pytest_gpucluster.protocol.messages import Failure, Success
@@ -41,8 +41,8 @@ BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
         host_answers.nic_state,
     ],
     "measurements.host_parts": [host_answers.host_parts],
-    "measurements.pair_matrix": [link_answers.pair_matrix],
-    "measurements.rails": [link_answers.net_interfaces, link_answers.rail],
+    "measurements.pair_matrix": [group_answers.pair_matrix],
+    "measurements.rails": [group_answers.net_interfaces, group_answers.rail],
     "measurements.shared_paths": [
         host_answers.count_under_lock,
         host_answers.leave_mark,

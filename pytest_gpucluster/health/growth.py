@@ -208,35 +208,27 @@ def compare_counters(
     bad: list[tuple[Subject, str]] = []
     within: list[tuple[Subject, str]] = []
     unknown = [(part, f"{text}: the counters were reset during the run") for part, text in resets]
-    for part, name, growth, full in _growths(every, (*limits, *shown), summed):
+    for part, counter, name, growth, full in _growths(every, (*limits, *shown), summed):
+        limit = limits.get(counter)
         if isinstance(growth, NotAvailable):
-            unknown += [(part, f"{name.full} is {growth}")] if name.counter in limits else []
+            unknown += [(part, f"{name} is {growth}")] if limit is not None else []
             continue
         number = f"{growth:.6g}" if growth % 1 else f"{int(growth)}"
-        text = f"{name.full} +{number} in {in_words(seconds)} ({format_number(growth * 3600 / seconds)} an hour)"
-        limit = limits.get(name.counter)
+        text = f"{name} +{number} in {in_words(seconds)} ({format_number(growth * 3600 / seconds)} an hour)"
         if limit is not None and not limit.holds(growth, seconds):
             bad.append((part, f"{text}, {limit.text}"))
         elif limit is not None and full is not None:
-            unknown.append((part, f"{name.full} {full}"))
+            unknown.append((part, f"{name} {full}"))
         elif growth != 0:
             within.append((part, text))
     shown_texts = Finding(bad=gather(within)).facts
     return Finding(bad=gather(bad), unknown=gather(unknown), evidence={"within": shown_texts} if shown_texts else {})
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """A counter, and its name with the label of what counts."""
-
-    counter: str
-    full: str
-
-
 def _growths(
     groups: Iterable[CounterGroup], names: Iterable[str], summed: Collection[str]
-) -> Iterator[tuple[Subject, _Name, float | NotAvailable, str | None]]:
-    """Each counter that a group has: its part, its name, its growth, and why it may have grown by more."""
+) -> Iterator[tuple[Subject, str, str, float | NotAvailable, str | None]]:
+    """Each counter that a group has: its part, the counter, its name with the label, its growth, and why it may be more."""
     wanted = tuple(dict.fromkeys(names))
     sums: dict[tuple[Subject, str], dict[str, float]] = {}
     for group in groups:
@@ -247,10 +239,10 @@ def _growths(
             if name in summed and not isinstance(growth, NotAvailable):
                 sums.setdefault((group.part, name), {})[group.label] = growth
             else:
-                yield group.part, _Name(name, f"{group.prefix}{name}"), growth, group.full(name)
+                yield group.part, name, f"{group.prefix}{name}", growth, group.full(name)
     for (part, name), by_label in sums.items():
         most = max(by_label, key=by_label.__getitem__)
-        yield part, _Name(name, f"{name}, most on {most},"), sum(by_label.values()), None
+        yield part, name, f"{name}, most on {most},", sum(by_label.values()), None
 
 
 def per_minute(growth: float, seconds: float) -> float:

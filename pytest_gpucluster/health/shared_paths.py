@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -185,7 +186,7 @@ def _unseen(seen: PathObservations, apart: Sequence[str]) -> Iterator[tuple[str,
     for reader, writer, what, why in _missed(seen):
         if reader not in apart and writer not in apart:
             pairs.setdefault((reader, writer), f"{what} {why}")
-    as_reader, as_writer = _counted(reader for reader, _ in pairs), _counted(writer for _, writer in pairs)
+    as_reader, as_writer = Counter(reader for reader, _ in pairs), Counter(writer for _, writer in pairs)
     said: dict[tuple[str, str], list[str]] = {}
     for (reader, writer), why in pairs.items():
         if as_reader[reader] >= as_writer[writer]:
@@ -194,13 +195,6 @@ def _unseen(seen: PathObservations, apart: Sequence[str]) -> Iterator[tuple[str,
             said.setdefault((writer, f"{why}, of this host, on"), []).append(reader)
     for (host, text), others in said.items():
         yield host, f"loses files: {text} {shortlist(others, most=NAMED)}"
-
-
-def _counted(hosts: Iterator[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for host in hosts:
-        found[host] = found.get(host, 0) + 1
-    return found
 
 
 def _locks_that_fail(counted: Mapping[str, LockCount], locks: str) -> Iterator[tuple[str, str]]:

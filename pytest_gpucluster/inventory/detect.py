@@ -6,11 +6,9 @@ the GPUs is.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
-from pytest_gpucluster.inventory.program import KILLED_S
+from pytest_gpucluster.inventory.program import ProgramError, run
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_names
 
@@ -60,23 +58,16 @@ def survey_gpus(within_s: float | None = None) -> dict[str, Any]:
         ConfigurationError: NVML did not answer in time, or the child died.
     """
     deadline_s = DEADLINE_S if within_s is None else within_s
-    command = [sys.executable, "-m", "pytest_gpucluster.inventory.detect"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 -- ourselves
     try:
-        output, errors = child.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # SIGKILL may not end a process inside a driver that hangs
-            child.wait(KILLED_S)
-        for pipe in filter(None, (child.stdout, child.stderr)):
-            pipe.close()
+        ended = run(sys.executable, ["-m", "pytest_gpucluster.inventory.detect"], within_s=deadline_s)
+    except ProgramError:
         raise ConfigurationError(
             f"NVML did not answer within {deadline_s:g} s: the driver hangs. Look at the kernel log (Xid), then reboot the node"
         ) from None
     try:
-        return dict(json.loads(output if child.returncode == 0 else ""))
+        return dict(json.loads(ended.printed if ended.exit_code == 0 else ""))
     except ValueError:
-        tail = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+        tail = ended.complained.strip().splitlines()[-1:] or [f"exit code {ended.exit_code}"]
         raise ConfigurationError(f"NVML could not be read: {tail[0]}") from None
 
 

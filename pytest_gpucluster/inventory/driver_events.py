@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,20 +23,11 @@ from pytest_gpucluster.inventory.gpu_index import read_addresses
 from pytest_gpucluster.inventory.nvml import ACTIONS
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, naming, required, session, text
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.protocol.node_events import NodeGpu, NodeSxid, NodeXid, XidDetail
+from pytest_gpucluster.protocol.node_events import NodeGpu, NodeLoss, NodeSxid, NodeXid, XidDetail
 
 WAIT_MS = 1000
 SILENT_S = 30.0
 """A wait that does not return for so long hangs."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeardXid:
-    """One event: the GPU's index by NVML, the code, and when it came by the monotonic clock."""
-
-    gpu: int
-    code: int
-    at_s: float
 
 
 class XidEvents:
@@ -48,7 +39,7 @@ class XidEvents:
         self._is_ready = threading.Event()
         self._returned_s = time.monotonic()
         self._gpus: dict[int, NodeGpu] = {}
-        self._heard: list[HeardXid] = []
+        self._heard: list[tuple[float, NodeXid]] = []
         self._thread = threading.Thread(target=self._run, name="xid-events", daemon=True)
 
     def start(self) -> None:
@@ -66,8 +57,8 @@ class XidEvents:
         return list(self._gpus.values())
 
     @property
-    def heard(self) -> list[HeardXid]:
-        """What came so far."""
+    def heard(self) -> list[tuple[float, NodeXid]]:
+        """What came so far, each with its time by the monotonic clock."""
         return list(self._heard)
 
     @property
@@ -120,7 +111,7 @@ class XidEvents:
         else:
             if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
                 gpu = by_handle[_address_of(event.device)]
-                self._heard.append(HeardXid(gpu, int(event.eventData), time.monotonic()))
+                self._heard.append((time.monotonic(), NodeXid(code=int(event.eventData), index=gpu)))
         self._returned_s = time.monotonic()
 
 
@@ -190,18 +181,6 @@ LOST = re.compile(
 """What the driver or the kernel writes of a GPU that is lost, without an Xid. A probe that "was not called" is no failure."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedLoss:
-    """A line on a GPU that the driver lost or cannot start, without an Xid. ``pci``: as in :func:`pci_key`.
-
-    ``pci`` is None where the line does not say which GPU. ``count``: how many GPUs it is about.
-    """
-
-    pci: str | None
-    text: str
-    count: int = 1
-
-
 def pci_key(address: str) -> str:
     """A PCI address without the number of its function, in lower case, with a domain of four digits or more."""
     domain, bus, device = address.lower().rpartition(".")[0].split(":") if "." in address else address.lower().split(":")
@@ -246,17 +225,17 @@ def parse_sxid(line: str) -> NodeSxid | None:
     )
 
 
-def parse_loss(line: str) -> LoggedLoss | None:
+def parse_loss(line: str) -> NodeLoss | None:
     """The loss of a GPU in a line of the kernel log; None in every other line, also in that of an Xid."""
     begin, found = OF_DRIVER.search(line), LOST.search(line)
     if begin is None or found is None or UNREAD.search(line) is not None:
         return None
     at = PCI.search(line)
     pci = None if at is None else pci_key(at["pci"])
-    return LoggedLoss(pci=pci, text=line[begin.start() :].strip(), count=int(found["count"] or 1))
+    return NodeLoss(pci=pci, text=line[begin.start() :].strip(), count=int(found["count"] or 1))
 
 
-Logged: TypeAlias = "NodeXid | NodeSxid | LoggedLoss"
+Logged: TypeAlias = "NodeXid | NodeSxid | NodeLoss"
 
 
 class KernelLog:
@@ -268,7 +247,7 @@ class KernelLog:
         self._has_driver = False
         self._subject: str | None = None
         self._named: set[str] = set()
-        self._unnamed: LoggedLoss | None = None
+        self._unnamed: NodeLoss | None = None
         self._fd: int | None = None
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -314,7 +293,7 @@ class KernelLog:
             self._trouble = self._trouble or f"the kernel log has an error that cannot be read: {line[:LINE_CHARACTERS]}"
         return self._placed(parse_loss(line))
 
-    def _placed(self, loss: LoggedLoss | None) -> LoggedLoss | None:
+    def _placed(self, loss: NodeLoss | None) -> NodeLoss | None:
         """A loss with its address; without one it makes the log incomplete."""
         if loss is None:
             return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, or_none, read, row
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, matching, or_none, read, row
 from pytest_gpucluster.inventory.sysfs import (
     PROC,
     SYS,
@@ -50,6 +50,8 @@ TWO_SOCKETS = [[socket, core] for socket in range(2) for core in range(56)]
 _CAP_IPC_LOCK = 14
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _AFTER_OPTIONS = "-"
+_first_number = matching(r"(\d{1,20})(?!\S)", "number", int)
+_signed = matching(r"-?\d{1,9}\Z", "number", int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,6 @@ def _field(file: Path, name: str) -> str | NotAvailable:
 def read_available_gib(*, proc: Path = PROC) -> float | NotAvailable:
     """The memory of this host that is free for programs, in GiB (2^30 bytes), as the kernel estimates it."""
     return apply(lambda kib: kib / 2**20, apply(_first_number, _field(proc / "meminfo", "MemAvailable")))
-
-
-def _first_number(text: str) -> int | NotAvailable:
-    number = number_in(text.split(maxsplit=1)[0])
-    return NotAvailable(f"{text[:80]!r} is no number") if number is None else number
 
 
 def _cpu_folders(host: _Roots) -> list[Path] | NotAvailable:
@@ -203,10 +200,6 @@ def _profilers(params: str) -> str | NotAvailable:
     """Who may read a GPU's performance counters, by the parameters of the NVIDIA driver."""
     found = re.search(r"^RmProfilingAdminOnly: ([01])$", params, re.MULTILINE)
     return ("all users", "root")[int(found[1])] if found else NotAvailable("the driver does not show RmProfilingAdminOnly")
-
-
-def _signed(text: str) -> int | NotAvailable:
-    return int(text) if re.fullmatch(r"-?\d{1,9}", text, re.ASCII) else NotAvailable(f"{text[:80]!r} is no number")
 
 
 def _limit(kind: int, _host: _Roots) -> int | str:

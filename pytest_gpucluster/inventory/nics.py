@@ -22,6 +22,7 @@ from pytest_gpucluster.inventory.reading import (
     all_or_why,
     apply,
     judged,
+    matching,
     or_none,
     read,
     row,
@@ -42,6 +43,7 @@ from pytest_gpucluster.inventory.sysfs import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+Reader: TypeAlias = "Callable[[str], str | NotAvailable]"
 NicFabric: TypeAlias = Literal["infiniband", "roce", "efa"]
 AMAZON = "0x1d0f"
 EFA_DEVICES = "0xefa"
@@ -65,12 +67,12 @@ BITS_PER_BYTE = 8
 _LAYERS: dict[str, NicFabric] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
 _PAUSE = re.compile(r"[rt]x_prio\d_pause(_duration|_transition)?|tx_pause_storm_(warning|error)_events")
 """Names of mlx5 (Linux' page on its counters). Other drivers have other names, and show none here."""
-_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
-_PKEY = re.compile(r"0x[0-9a-fA-F]{4}")
-_STATE = re.compile(r"\d+: *(?P<word>\S.*)")
+_pci: Reader = matching(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z", "PCI device")
+_pkey: Reader = matching(r"0x[0-9a-fA-F]{4}\Z", "partition key such as '0xffff'", str.lower)
+_word: Reader = matching(r"\d+: *(\S.*)\Z", "state such as '4: ACTIVE'")
+_rate: Callable[[str], float | NotAvailable] = matching(r"(\d+(?:\.\d+)?) Gb/sec\b", f"rate such as '{RATE}'", float)
 MOST_GBIT_S = 4800.0
 """12 lanes of GDR. No adapter has a faster port."""
-_RATE = re.compile(r"(?P<rate>\d+(?:\.\d+)?) Gb/sec\b")
 
 
 def _fabric(port: Path) -> NicFabric | NotAvailable:
@@ -84,17 +86,11 @@ def _fabric(port: Path) -> NicFabric | NotAvailable:
     )
 
 
-def _word(text: str) -> str | NotAvailable:
-    """``ACTIVE`` of ``4: ACTIVE``."""
-    found = _STATE.fullmatch(text)
-    return found["word"] if found else NotAvailable(f"{text[:80]!r} is no state such as '4: ACTIVE'")
+def _gbit_s(text: str) -> float | NotAvailable:
+    def possible(rate: float) -> float | NotAvailable:
+        return NotAvailable(f"{text[:80]!r} is more than any port carries") if rate > MOST_GBIT_S else rate
 
-
-def _gbit_s(rate: str) -> float | NotAvailable:
-    found = _RATE.match(rate)
-    if found and float(found["rate"]) > MOST_GBIT_S:
-        return NotAvailable(f"{rate[:80]!r} is more than any port carries")
-    return float(found["rate"]) if found else NotAvailable(f"{rate[:80]!r} is no rate such as '{RATE}'")
+    return apply(possible, _rate(text))
 
 
 def _port_guid(gid: str) -> str | NotAvailable:
@@ -191,10 +187,6 @@ def _pkeys(folder: Path) -> list[str] | NotAvailable:
     return apply(lambda keys: [key for key in keys if key != NO_PKEY], entries)
 
 
-def _pkey(text: str) -> str | NotAvailable:
-    return text.lower() if _PKEY.fullmatch(text) else NotAvailable(f"{text[:80]!r} is no partition key such as '0xffff'")
-
-
 def _without_settings(counters: dict[str, int | NotAvailable]) -> dict[str, int | NotAvailable]:
     return {name: value for name, value in counters.items() if name not in NOT_COUNTERS}
 
@@ -245,10 +237,6 @@ def _ports(adapter: Path) -> list[NicPort] | NotAvailable:
         lambda names: [read(NicPort, folder / name, number=int(name)) for name in _sorted(names) if name.isdecimal()],
         list_names(folder),
     )
-
-
-def _pci(name: str) -> str | NotAvailable:
-    return name if _PCI.match(name) else NotAvailable(f"{name!r} is no PCI device")
 
 
 DEVICES = Path("/dev")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, or_none, read, row
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, matching, or_none, read, row
 from pytest_gpucluster.inventory.sysfs import (
     PROC,
     SYS,
@@ -37,7 +37,6 @@ GPU_CLASSES = ("0x0300", "0x0302")
 NO_DRIVER = "no driver"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _ID = re.compile(r"0x[0-9a-fA-F]+")
-_SPEED = re.compile(r"(?P<speed>\d+(?:\.\d+)?) GT/s")
 NO_WIDTH = (63, 255)
 """What the kernel reads of a device that does not answer."""
 FIRST_CAPABILITY = 0x100
@@ -49,11 +48,7 @@ SAME_SWITCH_BRIDGES = 2
 """Bridges of a device up to the switch that it shares with another one: its own port and the switch's upward port."""
 NO_NUMA_NODE = "-1"
 GENERATION_5 = "32.0 GT/s PCIe"
-
-
-def _speed(text: str) -> float | NotAvailable:
-    found = _SPEED.match(text)
-    return float(found["speed"]) if found else NotAvailable(f"{text[:80]!r} is no speed such as '{GENERATION_5}'")
+_speed = matching(r"(\d+(?:\.\d+)?) GT/s", f"speed such as '{GENERATION_5}'", float)
 
 
 def _width(lanes: int) -> int | NotAvailable:

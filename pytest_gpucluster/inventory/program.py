@@ -71,7 +71,7 @@ def run(
                 stderr=complained,
                 env={**os.environ, **(variables or {})},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 -- one system call; a worker that is killed leaves no program
+                preexec_fn=die_with_parent,  # noqa: PLW1509 -- one system call; a worker that is killed leaves no program
             )
         except OSError as error:
             raise ProgramError(f"{command} cannot be started: {error.strerror}") from error
@@ -97,9 +97,16 @@ def run_by_name(
         return NotAvailable(str(error))
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the parent ends (prctl(2), PR_SET_PDEATHSIG); elsewhere do nothing."""
     with contextlib.suppress(AttributeError):  # Linux alone has it
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL to the process group that ``pid`` leads: a program or a worker, and all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _end(child: subprocess.Popen[bytes], grace_s: float) -> None:
@@ -108,8 +115,7 @@ def _end(child: subprocess.Popen[bytes], grace_s: float) -> None:
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(grace_s)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
+    kill_group(child.pid)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(KILLED_S)
 

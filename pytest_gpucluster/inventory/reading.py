@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
@@ -79,6 +80,19 @@ def all_or_why(readings: Iterable[Value | NotAvailable]) -> list[Value] | NotAva
             return one
         known.append(one)
     return known
+
+
+def matching(pattern: str, what: str, convert: Callable[[str], Result] | None = None) -> Callable[[str], Result | NotAvailable]:
+    """A conversion: the last group of the pattern, which matches from the text's start on; why not, where it is no ``what``."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def of_text(text: str) -> Any:
+        found = compiled.match(text)
+        if found is None:
+            return NotAvailable(f"{text[:80]!r} is no {what}")
+        return found[compiled.groups] if convert is None else convert(found[compiled.groups])
+
+    return of_text
 
 
 def split(readings: Mapping[Key, Value | NotAvailable]) -> tuple[dict[Key, Value], dict[Key, NotAvailable]]:

@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory import nvml, nvml_calls
@@ -73,15 +73,7 @@ class Telemetry:
         }
 
 
-class HasEvidence(Protocol):
-    """The telemetry of one GPU or of a group."""
-
-    @property
-    def evidence(self) -> dict[str, Any]:
-        """What explains a measured value, by the names that a report shows."""
-
-
-def evidence(telemetry: HasEvidence | None) -> dict[str, Any]:
+def evidence(telemetry: Telemetry | GroupTelemetry | None) -> dict[str, Any]:
     """The evidence of one GPU's or a group's telemetry; empty without telemetry (a CPU, no NVML)."""
     return {} if telemetry is None else telemetry.evidence
 
@@ -90,7 +82,7 @@ def evidence(telemetry: HasEvidence | None) -> dict[str, Any]:
 class Watched:
     """A result with the telemetry of the time in which it was measured, for the report; None without NVML."""
 
-    telemetry: HasEvidence | None = None
+    telemetry: Telemetry | GroupTelemetry | None = None
 
     @property
     def evidence(self) -> dict[str, Any]:

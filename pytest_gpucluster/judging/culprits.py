@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, Record
 from pytest_gpucluster.places import UNKNOWN_HOST
 from pytest_gpucluster.text import counted, first_line, shortlist, text_of
@@ -398,8 +399,5 @@ def name_of(record: Record) -> str:
 
 def describe_remarks(records: Iterable[Record]) -> list[str]:
     """What passed values could not show; one line for each remark, with all criteria and places that have it."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for record in records:
-        if record.remark is not None:
-            alike[record.remark].append(name_of(record))
+    alike = grouped((record.remark, name_of(record)) for record in records if record.remark is not None)
     return [f"remark: {shortlist(names, most=SHOWN_NAMES)}: {remark}" for remark, names in alike.items()]

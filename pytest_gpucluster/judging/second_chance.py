@@ -7,6 +7,7 @@ decided stays decided: a failure is never measured again.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,9 +61,7 @@ def with_first_look(second: Record, first: Record) -> Record:
 
 def in_words(records: Iterable[Record]) -> str:
     """What is measured again, by criterion: ``host_to_device 2, device_to_host``."""
-    counts: dict[str, int] = {}
-    for record in records:
-        counts[record.criterion] = counts.get(record.criterion, 0) + 1
+    counts = Counter(record.criterion for record in records)
     shown = [name if number == 1 else f"{name} {number}" for name, number in counts.items()]
     more = [f"and {counted(len(shown) - SHOWN, 'more criterion', 'more criteria')}"] if len(shown) > SHOWN else []
     return ", ".join([*shown[:SHOWN], *more])

@@ -109,10 +109,10 @@ def _within(values: Mapping[Member, float], floor_spread: float) -> dict[Member,
     found = {}
     most_sigmas = max(OUTLIER_SIGMAS, sigmas_of_lowest(len(values)))
     for member, value in values.items():
-        median = _middle_without(ordered, value)
+        median = middle_without(ordered, value)
         if median not in deviations:
             deviations[median] = sorted(abs(one - median) for one in ordered)
-        mad = _middle_without(deviations[median], abs(value - median))
+        mad = middle_without(deviations[median], abs(value - median))
         own_spread = MAD_TO_SIGMA * (mad / median)
         spread = max(own_spread, floor_spread)
         below = 1 - value / median
@@ -127,7 +127,7 @@ def _within(values: Mapping[Member, float], floor_spread: float) -> dict[Member,
     return found
 
 
-def _middle_without(ordered: Sequence[float], left_out: float) -> float:
+def middle_without(ordered: Sequence[float], left_out: float) -> float:
     """The median of ``ordered`` without one occurrence of ``left_out``; never overflows."""
     gone = bisect.bisect_left(ordered, left_out)
 

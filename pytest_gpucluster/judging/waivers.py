@@ -168,14 +168,7 @@ def load(path: Path, *, criteria: Collection[str]) -> list[Waiver]:
     if problems:
         raise ConfigurationError(listed(problems))
     return [
-        Waiver(
-            criterion=row["criterion"],
-            place=row.get("place"),
-            until=row["until"],
-            who=row["who"],
-            why=row["why"],
-            where=f"{path.name}:{document.find(('waivers', index)).line}",
-        )
+        Waiver(**{"place": None, **row}, where=f"{path.name}:{document.find(('waivers', index)).line}")
         for index, row in enumerate(document.data["waivers"])
     ]
 

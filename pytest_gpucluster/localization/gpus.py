@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.pci_tree import nearness, position
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.inventory.nvml import GpuState
     from pytest_gpucluster.inventory.pci_tree import PciPath, Position
+    from pytest_gpucluster.localization.parts import Quantity
     from pytest_gpucluster.measurements.pair_matrix import PairMatrix
+
+__all__ = ["judge_pair_paths", "pair_lags", "pairs_of", "position_of"]
 
 SLOW_SHARE = 0.8
 """A pair below this part of the median of all pairs is slow: a guess, as far below as limits in a node lie."""
@@ -104,7 +107,6 @@ def _is_slow_with_all(name: str, names: Sequence[str], slow: set[tuple[str, str]
     return all((name, other) in slow for other in others) or all((other, name) in slow for other in others)
 
 
-Quantity: TypeAlias = Literal["bandwidth", "latency"]
 OVER_HOST = ("SHM", "NET")
 """How NCCL's channels begin that go through the host's memory, or over its network, inside a node."""
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 Kind = Literal["part", "whole", "edge", "between"]
+Quantity = Literal["bandwidth", "latency"]
 Purpose = Literal["block", "suspect", "pool", "rest", "halves"]
 
 

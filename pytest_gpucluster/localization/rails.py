@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.health.nics import ACTIVE, LINK_UP, nearest_gpus, own_ports
@@ -13,7 +13,7 @@ from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.finding import HERE, Finding
-from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS
+from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, middle_without
 from pytest_gpucluster.localization.parts import Lag
 
 if TYPE_CHECKING:
@@ -21,10 +21,23 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.inventory.nics import NetInterface, Nic
     from pytest_gpucluster.inventory.nvml import GpuState
+    from pytest_gpucluster.localization.parts import Quantity
     from pytest_gpucluster.measurements.host import NicPaths
     from pytest_gpucluster.measurements.rails import RailRates
 
-Quantity: TypeAlias = Literal["bandwidth", "latency"]
+__all__ = [
+    "RailRate",
+    "better_of",
+    "gpus_near",
+    "judge_lags",
+    "judge_shares",
+    "rail_lags",
+    "rails_of_interfaces",
+    "rails_of_nics",
+    "rates_of",
+    "slow_rails",
+]
+
 BITS_PER_BYTE = 8
 NETWORK = {"NCCL_MNNVL_ENABLE": "0"}
 """Keeps NCCL from NVLink between nodes, which would carry a rail's bytes in an NVLink domain."""
@@ -131,7 +144,7 @@ def rail_lags(rates: Iterable[RailRate], quantity: Quantity, *, limit_percent: f
             continue
         lags = []
         for value in values:
-            median = _median_without(ordered, value)
+            median = middle_without(ordered, value)
             percent = 100 * (value / median - 1)
             lags.append(Lag(percent=-percent if quantity == "bandwidth" else percent, median=median, siblings=siblings))
         worst = max(lag.percent for lag in lags)
@@ -172,13 +185,6 @@ def better_of(first: Sequence[RailRate], second: Sequence[RailRate]) -> list[Rai
         for one in first
         for other in (again.get((one.node, one.rail)),)
     ]
-
-
-def _median_without(ordered: Sequence[float], left_out: float) -> float:
-    """The median of ``ordered`` without one occurrence of ``left_out``, without a copy."""
-    gone, left = bisect.bisect_left(ordered, left_out), len(ordered) - 1
-    low, high = (ordered[at + (at >= gone)] for at in ((left - 1) // 2, left // 2))
-    return (low + high) / 2
 
 
 def gpus_near(name: str, paths: NicPaths, gpus: Mapping[int, GpuState | None]) -> list[int]:

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pytest_gpucluster.protocol.rank import stat_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,8 +38,8 @@ ABANDONED_S = 86400.0
 _NAME = re.compile(r"\.gpucluster-[0-9a-f]{16}-rank\d+")
 _OTHERS_WRITE = 0o022
 _PROC = Path("/proc")
-_START_TIME = 21
-"""Where /proc/PID/stat has the start time, counted from 0; a pid with another start time is another process."""
+_START_TIME = 19
+"""Where /proc/PID/stat has the start time, counted from behind the name; a pid with another start time is another process."""
 
 
 class NotOwnFolderError(Exception):
@@ -335,9 +337,5 @@ def _owner(pid: int) -> dict[str, str]:
 
 def _started(pid: int) -> str:
     """When a live process started, in the kernel's ticks; empty if there is none."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    words = ["", "", *text.rpartition(")")[2].split()]  # the name, in brackets, may hold anything
-    return "" if len(words) <= _START_TIME or words[2] in ("Z", "X") else words[_START_TIME]
+    words = stat_of(pid)
+    return "" if len(words) <= _START_TIME or words[0] in ("Z", "X") else words[_START_TIME]

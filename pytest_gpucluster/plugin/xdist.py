@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # xdist ships no types
 
-from pytest_gpucluster.agent.spawner import die_with_parent
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.controller.relay import Collected, Relay, RelayedController
 from pytest_gpucluster.errors import GpuclusterError
+from pytest_gpucluster.inventory.program import die_with_parent
 from pytest_gpucluster.judging.plan import Rule
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, SKIPPED, Record
 from pytest_gpucluster.plugin.collection import expected_of

@@ -93,15 +93,16 @@ class NodeSxid(TypedMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoss(TypedMessage):
-    """Equal lines of the kernel log on a GPU that the driver lost, without an Xid, and how many.
+    """Lines of the kernel log on a GPU that the driver lost or cannot start, without an Xid.
 
-    ``is_before``: the kernel logged them before the run.
+    ``pci`` is None where the line does not say which GPU. ``count``: of a parsed line, how many GPUs it is about; of a node,
+    how many equal lines. ``is_before``: the kernel logged them before the run.
     """
 
-    pci: str
+    pci: str | None
     text: str
-    count: int
-    is_before: bool
+    count: int = 1
+    is_before: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

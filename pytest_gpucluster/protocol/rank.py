@@ -52,9 +52,14 @@ def machine() -> str:
 
 def state_of(pid: int) -> str | None:
     """The state letter of a process of this machine (``T`` stopped, ``D`` uninterruptible wait, proc(5)); None if unknown."""
-    with contextlib.suppress(OSError, IndexError):  # the process name comes before the letter, and may contain anything
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
-    return None
+    return next(iter(stat_of(pid)), None)
+
+
+def stat_of(pid: int) -> list[str]:
+    """The words of ``/proc/PID/stat`` behind the process's name, which may hold anything; none without such a process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return []
 
 
 def is_gone(pid: int) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import pytest_gpucluster.inventory
 import pytest_gpucluster.measurements
 from pytest_gpucluster.inventory import reading
-from pytest_gpucluster.protocol.node_events import NodeSxid, NodeXid
+from pytest_gpucluster.protocol.node_events import NodeLoss, NodeSxid, NodeXid
 from tests.project.test_docs import script
 from tests.support import REPOSITORY
 from tests.support.thresholds_files import packaged
@@ -29,7 +29,7 @@ NAME = re.compile(r"`([^`]+)`")
 NOT_READ = ("NotAvailable", "NvmlPart", "ReadingRow")
 """Dataclasses of the inventory that are no readings: how a reading is made."""
 READINGS = (pytest_gpucluster.inventory, pytest_gpucluster.measurements)
-OF_THE_LOG = (NodeXid, NodeSxid)
+OF_THE_LOG = (NodeXid, NodeSxid, NodeLoss)
 """What the kernel log shows is a message of the node's listener as well."""
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.controller import replies
-from pytest_gpucluster.controller.replies import PendingReplies, Release, lost_reply
+from pytest_gpucluster.controller.replies import PendingReplies, lost_reply
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import Address, StoreChannel, reply_key
-from pytest_gpucluster.protocol.messages import Failure, FailureKind, Success
+from pytest_gpucluster.protocol.messages import AbortCall, Failure, FailureKind, Success
 from pytest_gpucluster.protocol.plain_data import to_plain
 from pytest_gpucluster.protocol.secret import Secret
 
@@ -150,7 +150,8 @@ def test_peers_of_one_that_raised(monkeypatch: pytest.MonkeyPatch, *, entered: b
     one.add(2, failed("raised", entered=entered))
     assert one.to_release() is None
     time.sleep(0.06)
-    assert one.to_release() == Release(ranks=[3], why="released, because rank 2 raised", grace_s=0.05, entered=entered)
+    why = "released, because rank 2 raised"
+    assert one.to_release() == AbortCall(id=CALL, ranks=((3, 3),), why=why, grace_s=0.05, entered=entered)
     assert one.to_release() is None
 
 
@@ -158,7 +159,8 @@ def test_peers_of_one_that_died() -> None:
     """At once; one that is lost never said whether it came in, and its peers need no moment."""
     one = of_two_pairs()
     one.add(1, lost_reply("its agent process has ended"))
-    assert one.to_release() == Release(ranks=[0], why="released, because rank 1 lost", grace_s=0.0, entered=False)
+    why = "released, because rank 1 lost"
+    assert one.to_release() == AbortCall(id=CALL, ranks=((0, 0),), why=why, grace_s=0.0, entered=False)
 
 
 def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +175,7 @@ def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
     time.sleep(0.06)
     found = one.to_release()
     assert found is not None
-    assert found.ranks == [2]
+    assert found.ranks == ((2, 2),)
 
 
 def test_echoes_alone_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +187,7 @@ def test_echoes_alone_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyP
     time.sleep(0.06)
     found = one.to_release()
     assert found is not None
-    assert found.ranks == [1]
+    assert found.ranks == ((1, 1),)
 
 
 # How they arrive, over a real store.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory import detect
+from pytest_gpucluster.inventory import detect, program
 from tests.support.sysfs import MadeSys
 
 if TYPE_CHECKING:
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 def test_a_driver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML that never answers is a broken machine, reported within the deadline, even if its process cannot be ended."""
-    asleep = subprocess.Popen(["sleep", "600"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    asleep = subprocess.Popen(["sleep", "600"])
     monkeypatch.setattr(detect, "DEADLINE_S", 0.2)
-    monkeypatch.setattr(detect.subprocess, "Popen", lambda *_args, **_options: asleep)
-    monkeypatch.setattr(asleep, "kill", lambda: None)  # as in state D
+    monkeypatch.setattr(program.subprocess, "Popen", lambda *_args, **_options: asleep)
+    monkeypatch.setattr(program, "kill_group", lambda _pid: None)  # as in state D
     with pytest.raises(ConfigurationError, match="the driver hangs"):
         detect.detect_gpus()
     assert asleep.poll() is None
     asleep.terminate()
-    asleep.communicate(timeout=120)
+    asleep.wait(timeout=120)
 
 
 def without_library(monkeypatch: pytest.MonkeyPatch, signs: str | None) -> detect.Detected:

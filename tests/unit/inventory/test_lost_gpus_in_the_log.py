@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedLoss, parse_loss, parse_xid
-from pytest_gpucluster.protocol.node_events import NodeXid
+from pytest_gpucluster.inventory.driver_events import KernelLog, parse_loss, parse_xid
+from pytest_gpucluster.protocol.node_events import NodeLoss, NodeXid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,8 +25,8 @@ def read(tmp_path: Path, text: str) -> tuple[set[str | None], str | None]:
     path.write_text(text, encoding="utf-8")
     log = KernelLog(path)
     found = log.read()
-    assert all(str(one.pci) in one.text.lower() for one in found if isinstance(one, LoggedLoss))
-    return {one.pci for one in found if isinstance(one, LoggedLoss)}, None if log.why is None else log.why.why
+    assert all(str(one.pci) in one.text.lower() for one in found if isinstance(one, NodeLoss))
+    return {one.pci for one in found if isinstance(one, NodeLoss)}, None if log.why is None else log.why.why
 
 
 @pytest.mark.parametrize(

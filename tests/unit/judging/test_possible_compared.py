@@ -38,7 +38,7 @@ def test_a_sibling_that_is_too_fast_accuses_nobody(key: str, field: str, usual: 
     rates = {place: usual * (10 if place.gpu < wrong else 1 + place.gpu / 1000) for place in PLACES}  # type: ignore[operator]
     found = Results({place: SimpleNamespace(device="H200", **{field: rate}) for place, rate in rates.items()}, {})
     healthy = siblings.Healthy(floor_spread=0.01)
-    compared = test_stragglers.compare_all(found, field, healthy, SimpleNamespace(value=5.0), can_be(key))
+    compared = test_stragglers.compare_all(found, field, healthy, SimpleNamespace(value=5.0), can_be(key).error)
     assert set(compared.rates) == set(PLACES[wrong:])
     assert set(compared.compared) == (set(PLACES[wrong:]) if wrong < 3 else set())
     assert all(one.doubt is None and not one.shortfall.is_named(5.0) for one in compared.compared.values())

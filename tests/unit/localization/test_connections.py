@@ -14,7 +14,7 @@ from pytest_gpucluster.localization.connections import (
     missed_share,
     probability_explained_by,
 )
-from pytest_gpucluster.localization.rounds import split
+from pytest_gpucluster.localization.search import split
 
 FAILED, PASSED = 49.0, 1 / 49
 """What a test says about a pair inside it, where 2 % of the tests are wrong."""

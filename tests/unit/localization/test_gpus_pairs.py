@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath, Position, nearness, position
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.localization.gpus import GpuPair, Quantity, pair_lags, pairs_of
+from pytest_gpucluster.localization.gpus import GpuPair, pair_lags, pairs_of
 from pytest_gpucluster.measurements.pair_matrix import PairMatrix
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.localization.parts import Quantity
 
 UNREAD = NotAvailable("No such file or directory")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,7 +12,6 @@ from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.inventory.nics import NetInterface, Nic, NicPort
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.localization.rails import (
-    Quantity,
     Rail,
     RailRate,
     better_of,
@@ -26,6 +25,9 @@ from pytest_gpucluster.measurements.rails import RailEnd, RailRates
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol.rank import ordered_rounds
 from tests_acceptance import test_rails as suite
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.localization.parts import Quantity
 
 AGAIN: dict[Quantity, float] = {"bandwidth": 10, "latency": 50}
 UNREAD = NotAvailable("No such file or directory")

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -48,8 +49,8 @@ def example(kind: Any) -> Any:
         return kind(**{field.name: example(hints[field.name]) for field in fields(kind)})
     if origin is Literal:
         return arguments[0]
-    if origin is tuple:
-        return tuple(example(one) for one in arguments if one is not Ellipsis)
+    if origin in (tuple, Sequence):
+        return (list if origin is Sequence else tuple)(example(one) for one in arguments if one is not Ellipsis)
     if origin is dict:
         return {"key": example(arguments[1])}
     if origin is not None:  # X | None
@@ -72,6 +73,8 @@ def fits(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and len(value) == len(items) and all(map(fits, value, items))
     if origin is dict:
         return isinstance(value, dict) and all(fits(item, arguments[1]) for item in value.values())
+    if origin is Sequence:
+        return isinstance(value, list) and all(fits(item, arguments[0]) for item in value)
     if origin is not None:  # X | None
         return value is None or fits(value, arguments[0])
     known = {Any: (object,), int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(kind, ())
