@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CHECKS_OF_THIS_PROCESS = ("step_time_spread",)
 """Final checks of the steps of this process: a run that is resumed after its last step has no steps to check."""
-STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
+STATE_CHECKS = ("lock_step", "all_reduce", "adapter_digest", "finite")
 """Checks of the state and of the arithmetic that made it. The others concern base, data and speed."""
 
 

@@ -3,8 +3,8 @@
 A small model is launch bound on a GPU: the time between two events around its forward is that of a host core issuing
 kernels. Healthy H200s of one host differed by a factor of 1.38 in it (2026-11-21). So on a GPU the forward is captured into
 a CUDA graph once, after training, and replayed: with one launch only the GPU's own time is left. On a CPU the time is the
-thread's CPU time, the median over the steps: another program on the same core does not count. FSDP's forward cannot be
-captured. If a host core determines its time, the check is left out with that reason.
+thread's CPU time, the median over the steps: another program on the same core does not count. Where a graph is not possible
+and a host core determines the time, the check is left out with that reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from finetune_smoke.data import batches
-from finetune_smoke.parallel import cuda_graphs
 from finetune_smoke.ranks import rank_list
 
 if TYPE_CHECKING:
@@ -58,11 +57,17 @@ def measure(run: TrainingRun, seen_ms: Sequence[float]) -> ForwardTime:
         with torch.no_grad(), run.autocast():
             run.model(batch.ids, batch.positions, batch.targets)
 
-    replayed_ms = None if run.strategy == "fsdp" else _replayed_ms(once)
-    if any(cannot for (cannot,) in run.ranks.gather([replayed_ms is None])):
-        return _timed(run, once)
-    assert replayed_ms is not None
-    return ForwardTime(ms=replayed_ms)
+    return ForwardTime(ms=_replayed_ms(once)) if _fits_a_graph(run) else _timed(run, once)
+
+
+def _fits_a_graph(run: TrainingRun) -> bool:
+    """Whether a CUDA graph can surely hold the forward. A capture that fails on torch 2.11 leaves random numbers unusable.
+
+    FSDP has collectives in it; checkpointing, and the dropout of peft's forward, ask for random numbers; a user's model may
+    ask its device.
+    """
+    odd = run.strategy == "fsdp" or run.config.gradient_checkpointing or run.autocasts or run.config.model is not None
+    return run.ranks.device.type == "cuda" and not odd
 
 
 def _timed(run: TrainingRun, call: Callable[[], None]) -> ForwardTime:
@@ -86,8 +91,8 @@ def _timed(run: TrainingRun, call: Callable[[], None]) -> ForwardTime:
     return ForwardTime(ms=1e3 * statistics.median(times_s[1:]), issuing_ms=1e3 * issuing_s)
 
 
-def _replayed_ms(call: Callable[[], None]) -> float | None:
-    """Median GPU time of ``call`` in ms, by replaying it from a CUDA graph; None where it cannot be captured."""
+def _replayed_ms(call: Callable[[], None]) -> float:
+    """Median GPU time of ``call`` in ms, by replaying it from a CUDA graph."""
     side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # a separate stream: PyTorch's notes on CUDA graphs
     side_stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side_stream):
@@ -95,11 +100,8 @@ def _replayed_ms(call: Callable[[], None]) -> float | None:
             call()
     torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
-    try:
-        with cuda_graphs.capturing(graph):
-            call()
-    except cuda_graphs.CaptureError:
-        return None
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # "global" forbids NCCL's watchdog to query events
+        call()
     return statistics.median(_one_replay_ms(graph) for _ in range(REPLAYS))
 
 
