@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 
     from finetune_smoke.checkpoints.marker import TensorEntry
     from finetune_smoke.checkpoints.tensors import State
-    from finetune_smoke.checks.exact import Failures
     from finetune_smoke.run import TrainingRun
 
-CHECKS_OF_THIS_PROCESS = ("step_time_spread",)
-"""Final checks of the steps of this process: a run that is resumed after its last step has no steps to check."""
 STATE_CHECKS = ("lock_step", "all_reduce", "adapter_digest", "finite")
 """Checks of the state and of the arithmetic that made it. The others concern base, data and speed."""
 
@@ -70,17 +67,6 @@ class Saver:
         keep, folder = self.run.config.keep_checkpoints, reading.folder_of(self.run)
         work = functools.partial(_prune, folder, newest=step, keep=keep, damaged=self.damaged)
         self.run.ranks.run_on_all_ranks(lambda: work() if self.run.ranks.rank == 0 else None)
-
-    def add_late_failures(self) -> None:
-        """Add failures to the last step's checkpoint that occurred after it was saved and that a restart would not check again.
-
-        Raises InputError on every rank if it cannot be written.
-        """
-        seen = self.run.checks.failures()
-        if self.saved != self.run.config.steps or not set(CHECKS_OF_THIS_PROCESS) & set(seen):
-            return
-        path = reading.folder_of(self.run) / f"step-{self.saved}"
-        self.run.ranks.run_on_all_ranks(lambda: _add_late_failures(path, seen) if self.run.ranks.rank == 0 else None)
 
     def notes(self) -> list[str]:
         """A line with the steps that were not saved, and why the first of them was not; empty if all were saved."""
@@ -175,18 +161,6 @@ def _complete(draft: Path, final: Path, content: dict[str, Any]) -> None:
         write_synced(final / markers.NAME, marker.model_dump_json(by_alias=True))
         sync(final)
         sync(final.parent)
-
-
-def _add_late_failures(path: Path, failures: Failures) -> None:
-    """Add the ``failures`` of CHECKS_OF_THIS_PROCESS to the marker of ``path``, by a rename; raises InputError."""
-    marker = reading.read_marker(path)
-    late = {name: failures[name] for name in CHECKS_OF_THIS_PROCESS if name in failures}
-    changed = marker.model_copy(update={"failures": {**marker.failures, **late}})
-    draft = path / f"{markers.NAME}.tmp"
-    with _as_input_error(path):
-        write_synced(draft, changed.model_dump_json(by_alias=True))
-        draft.rename(path / markers.NAME)
-        sync(path)
 
 
 def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> None:

@@ -97,9 +97,7 @@ def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin:
         with strategy.unsharded_eager(run):
             log.heldout_loss, log.exact_match = heldout.evaluate(run)
             log.greedy_exact_match = heldout.generate(run)
-            _end_checks(run, log)
-            if saver:
-                saver.add_late_failures()
+            _end_checks(run)
             export.write_final(run)
         log.eval_s = time.monotonic() - begin
         outcome = collect_outcome(run, log)
@@ -199,6 +197,21 @@ def _audit_at_end(at: steps.Steps, step: int) -> None:
     machine = band.CurveMachine.of(run.ranks.device)
     band.record(run.checks, run.config, machine=machine, step_rows=run.step_rows, losses=log.losses)
     exact.record_finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
+    if run.ranks.device.type == "cuda":
+        log.memory_peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
+    if step == run.config.steps and run.ranks.world_size > 1:
+        _record_spread(run, log)
+
+
+def _record_spread(run: TrainingRun, log: Log) -> None:
+    """Record ``step_time_spread`` if there was a step: a run that is resumed after the last one carries what was found."""
+    limit = run.config.spread_limit
+    if limit is None:
+        run.checks.leave_out("step_time_spread", why="--spread-limit is none")
+    elif log.forward_ms:
+        with strategy.unsharded_eager(run):
+            forward = forward_time.measure(run, log.forward_ms)
+        forward_time.record_spread(run.checks, forward=forward, limit=limit)
 
 
 def _progress_text(config: Config, step: int, log: Log) -> str:
@@ -241,14 +254,9 @@ def _compare_base(run: TrainingRun) -> None:
     exact.record_unchanged(run.checks, before=run.initial.local_base, now=now)
 
 
-def _end_checks(run: TrainingRun, log: Log) -> None:
+def _end_checks(run: TrainingRun) -> None:
     """Run the checks that need a finished training."""
     if run.config.steps > 1:  # the first step moves only the B matrices: A has no gradient while B is 0
         exact.record_moved(run.checks, before=run.initial.adapters, now=digests.fingerprints(run.adapters.values()))
     if run.config.restore_check:
         reading.check_restore(run)
-    limit = run.config.spread_limit
-    if run.ranks.world_size > 1 and limit is None:
-        run.checks.leave_out("step_time_spread", why="--spread-limit is none")
-    elif run.ranks.world_size > 1 and log.forward_ms and limit is not None:
-        forward_time.record_spread(run.checks, forward=forward_time.measure(run, log.forward_ms), limit=limit)

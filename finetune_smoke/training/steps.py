@@ -86,8 +86,6 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
         log.clock.start(ahead=ahead)
         yield Steps(run=run, log=log, rows=rows, buckets=buckets)
     _record_skipped_audits(run)
-    if run.ranks.device.type == "cuda":
-        log.memory_peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
 
 
 def _use_device(device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -124,10 +125,11 @@ def test_who_is_slow_beside_a_launch_bound_rank_is_blamed(issuing_ms: float) -> 
 def test_a_training_for_its_rate_measures_no_forward(limit: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """15 forwards of the 7B shape took 3 s, and nobody read the result: with --spread-limit none they are left out."""
     measured = []
+    monkeypatch.setattr(loop.strategy, "unsharded_eager", lambda _run: nullcontext())
     monkeypatch.setattr(forward_time, "measure", lambda *_: measured.append(1) or forward_time.ForwardTime(ms=1.0))
     record = checks_over((1.0, 0.0), (1.0, 0.0))
     config = preset("tiny", steps=1, restore_check=False, spread_limit=limit)
     run: Any = SimpleNamespace(config=config, ranks=record.ranks, checks=record)
-    loop._end_checks(run, cast("Any", SimpleNamespace(forward_ms=[1.0])))
+    loop._record_spread(run, cast("Any", SimpleNamespace(forward_ms=[1.0])))
     assert bool(measured) == (limit is not None)
     assert record.left_out() == ({} if measured else {"step_time_spread": "--spread-limit is none"})
