@@ -2,8 +2,8 @@
 
 A crash at any moment leaves a checkpoint either whole or without a marker. ``DIR/step-N`` holds the tensors in files of
 safetensors (tensors.py) and, written last, ``_SUCCESS``. This marker is JSON: step, place in the data, world size,
-settings, failures of checks so far, type and shape of each tensor, digests of the state and of each file, and the runs
-that it fits (compatibility.py). Rows are a function of the step, so a checkpoint needs neither sampler nor random state.
+settings, failures of checks so far, digests of the state and of each file, and the runs that it fits
+(compatibility.py). Rows are a function of the step, so a checkpoint needs neither sampler nor random state.
 Adapters and optimiser are whole on every rank under each strategy, so any number of ranks and any strategy can resume.
 Nothing in a checkpoint can be executed, and nothing is believed before it was compared (marker.py).
 """
@@ -139,16 +139,11 @@ def passed_over(step: int, flaw: Flaw) -> str:
 
 def state_of(run: TrainingRun, losses: list[float]) -> State:
     """The state of ``run``; its tensors are the run's own, not copies."""
-    state = {f"adapters/{plain_name(name)}": adapter.detach() for name, adapter in run.adapters.items()}
+    state = {f"adapters/{tensors.plain_name(name)}": adapter.detach() for name, adapter in run.adapters.items()}
     for name, adapter in run.adapters.items():
         for key, value in run.optimizer.state.get(adapter, {}).items():
-            state[f"optimizer/{plain_name(name)}/{key}"] = value
+            state[f"optimizer/{tensors.plain_name(name)}/{key}"] = value
     return {**state, "losses": torch.tensor(losses, dtype=torch.float64)}
-
-
-def plain_name(name: str) -> str:
-    """The name of a parameter without the part that torch.compile adds."""
-    return name.replace("_orig_mod.", "")
 
 
 def state_number(state: State) -> int:
@@ -193,20 +188,11 @@ def _flaw_of(path: Path) -> Flaw:
         return Flaw.FILES
 
 
-def require_same_adapters(adapters: Mapping[str, torch.nn.Parameter], marker: Marker, path: Path) -> None:
-    """Raises InputError unless the checkpoint holds adapters of the same names and shapes as ``adapters``."""
-    there = marker.shapes()
-    if there != {plain_name(name): list(adapter.shape) for name, adapter in adapters.items()}:
-        raise InputError(
-            f"checkpoint {path} does not fit this run: it holds {len(there)} adapter tensors of other names or sizes"
-        )
-
-
 @torch.no_grad()
 def copy_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State) -> None:
     """Copy the adapters of ``state``, which are the same tensors, into ``adapters``."""
     for name, adapter in adapters.items():
-        adapter.copy_(state[f"adapters/{plain_name(name)}"])
+        adapter.copy_(state[f"adapters/{tensors.plain_name(name)}"])
 
 
 def check_restore(run: TrainingRun) -> None:
@@ -295,11 +281,12 @@ def _loaded(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
 
 def _read_here(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
     """(flaw seen by this rank, the state)."""
-    ours = {plain_name(name): list(adapter.shape) for name, adapter in run.adapters.items()}
-    if marker.shapes() != ours or marker.step > run.config.steps:
-        return Flaw.TENSORS, {}  # before anything is allocated: every other shape follows from these
+    if marker.step > run.config.steps:
+        return Flaw.TENSORS, {}
     try:
-        state = tensors.read(path, marker, run.ranks.device)
+        state = tensors.read(path, marker, run.adapters, run.ranks.device)
+    except tensors.OtherAdaptersError:
+        return Flaw.TENSORS, {}
     except (OSError, ValueError):
         return Flaw.CHANGED, {}
     return (Flaw.NONE if as_hex(state_number(state)) == marker.state_digest else Flaw.STATE), state
@@ -315,7 +302,7 @@ def _take_over(run: TrainingRun, path: Path, marker: Marker, state: State) -> tu
 def _copy_state(run: TrainingRun, state: State) -> None:
     """Copy ``state``, which holds the run's own tensors, into adapters and optimiser."""
     copy_adapters(run.adapters, state)
-    names = {id(adapter): plain_name(name) for name, adapter in run.adapters.items()}
+    names = {id(adapter): tensors.plain_name(name) for name, adapter in run.adapters.items()}
     parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
     entries: dict[int, State] = {}
     for number, parameter in enumerate(parameters):

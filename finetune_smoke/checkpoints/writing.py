@@ -25,11 +25,11 @@ from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from finetune_smoke.checkpoints.marker import TensorEntry
     from finetune_smoke.checkpoints.tensors import State
+    from finetune_smoke.ranks import Ranks
     from finetune_smoke.run import TrainingRun
 
 STATE_CHECKS = ("lock_step", "all_reduce", "adapter_digest", "finite")
@@ -91,7 +91,7 @@ class Saver:
         return seen.latest_problems(STATE_CHECKS)
 
     def _marker(self, step: int, number: int) -> dict[str, Any]:
-        """The marker, without the files and the tensors."""
+        """The marker, without the files."""
         return {
             "step": step,
             "next_row": step * self.run.step_rows,
@@ -111,13 +111,12 @@ def _write(run: TrainingRun, state: State, marker: dict[str, Any]) -> None:
     final = folder / f"step-{marker['step']}"
     draft = final.with_suffix(".tmp")
     ranks.run_on_all_ranks(lambda: _make_draft(draft, final) if ranks.rank == 0 else None)
-    entries = tensors.shares(state, ranks.world_size)
-    written = ranks.run_on_all_ranks(lambda: _write_share(draft / tensors.file_of(ranks.rank), state, entries, ranks.rank))
+    written = ranks.run_on_all_ranks(lambda: _write_share(draft / tensors.file_of(ranks.rank), state, ranks))
     files = {
         tensors.file_of(rank): {"bytes": size_bytes, "digest": as_hex(number)}
         for rank, (size_bytes, number) in enumerate(ranks.gather(written))
     }
-    complete = {**marker, "files": files, "tensors": entries}
+    complete = {**marker, "files": files}
     ranks.run_on_all_ranks(lambda: _complete(draft, final, complete) if ranks.rank == 0 else None)
 
 
@@ -132,14 +131,14 @@ def _make_draft(draft: Path, final: Path) -> None:
         draft.mkdir()
 
 
-def _write_share(path: Path, state: State, entries: Mapping[str, TensorEntry], rank: int) -> list[int]:
+def _write_share(path: Path, state: State, ranks: Ranks) -> list[int]:
     """Write this rank's file: [its size in bytes, its digest]. Raises InputError."""
     try:
-        content = tensors.content(state, entries, path.name)
+        content = tensors.content(state, ranks.rank, ranks.world_size)
         path.parent.mkdir(exist_ok=True)  # a network file system may still remember that there was none
         write_bytes_synced(path, content)
     except OSError as error:
-        raise InputError(f"checkpoint {path.parent} cannot be written by rank {rank}: {error}") from error
+        raise InputError(f"checkpoint {path.parent} cannot be written by rank {ranks.rank}: {error}") from error
     return [len(content), digest_bytes(content)]
 
 

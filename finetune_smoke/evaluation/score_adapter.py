@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,11 +117,8 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
     ranks.run_on_all_ranks(lambda: _same_base(source, base))
 
     def shares(model: Any) -> Shares:
-        mine = asked[ranks.rank :: ranks.world_size]
-        cuda = ranks.device.type == "cuda"
-        with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else nullcontext():
-            given = generation.answers(model, mine, codec, ranks.device)
-        return generation.shares(ranks, mine, given)
+        with torch.autocast("cuda", dtype=torch.bfloat16) if ranks.device.type == "cuda" else nullcontext():
+            return generation.score(model, asked, codec, ranks)
 
     model, trained = _adapted(config, source, base, ranks)
     model.eval()
@@ -181,8 +179,9 @@ def _first_problem(error: pydantic.ValidationError | KeyError) -> str:
 
 def _base(config: Config, source: AdapterSource, device: torch.device) -> Any:
     """The base; raises InputError if the adapter is not one for its layers, or if there is no memory for the base."""
-    if source.marker is not None and config.model is None and config.layers > len(source.marker.tensors):
-        raise InputError(f"{source.path} does not fit this base: it has fewer tensors than {config.layers} layers")
+    held = math.inf if source.marker is None else sum(file.size_bytes for file in source.marker.files.values())
+    if config.model is None and config.layers > held:
+        raise InputError(f"{source.path} does not fit this base: it has fewer bytes than {config.layers} layers")
     try:
         return build.base_of(config, device)
     except (RuntimeError, MemoryError) as error:  # torch has no type of its own for an allocation that failed on a CPU
@@ -209,7 +208,7 @@ def _adapted(config: Config, source: AdapterSource, base: Any, ranks: Ranks) -> 
         return model, [value for name, value in model.named_parameters() if ".lora_" in name]
     wrapped = build.SummedLoss(build.add_adapters(base, config))
     adapters = {name: value for name, value in wrapped.named_parameters() if value.requires_grad}
-    ranks.run_on_all_ranks(lambda: _load(adapters, source.path, marker, ranks.device))
+    ranks.run_on_all_ranks(lambda: _load(adapters, source.path, marker))
     return wrapped.model, list(adapters.values())
 
 
@@ -221,11 +220,12 @@ def _require_same_adapter(ranks: Ranks, mine: Sequence[int]) -> None:
             raise InputError(f"rank {rank} has another adapter, or other prompts, than rank 0: a stale folder on its node?")
 
 
-def _load(adapters: dict[str, torch.nn.Parameter], path: Path, marker: Marker, device: torch.device) -> None:
+def _load(adapters: dict[str, torch.nn.Parameter], path: Path, marker: Marker) -> None:
     """Copy the adapters of a checkpoint into ``adapters``; raises InputError if they are others, or damaged."""
-    reading.require_same_adapters(adapters, marker, path)  # before anything is allocated
     try:
-        state = tensors.read(path, marker, device, prefix="adapters/")
+        state = tensors.read(path, marker, adapters, torch.device("cpu"))
+    except tensors.OtherAdaptersError as error:
+        raise InputError(f"checkpoint {path} does not fit this run: {error}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"checkpoint {path} is damaged: {error}") from error
     reading.copy_adapters(adapters, state)
