@@ -131,7 +131,6 @@ def window(at: Steps, steps: range) -> float:
     """Train on the rows of ``steps`` without waiting in between, log losses and times; returns the slowest rank's s a step."""
     run, log = at.run, at.log
     taken = run.ranks.run_on_all_ranks(lambda: _take(at, steps))
-    digests = at.rows.beside(functools.partial(_digests, run, steps.start, taken[0]))
     passes = [[batch.to(run.ranks.device) for batch in each.batches] for each in taken]
     counts = run.ranks.sum_(torch.tensor([each.predicted for each in taken], dtype=torch.float64).to(run.ranks.device))
     scales = (1.0 / counts).float()
@@ -144,14 +143,17 @@ def window(at: Steps, steps: range) -> float:
     log.norms += torch.stack(norms).tolist()
     log.learning_rates += [learning_rate(run, step) for step in steps]
     run.ranks.wait()
-    return _close(at, steps, taken, digests(), marks)
+    return _close(at, steps, taken, marks)
 
 
-def _close(at: Steps, steps: range, taken: list[StepRows], digests: tuple[int, int], marks: list[tuple[Any, Any]]) -> float:
+def _close(at: Steps, steps: range, taken: list[StepRows], marks: list[tuple[Any, Any]]) -> float:
     """Log the times and counts of a window whose work is done, record ``data_digest``; returns the slowest rank's s a step."""
     run, log = at.run, at.log
-    due = demanded_rows(run, steps.start)
-    exact.record_rows_read(run.checks, step=steps.start, read=(taken[0].first, digests[0]), demanded=(due.start, digests[1]))
+    with log.clock.outside():
+        due = demanded_rows(run, steps.start)
+        read = (taken[0].first, batches.digest_rows(taken[0].rows))
+        demanded = (due.start, batches.digest_rows([run.source.row(number) for number in due]))
+        exact.record_rows_read(run.checks, step=steps.start, read=read, demanded=demanded)
     log.forward_ms += [_elapsed_ms(*mark) for mark in marks]
     log.predicted += sum(each.predicted for each in taken)
     log.rows += sum(len(each.rows) for each in taken)
@@ -167,12 +169,6 @@ def _take(at: Steps, steps: range) -> list[StepRows]:
     taken = [at.rows.take(step) for step in steps]
     at.log.rows_s += time.monotonic() - begin
     return taken
-
-
-def _digests(run: TrainingRun, step: int, taken: StepRows) -> tuple[int, int]:
-    """Digests of the rows that were ``taken`` at ``step``, and of those that are due."""
-    again = [run.source.row(number) for number in demanded_rows(run, step)]
-    return batches.digest_rows(taken.rows), batches.digest_rows(again)
 
 
 def _compile(at: Steps, batches: Sequence[batches.Batch], scale: torch.Tensor) -> None:
