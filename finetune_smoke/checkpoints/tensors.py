@@ -71,10 +71,12 @@ def read(folder: Path, found: Marker, adapters: Mapping[str, torch.Tensor], devi
     for name, entry in found.files.items():
         state |= _parsed(_unchanged_content(folder / name, entry))
     trained = [name for name in shapes if f"optimizer/{name}/step" in state]  # one that is frozen has no optimiser
-    if {name: (each.dtype, tuple(each.shape)) for name, each in state.items()} != _due(shapes, found.step, trained):
+    due = _due(shapes, found.step, trained)
+    if {name: (each.dtype, tuple(each.shape)) for name, each in state.items()} != due:
         count = sum(name.startswith("adapters/") for name in state)
         raise OtherAdaptersError(f"it holds {count} adapter tensors of other names or sizes")
-    return {name: each if name == "losses" else each.to(device) for name, each in state.items()}
+    # In the order of the adapters: that of safetensors differs between processes, and digests of the ranks are compared.
+    return {name: state[name] if name == "losses" else state[name].to(device) for name in due}
 
 
 def _due(

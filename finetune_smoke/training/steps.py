@@ -74,7 +74,7 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     run.gradients.bind()
     ranks, passes = run.ranks.world_size, config.accumulation
     batch = f"{ranks * run.rows * passes} rows a step: {ranks} ranks of {run.rows} rows in {passes} passes"
-    run.progress(f"{batch}; {run.gradients.flat.numel() / 1e6:.1f} M trained parameters, strategy {run.strategy}", None)
+    run.progress(f"{batch}; {run.gradients.flat.numel():,} trained parameters, strategy {run.strategy}", None)
     if run.ranks.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.ranks.device)
     ahead = max(config.prefetch, config.window_steps) if config.loader_workers else 0
