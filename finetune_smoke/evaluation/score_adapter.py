@@ -8,13 +8,11 @@ Several ranks share the prompts.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pydantic
 import torch
 
 from finetune_smoke import digests
@@ -24,7 +22,7 @@ from finetune_smoke.digests import digest_bytes
 from finetune_smoke.evaluation import generation
 from finetune_smoke.model import build
 from finetune_smoke.ranks import require_same_settings
-from finetune_smoke.settings import options
+from finetune_smoke.settings import configfile, options
 from finetune_smoke.settings.config import Config, InputError, preset
 
 if TYPE_CHECKING:
@@ -98,12 +96,12 @@ def config_of(source: AdapterSource, given: dict[str, Any]) -> Config:
     if not source.settings:
         return options.config_of(dict(given))
     kept = {name: value for name, value in source.settings.items() if name not in {*UNUSED, "preset"}}
-    try:
-        pydantic.TypeAdapter(Config).validate_json(json.dumps(kept), strict=True)
-        named = str(given.get("preset", source.settings["preset"]))
-    except (pydantic.ValidationError, KeyError) as error:
-        raise InputError(f"{source.path} holds settings that cannot be used: {_first_problem(error)}") from error
-    return preset(named, **{**kept, **{name: value for name, value in given.items() if name != "preset"}})
+    named = given.get("preset", source.settings.get("preset"))
+    checked = {**kept, "preset": named}
+    wrong = next((found for name, value in checked.items() if (found := configfile.flaw_of(name, value))), None)
+    if wrong is not None:
+        raise InputError(f"{source.path} holds settings that cannot be used: {wrong}")
+    return preset(str(named), **{**kept, **{name: value for name, value in given.items() if name != "preset"}})
 
 
 def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Callable[[str, float | None], None]) -> Scores:
@@ -168,13 +166,6 @@ def _newest_checkpoint(folder: Path) -> AdapterSource:
             flaw = reading.Flaw.CHANGED  # noqa: PLW2901 -- the flaw seen in the files
         notes.append(reading.passed_over(step, flaw))
     raise InputError(f"no complete checkpoint in {folder}" + "".join(f"; {note}" for note in notes))
-
-
-def _first_problem(error: pydantic.ValidationError | KeyError) -> str:
-    if isinstance(error, KeyError):
-        return f"{error.args[0]} is missing"
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()
 
 
 def _base(config: Config, source: AdapterSource, device: torch.device) -> Any:
