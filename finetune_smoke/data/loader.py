@@ -19,6 +19,7 @@ SWITCH_S = 0.0002
 """How long a thread may keep the interpreter lock while another one wants it."""
 
 Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Loader(Generic[Made]):
     pool: ThreadPoolExecutor | None
     ahead: int
     last: int
+    side: ThreadPoolExecutor | None = None
     _coming: dict[int, Future[Made]] = field(default_factory=dict)
 
     def take(self, step: int) -> Made:
@@ -39,6 +41,10 @@ class Loader(Generic[Made]):
             if later not in self._coming:
                 self._coming[later] = self.pool.submit(self.make, later)
         return self._coming.pop(step).result()
+
+    def beside(self, work: Callable[[], Value]) -> Callable[[], Value]:
+        """A function that returns the result of ``work``, which runs in a thread meanwhile; without threads when asked."""
+        return work if self.side is None else self.side.submit(work).result
 
 
 @contextmanager
@@ -53,10 +59,13 @@ def loading(
         yield Loader(make, None, 0, last)
         return
     before_s = sys.getswitchinterval()
-    with ThreadPoolExecutor(workers, thread_name_prefix="rows", initializer=begin) as pool:
+    with (
+        ThreadPoolExecutor(workers, thread_name_prefix="rows", initializer=begin) as pool,
+        ThreadPoolExecutor(1, thread_name_prefix="checks", initializer=begin) as side,  # waits for no rows
+    ):
         sys.setswitchinterval(SWITCH_S)
         try:
-            yield Loader(make, pool, ahead, last)
+            yield Loader(make, pool, ahead, last, side)
         finally:
             sys.setswitchinterval(before_s)
             pool.shutdown(wait=False, cancel_futures=True)

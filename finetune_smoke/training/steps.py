@@ -11,7 +11,7 @@ import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -131,30 +131,26 @@ def window(at: Steps, steps: range) -> float:
     """Train on the rows of ``steps`` without waiting in between, log losses and times; returns the slowest rank's s a step."""
     run, log = at.run, at.log
     taken = run.ranks.run_on_all_ranks(lambda: _take(at, steps))
+    digests = at.rows.beside(functools.partial(_digests, run, steps.start, taken[0]))
     passes = [[batch.to(run.ranks.device) for batch in each.batches] for each in taken]
     counts = run.ranks.sum_(torch.tensor([each.predicted for each in taken], dtype=torch.float64).to(run.ranks.device))
     scales = (1.0 / counts).float()
     with log.clock.outside():
         _compile(at, passes[0], scales[0])
-    marks: list[tuple[Any, Any]] = []
-    done = [_step(at, step, its_batches, scale, marks) for step, its_batches, scale in zip(steps, passes, scales, strict=True)]
+    done = [_step(at, step, its_batches, scale) for step, its_batches, scale in zip(steps, passes, scales, strict=True)]
     sums, norms = zip(*done, strict=True)
     log.losses += (run.ranks.sum_(torch.stack(sums).double()) / counts).tolist()
     log.norms += torch.stack(norms).tolist()
     log.learning_rates += [learning_rate(run, step) for step in steps]
     run.ranks.wait()
-    return _close(at, steps, taken, marks)
+    return _close(at, steps, taken, digests())
 
 
-def _close(at: Steps, steps: range, taken: list[StepRows], marks: list[tuple[Any, Any]]) -> float:
+def _close(at: Steps, steps: range, taken: list[StepRows], digests: tuple[int, int]) -> float:
     """Log the times and counts of a window whose work is done, record ``data_digest``; returns the slowest rank's s a step."""
     run, log = at.run, at.log
-    with log.clock.outside():
-        due = demanded_rows(run, steps.start)
-        read = (taken[0].first, batches.digest_rows(taken[0].rows))
-        demanded = (due.start, batches.digest_rows([run.source.row(number) for number in due]))
-        exact.record_rows_read(run.checks, step=steps.start, read=read, demanded=demanded)
-    log.forward_ms += [_elapsed_ms(*mark) for mark in marks]
+    due = demanded_rows(run, steps.start)
+    exact.record_rows_read(run.checks, step=steps.start, read=(taken[0].first, digests[0]), demanded=(due.start, digests[1]))
     log.predicted += sum(each.predicted for each in taken)
     log.rows += sum(len(each.rows) for each in taken)
     tokens, positions = (sum(getattr(each, kind) for each in taken) for kind in ("tokens", "positions"))
@@ -171,6 +167,12 @@ def _take(at: Steps, steps: range) -> list[StepRows]:
     return taken
 
 
+def _digests(run: TrainingRun, step: int, taken: StepRows) -> tuple[int, int]:
+    """Digests of the rows that were ``taken`` at ``step``, and of those that are due."""
+    again = [run.source.row(number) for number in demanded_rows(run, step)]
+    return batches.digest_rows(taken.rows), batches.digest_rows(again)
+
+
 def _compile(at: Steps, batches: Sequence[batches.Batch], scale: torch.Tensor) -> None:
     """In the first window, if layers are compiled: run one pass, discard its gradients, and log how long it took."""
     if at.run.config.compile == "off" or at.log.compile_s is not None:
@@ -182,9 +184,7 @@ def _compile(at: Steps, batches: Sequence[batches.Batch], scale: torch.Tensor) -
     at.log.compile_s = time.monotonic() - begin
 
 
-def _step(
-    at: Steps, step: int, batches: Sequence[batches.Batch], scale: torch.Tensor, marks: list[tuple[Any, Any]]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _step(at: Steps, step: int, batches: Sequence[batches.Batch], scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One step over ``batches``, one for each pass: (summed loss of this rank, norm of the averaged gradients)."""
     run = at.run
     run.fault.enter_step(run.adapters, strategy.frozen(run.model, run.adapters), step=step, last=run.config.steps - 1)
@@ -194,9 +194,7 @@ def _step(
     for number, batch in enumerate(batches, start=1):
         if buckets is not None and number == len(batches):
             buckets.expect()
-        summed, mark = _forward_backward(at, batch, scale)
-        sums.append(summed)
-        marks.append(mark)
+        sums.append(_forward_backward(at, batch, scale))
     if buckets is not None:
         buckets.finish()
     run.fault.spoil_averages(run.adapters, step)
@@ -207,29 +205,16 @@ def _step(
     return sum(sums[1:], sums[0]), norm
 
 
-def _forward_backward(at: Steps, batch: batches.Batch, scale: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, Any]]:
-    """Add this rank's gradients of one pass: (summed loss, marks before and after the forward)."""
+def _forward_backward(at: Steps, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
+    """Add this rank's gradients of one pass; returns the summed loss. The forward's CPU time of this thread is logged."""
     run, seen_ms = at.run, at.log.forward_ms
-    before = _mark(run.ranks.device)
+    begin_s = time.thread_time()
     run.fault.slow_down(seen_ms, run.ranks.device)
     with run.autocast():
         loss = run.model(batch.ids, batch.positions, batch.targets)
-    after = _mark(run.ranks.device)
+    seen_ms.append(1e3 * (time.thread_time() - begin_s))
     torch.autograd.backward(loss * scale, inputs=run.gradients.parameters)  # adds to parameter.grad, which is the view
-    return loss.detach(), (before, after)
-
-
-def _mark(device: torch.device) -> Any:
-    """The present moment: an event in the GPU's stream, or on a CPU the seconds of CPU time of this thread."""
-    if device.type != "cuda":
-        return time.thread_time()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
-    event.record()
-    return event
-
-
-def _elapsed_ms(before: Any, after: Any) -> float:
-    return 1e3 * (after - before) if isinstance(before, float) else float(before.elapsed_time(after))
+    return loss.detach()
 
 
 def learning_rate(run: TrainingRun, step: int) -> float:

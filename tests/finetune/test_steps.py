@@ -37,14 +37,11 @@ def plain() -> Outcome:
     return run()
 
 
-def test_time_without_a_core_is_no_slowness_of_a_rank() -> None:
-    """On a shared CPU the work of the forward counts, its waits do not."""
-    cpu = torch.device("cpu")
-    before = steps._mark(cpu)
-    time.sleep(0.5)
-    assert steps._elapsed_ms(before, steps._mark(cpu)) < 250
-    Fault("straggler").slow_down([], cpu)
-    assert steps._elapsed_ms(before, steps._mark(cpu)) >= 100
+def test_a_slower_rank_computes_on_a_cpu() -> None:
+    """The work of the forward counts, its waits do not: a sleep would be no slowness of a rank."""
+    begin_s = time.thread_time()
+    Fault("straggler").slow_down([], torch.device("cpu"))
+    assert time.thread_time() - begin_s >= 0.1
 
 
 def test_two_passes_of_half_the_rows_are_one_of_all(plain: Outcome) -> None:
