@@ -211,7 +211,7 @@ def _forward_backward(at: Steps, batch: batches.Batch, scale: torch.Tensor) -> t
     begin_s = time.thread_time()
     run.fault.slow_down(seen_ms, run.ranks.device)
     with run.autocast():
-        loss = run.model(batch.ids, batch.positions, batch.targets)
+        loss: torch.Tensor = run.model(batch.ids, batch.positions, batch.targets)
     seen_ms.append(1e3 * (time.thread_time() - begin_s))
     torch.autograd.backward(loss * scale, inputs=run.gradients.parameters)  # adds to parameter.grad, which is the view
     return loss.detach()
