@@ -119,9 +119,12 @@ def resume(run: TrainingRun) -> Resumed:
         path = folder_of(run) / f"step-{step}"
         if flaw in {Flaw.NONE, Flaw.FORMAT}:
             marker = run.ranks.run_on_all_ranks(functools.partial(_fitting_marker, run, path))
-            flaw, state = _loaded(run, path, marker)  # noqa: PLW2901 -- the flaw seen in the files
+            seen, state = _read_here(run, path, marker)
+            flaw = Flaw(max(number for (number,) in run.ranks.gather([seen])))  # noqa: PLW2901 -- that seen in the files
             if flaw is Flaw.NONE:
-                same, kept = run.ranks.run_on_all_ranks(functools.partial(_take_over, run, path, marker, state))
+                run.ranks.run_on_all_ranks(functools.partial(_copy_state, run, state))
+                run.checks.carry_over(marker.failures)
+                same, kept = compatibility.continued(run, marker, path)
                 for note in (*kept, *compatibility.carried(marker, path)):
                     notes.append(note)
                     run.progress(note, None)
@@ -272,13 +275,6 @@ def _fitting_marker(run: TrainingRun, path: Path) -> Marker:
     return marker
 
 
-def _loaded(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
-    """(flaw, the same on every rank; the state in ``path``, in new tensors). A collective."""
-    flaw, state = _read_here(run, path, marker)
-    worst = Flaw(max(number for (number,) in run.ranks.gather([flaw])))
-    return worst, state
-
-
 def _read_here(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
     """(flaw seen by this rank, the state)."""
     if marker.step > run.config.steps:
@@ -290,13 +286,6 @@ def _read_here(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, Stat
     except (OSError, ValueError):
         return Flaw.CHANGED, {}
     return (Flaw.NONE if as_hex(state_number(state)) == marker.state_digest else Flaw.STATE), state
-
-
-def _take_over(run: TrainingRun, path: Path, marker: Marker, state: State) -> tuple[TrainingRun, list[str]]:
-    """Take over state, failures and rows a step of a checkpoint: (the run that continues, a line if its batch changed)."""
-    _copy_state(run, state)
-    run.checks.carry_over(marker.failures)
-    return compatibility.continued(run, marker, path)
 
 
 def _copy_state(run: TrainingRun, state: State) -> None:

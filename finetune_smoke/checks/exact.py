@@ -234,13 +234,6 @@ def record_finite(checks: Checks, *, values: Sequence[float], weights: Iterable[
     record_zero(checks, "finite", count=count, what="losses, gradient norms or adapter weights that are not finite")
 
 
-def record_unchanged(checks: Checks, *, before: int, now: int) -> None:
-    """Record ``base_digest``: the frozen weights that this rank holds have the same digest as before training."""
-    changed = [rank for rank, (differs,) in enumerate(checks.ranks.gather([before != now])) if differs]
-    problem = f"frozen weights of {rank_list(changed)} have other bits than before training" if changed else None
-    checks.record("base_digest", problem=problem, at_fault=changed)
-
-
 def record_moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:
     """Record ``adapters_moved``: every adapter tensor has other ``fingerprints`` than at the start."""
     what = f"adapter tensors of {now.numel()} that never changed"

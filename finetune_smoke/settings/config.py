@@ -151,7 +151,10 @@ class Config:
             wrong = flaw(field.name, getattr(self, field.name))
             if wrong is not None:
                 raise InputError(wrong)
-        _check_combinations(self)
+        if self.cpu_offload and self.strategy != "fsdp":
+            raise InputError(
+                f"cpu_offload needs strategy fsdp, and it is {self.strategy}: with ddp every GPU holds the whole base"
+            )
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
             raise InputError(
                 f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}, and that of kv_heads {self.kv_heads}"
@@ -170,14 +173,6 @@ QWEN2_7B: dict[str, object] = {
     "loss_limit": None, "heldout_rows": 8, "greedy_rows": 0, "restore_check": False,
 }  # fmt: skip
 """The shape of Qwen2-7B with random weights and 161.5 M trained ones: throughput and memory. It promises no loss."""
-
-
-def _check_combinations(config: Config) -> None:
-    """Raise InputError for settings that exclude each other."""
-    if config.cpu_offload and config.strategy != "fsdp":
-        raise InputError(
-            f"cpu_offload needs strategy fsdp, and it is {config.strategy}: with ddp every GPU holds the whole base"
-        )
 
 
 def meant(name: str, known: Sequence[str]) -> str:

@@ -250,8 +250,10 @@ def _compare_adapters(run: TrainingRun, step: int) -> None:
 
 def _compare_base(run: TrainingRun) -> None:
     """Record ``base_digest`` again: compare the frozen weights that this rank holds with those before training."""
-    now = strategy.local_base_digest(run.model, run.adapters, run.ranks.device)
-    exact.record_unchanged(run.checks, before=run.initial.local_base, now=now)
+    differs = run.initial.local_base != strategy.local_base_digest(run.model, run.adapters, run.ranks.device)
+    changed = [rank for rank, (other,) in enumerate(run.ranks.gather([differs])) if other]
+    problem = f"frozen weights of {ranks.rank_list(changed)} have other bits than before training" if changed else None
+    run.checks.record("base_digest", problem=problem, at_fault=changed)
 
 
 def _end_checks(run: TrainingRun) -> None:
