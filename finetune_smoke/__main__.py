@@ -23,14 +23,22 @@ from finetune_smoke.settings.config import InputError, OwnInputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from finetune_smoke.reporting.outcome import Outcome
     from finetune_smoke.settings.config import Config
 
 GOOD, NOT_GOOD, BAD_INPUT, STOPPED = 0, 1, 2, 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run with ``arguments`` (default: the process's own) and return the exit code."""
+    """Run with ``arguments`` (default: the process's own) and return the exit code; torchrun's file gets what it raises."""
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return _main(arguments)
+    from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 -- torch takes seconds
+
+    code = record(_main)(arguments)
+    return GOOD if code is None else code  # record returns None where --help left
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     first = int(os.environ.get("RANK", "0")) == 0
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = {"evaluate": _evaluate, "preprocess": _preprocess}.get(words[0] if words else "", _train)
@@ -55,35 +63,13 @@ def _train(arguments: Sequence[str], *, first: bool) -> int:
     from finetune_smoke.training.loop import finetune  # noqa: PLC0415 -- torch takes seconds; options are checked first
 
     with _progress_display(first=first) as progress:
-        outcome = _recorded(lambda: finetune(config, progress=progress))
+        outcome = finetune(config, progress=progress)
     if first:
         _print_line(report.summary(config, outcome))
         _print_line(report.line(report.result(config, outcome)))
     if outcome.problems():
         return NOT_GOOD
     return STOPPED if outcome.stopped else GOOD
-
-
-def _recorded(work: Callable[[], Outcome]) -> Outcome:
-    """The result of ``work``. What it raises is left for torchrun, which shows the first rank that failed with its traceback.
-
-    Unusable input is no failure of the program: it has a line of its own.
-    """
-    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
-        return work()
-    from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 -- as above
-
-    def known() -> Outcome | InputError:
-        try:
-            return work()
-        except InputError as error:
-            return error
-
-    found = record(known)()
-    if isinstance(found, InputError):
-        raise found
-    assert found is not None  # torch's types: record passes on what it wraps
-    return found
 
 
 def _evaluate(arguments: Sequence[str], *, first: bool) -> int:

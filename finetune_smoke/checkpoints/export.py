@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic_core
 
 from finetune_smoke import digests
-from finetune_smoke.checkpoints import compatibility, reading, writing
+from finetune_smoke.checkpoints import compatibility, reading, tensors, writing
 from finetune_smoke.checks import exact
 from finetune_smoke.model import build
 from finetune_smoke.reporting import report
@@ -184,7 +184,7 @@ def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
     from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
 
     inside = {
-        reading.plain_name(name).removeprefix("model."): value.detach().cpu().contiguous()
+        tensors.plain_name(name).removeprefix("model."): value.detach().cpu().contiguous()
         for name, value in run.adapters.items()
     }
     named: dict[str, torch.Tensor] = get_peft_model_state_dict(run.model.model, state_dict=inside, save_embedding_layers=False)

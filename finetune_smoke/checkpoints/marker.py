@@ -1,15 +1,14 @@
 """The marker of a checkpoint, and its files, read as if an attacker had written them.
 
-The marker is JSON with a strict schema. Names of files cannot leave the folder. Shapes and sizes are compared with each
-other before a tensor is allocated, and sizes have limits. A link, a device or a pipe is never opened.
+The marker is JSON with a strict schema. Names of files cannot leave the folder, and sizes have limits. A link, a device or
+a pipe is never opened.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import stat
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -25,9 +24,6 @@ MAX_HEADER_BYTES = 1 << 25
 MAX_STATE_BYTES = 1 << 38
 """The largest checkpoint, 256 GiB: LoRA of rank 64 on 7 B weights needs 2 GiB."""
 MAX_STEPS = 10**8
-ITEM_BYTES = {"F32": 4, "F64": 8}
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps for a tensor in the tensor's shape. Its count of steps is a single number."""
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Positive = Annotated[int, Field(ge=1, le=2**53)]
@@ -49,19 +45,6 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class TensorEntry(_Strict):
-    """A tensor: the file that holds it, its type and its shape."""
-
-    file: FileName
-    dtype: Literal["F32", "F64"]
-    shape: Annotated[list[Positive], Field(max_length=8)]
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of its content."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
-
-
 class FileEntry(_Strict):
     """A file: its size and its digest."""
 
@@ -70,7 +53,10 @@ class FileEntry(_Strict):
 
 
 class Marker(_Strict):
-    """The content of the marker. ``digest`` is that of the adapters, ``state_digest`` that of all tensors but the losses."""
+    """The content of the marker. ``digest`` is that of the adapters, ``state_digest`` that of all tensors but the losses.
+
+    ``tensors`` listed what is in the files until November 2026; nothing reads it.
+    """
 
     step: Annotated[int, Field(ge=1, le=MAX_STEPS)]
     next_row: Positive
@@ -82,42 +68,16 @@ class Marker(_Strict):
     fits: dict[str, Scalar]
     config: dict[str, Scalar]
     files: dict[FileName, FileEntry]
-    tensors: dict[str, TensorEntry]
+    tensors: Any = Field(default=None, exclude=True)
 
     @model_validator(mode="after")
     def _agrees(self) -> Marker:
-        """Raises ValueError unless rows, tensors and files agree with each other."""
+        """Raises ValueError unless step and rows agree, and the files are of a possible size."""
         if self.next_row != self.step * self.step_rows:
             raise ValueError(f"next row {self.next_row} after {self.step} steps of {self.step_rows} rows")
-        if {name: (entry.dtype, entry.shape) for name, entry in self.tensors.items()} != self._due():
-            raise ValueError("its tensors are not adapters, their optimiser and the losses")
-        sizes = dict.fromkeys(self.files, 8)
-        for entry in self.tensors.values():
-            if entry.file not in sizes:
-                raise ValueError(f"{entry.file} is not among its files")
-            sizes[entry.file] += entry.size_bytes
-        if sum(sizes.values()) > MAX_STATE_BYTES:
-            raise ValueError(f"its tensors are larger than {MAX_STATE_BYTES} bytes")
-        for name, file in self.files.items():
-            if not 0 <= file.size_bytes - sizes[name] <= MAX_HEADER_BYTES:
-                raise ValueError(f"{name} has {file.size_bytes} bytes, its tensors need {sizes[name]}")
+        if sum(file.size_bytes for file in self.files.values()) > MAX_STATE_BYTES:
+            raise ValueError(f"its files are larger than {MAX_STATE_BYTES} bytes")
         return self
-
-    def shapes(self) -> dict[str, list[int]]:
-        """The shape of each adapter tensor, by its name in the model."""
-        return {
-            name.removeprefix("adapters/"): entry.shape for name, entry in self.tensors.items() if name.startswith("adapters/")
-        }
-
-    def _due(self) -> dict[str, tuple[str, list[int]]]:
-        """(type, shape) of each tensor that goes with the adapters; a tensor that was never trained has no optimiser."""
-        due: dict[str, tuple[str, list[int]]] = {"losses": ("F64", [self.step])}
-        for name, shape in self.shapes().items():
-            due[f"adapters/{name}"] = ("F32", shape)
-            if f"optimizer/{name}/step" in self.tensors:
-                due[f"optimizer/{name}/step"] = ("F32", [])
-                due |= {f"optimizer/{name}/{key}": ("F32", shape) for key in MOMENTS}
-        return due
 
 
 class _Fits(BaseModel):

@@ -2,8 +2,8 @@
 
 A crash at any moment leaves a checkpoint either whole or without a marker. ``DIR/step-N`` holds the tensors in files of
 safetensors (tensors.py) and, written last, ``_SUCCESS``. This marker is JSON: step, place in the data, world size,
-settings, failures of checks so far, type and shape of each tensor, digests of the state and of each file, and the runs
-that it fits (compatibility.py). Rows are a function of the step, so a checkpoint needs neither sampler nor random state.
+settings, failures of checks so far, digests of the state and of each file, and the runs that it fits
+(compatibility.py). Rows are a function of the step, so a checkpoint needs neither sampler nor random state.
 Adapters and optimiser are whole on every rank under each strategy, so any number of ranks and any strategy can resume.
 Nothing in a checkpoint can be executed, and nothing is believed before it was compared (marker.py).
 """
@@ -119,9 +119,12 @@ def resume(run: TrainingRun) -> Resumed:
         path = folder_of(run) / f"step-{step}"
         if flaw in {Flaw.NONE, Flaw.FORMAT}:
             marker = run.ranks.run_on_all_ranks(functools.partial(_fitting_marker, run, path))
-            flaw, state = _loaded(run, path, marker)  # noqa: PLW2901 -- the flaw seen in the files
+            seen, state = _read_here(run, path, marker)
+            flaw = Flaw(max(number for (number,) in run.ranks.gather([seen])))  # noqa: PLW2901 -- that seen in the files
             if flaw is Flaw.NONE:
-                same, kept = run.ranks.run_on_all_ranks(functools.partial(_take_over, run, path, marker, state))
+                run.ranks.run_on_all_ranks(functools.partial(_copy_state, run, state))
+                run.checks.carry_over(marker.failures)
+                same, kept = compatibility.continued(run, marker, path)
                 for note in (*kept, *compatibility.carried(marker, path)):
                     notes.append(note)
                     run.progress(note, None)
@@ -139,16 +142,11 @@ def passed_over(step: int, flaw: Flaw) -> str:
 
 def state_of(run: TrainingRun, losses: list[float]) -> State:
     """The state of ``run``; its tensors are the run's own, not copies."""
-    state = {f"adapters/{plain_name(name)}": adapter.detach() for name, adapter in run.adapters.items()}
+    state = {f"adapters/{tensors.plain_name(name)}": adapter.detach() for name, adapter in run.adapters.items()}
     for name, adapter in run.adapters.items():
         for key, value in run.optimizer.state.get(adapter, {}).items():
-            state[f"optimizer/{plain_name(name)}/{key}"] = value
+            state[f"optimizer/{tensors.plain_name(name)}/{key}"] = value
     return {**state, "losses": torch.tensor(losses, dtype=torch.float64)}
-
-
-def plain_name(name: str) -> str:
-    """The name of a parameter without the part that torch.compile adds."""
-    return name.replace("_orig_mod.", "")
 
 
 def state_number(state: State) -> int:
@@ -193,20 +191,11 @@ def _flaw_of(path: Path) -> Flaw:
         return Flaw.FILES
 
 
-def require_same_adapters(adapters: Mapping[str, torch.nn.Parameter], marker: Marker, path: Path) -> None:
-    """Raises InputError unless the checkpoint holds adapters of the same names and shapes as ``adapters``."""
-    there = marker.shapes()
-    if there != {plain_name(name): list(adapter.shape) for name, adapter in adapters.items()}:
-        raise InputError(
-            f"checkpoint {path} does not fit this run: it holds {len(there)} adapter tensors of other names or sizes"
-        )
-
-
 @torch.no_grad()
 def copy_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State) -> None:
     """Copy the adapters of ``state``, which are the same tensors, into ``adapters``."""
     for name, adapter in adapters.items():
-        adapter.copy_(state[f"adapters/{plain_name(name)}"])
+        adapter.copy_(state[f"adapters/{tensors.plain_name(name)}"])
 
 
 def check_restore(run: TrainingRun) -> None:
@@ -286,36 +275,23 @@ def _fitting_marker(run: TrainingRun, path: Path) -> Marker:
     return marker
 
 
-def _loaded(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
-    """(flaw, the same on every rank; the state in ``path``, in new tensors). A collective."""
-    flaw, state = _read_here(run, path, marker)
-    worst = Flaw(max(number for (number,) in run.ranks.gather([flaw])))
-    return worst, state
-
-
 def _read_here(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
     """(flaw seen by this rank, the state)."""
-    ours = {plain_name(name): list(adapter.shape) for name, adapter in run.adapters.items()}
-    if marker.shapes() != ours or marker.step > run.config.steps:
-        return Flaw.TENSORS, {}  # before anything is allocated: every other shape follows from these
+    if marker.step > run.config.steps:
+        return Flaw.TENSORS, {}
     try:
-        state = tensors.read(path, marker, run.ranks.device)
+        state = tensors.read(path, marker, run.adapters, run.ranks.device)
+    except tensors.OtherAdaptersError:
+        return Flaw.TENSORS, {}
     except (OSError, ValueError):
         return Flaw.CHANGED, {}
     return (Flaw.NONE if as_hex(state_number(state)) == marker.state_digest else Flaw.STATE), state
 
 
-def _take_over(run: TrainingRun, path: Path, marker: Marker, state: State) -> tuple[TrainingRun, list[str]]:
-    """Take over state, failures and rows a step of a checkpoint: (the run that continues, a line if its batch changed)."""
-    _copy_state(run, state)
-    run.checks.carry_over(marker.failures)
-    return compatibility.continued(run, marker, path)
-
-
 def _copy_state(run: TrainingRun, state: State) -> None:
     """Copy ``state``, which holds the run's own tensors, into adapters and optimiser."""
     copy_adapters(run.adapters, state)
-    names = {id(adapter): plain_name(name) for name, adapter in run.adapters.items()}
+    names = {id(adapter): tensors.plain_name(name) for name, adapter in run.adapters.items()}
     parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
     entries: dict[int, State] = {}
     for number, parameter in enumerate(parameters):

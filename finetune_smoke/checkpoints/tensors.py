@@ -1,12 +1,13 @@
 """The tensors of a checkpoint in files of safetensors, which hold numbers and nothing that could be executed.
 
 The state is whole and equal on every rank under each strategy. So each rank writes a share of the tensors to a file of its
-own, and whoever resumes reads all files.
+own, and whoever resumes reads all files. What may be in them follows from the adapters of the run that reads.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import math
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,16 +15,20 @@ from finetune_smoke.checkpoints import marker
 from finetune_smoke.digests import as_hex, digest_bytes, file_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from finetune_smoke.checkpoints.marker import FileEntry, Marker, TensorEntry
+    from finetune_smoke.checkpoints.marker import FileEntry, Marker
 
 State = dict[str, torch.Tensor]
 """The tensors of a checkpoint: ``adapters/NAME``, ``optimizer/NAME/KEY`` and ``losses``."""
 
-DTYPES = {"F32": torch.float32, "F64": torch.float64}
-NAMES: dict[torch.dtype, Literal["F32", "F64"]] = {torch.float32: "F32", torch.float64: "F64"}
+OF_ADAMW = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps for a tensor: its count of steps, and two tensors in the tensor's shape."""
+
+
+class OtherAdaptersError(ValueError):
+    """The files hold tensors of other adapters."""
 
 
 def file_of(rank: int) -> str:
@@ -31,44 +36,57 @@ def file_of(rank: int) -> str:
     return f"rank-{rank}.safetensors"
 
 
-def shares(state: State, world_size: int) -> dict[str, TensorEntry]:
-    """The entry of each tensor; the ranks' files get about the same number of bytes."""
-    loads = [0] * world_size
-    entries = {}
-    for name in sorted(state, key=lambda name: (-state[name].nbytes, name)):
-        rank = loads.index(min(loads))
-        loads[rank] += state[name].nbytes
-        tensor = state[name]
-        entries[name] = marker.TensorEntry(file=file_of(rank), dtype=NAMES[tensor.dtype], shape=list(tensor.shape))
-    return entries
-
-
-def content(state: State, entries: Mapping[str, TensorEntry], file: str) -> bytes:
-    """The content of ``file``."""
+def content(state: State, rank: int, world_size: int) -> bytes:
+    """The content of the file of ``rank``; the ranks' files get about the same number of bytes."""
     from safetensors.torch import save  # noqa: PLC0415 -- only where something is saved
 
-    share = {name: state[name].detach().cpu().contiguous() for name, entry in entries.items() if entry.file == file}
+    loads, share = [0] * world_size, {}
+    for name in sorted(state, key=lambda name: (-state[name].nbytes, name)):
+        writer = loads.index(min(loads))
+        loads[writer] += state[name].nbytes
+        if writer == rank:
+            share[name] = state[name].detach().cpu().contiguous()
     return save(share)
 
 
-def read(folder: Path, read_marker: Marker, device: torch.device, *, prefix: str = "") -> State:
-    """The tensors whose names begin with ``prefix``, on ``device``; the losses stay on the CPU.
+def plain_name(name: str) -> str:
+    """The name of a parameter without the part that torch.compile adds."""
+    return name.replace("_orig_mod.", "")
 
-    Compare the shapes in the marker with those expected before: as many bytes are allocated.
+
+def read(folder: Path, found: Marker, adapters: Mapping[str, torch.Tensor], device: torch.device) -> State:
+    """The tensors in ``folder``, on ``device``; the losses stay on the CPU.
 
     Raises:
         OSError: a file cannot be read.
+        OtherAdaptersError: the files hold other tensors than ``adapters``, their optimiser and the losses.
         ValueError: a file has another content than its marker says.
     """
+    shapes = {plain_name(name): tuple(adapter.shape) for name, adapter in adapters.items()}
+    due = _due(shapes, found.step, shapes)
+    room = sum(dtype.itemsize * math.prod(shape) for dtype, shape in due.values())
+    if sum(entry.size_bytes for entry in found.files.values()) > room + len(found.files) * marker.MAX_HEADER_BYTES:
+        raise OtherAdaptersError("its files are larger than the state of these adapters")  # before anything is allocated
     state: State = {}
-    for name, entry in read_marker.files.items():
-        wanted = {tensor: e for tensor, e in read_marker.tensors.items() if e.file == name}
-        if not any(tensor.startswith(prefix) for tensor in wanted):
-            continue
-        found = _parsed(_unchanged_content(folder / name, entry), wanted)
-        for tensor in [tensor for tensor in found if tensor.startswith(prefix)]:
-            state[tensor] = found[tensor] if tensor == "losses" else found[tensor].to(device)
-    return state
+    for name, entry in found.files.items():
+        state |= _parsed(_unchanged_content(folder / name, entry))
+    trained = [name for name in shapes if f"optimizer/{name}/step" in state]  # one that is frozen has no optimiser
+    due = _due(shapes, found.step, trained)
+    if {name: (each.dtype, tuple(each.shape)) for name, each in state.items()} != due:
+        count = sum(name.startswith("adapters/") for name in state)
+        raise OtherAdaptersError(f"it holds {count} adapter tensors of other names or sizes")
+    # In the order of the adapters: that of safetensors differs between processes, and digests of the ranks are compared.
+    return {name: state[name] if name == "losses" else state[name].to(device) for name in due}
+
+
+def _due(
+    shapes: Mapping[str, tuple[int, ...]], steps: int, trained: Iterable[str]
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """(type, shape) of each tensor that goes with adapters of these ``shapes``, of which some were ``trained``."""
+    due = {f"adapters/{name}": (torch.float32, shape) for name, shape in shapes.items()}
+    for name in trained:
+        due |= {f"optimizer/{name}/{key}": (torch.float32, () if key == "step" else shapes[name]) for key in OF_ADAMW}
+    return {**due, "losses": (torch.float64, (steps,))}
 
 
 def _unchanged_content(path: Path, entry: FileEntry) -> bytes:
@@ -80,22 +98,15 @@ def _unchanged_content(path: Path, entry: FileEntry) -> bytes:
     return read_bytes
 
 
-def _parsed(file_content: bytes, wanted: Mapping[str, TensorEntry]) -> State:
-    """The tensors in a file; raises ValueError unless they are those ``wanted``."""
-    from safetensors import SafetensorError, deserialize  # noqa: PLC0415 -- only where something is read
+def _parsed(file_content: bytes) -> State:
+    """The tensors in a file; raises ValueError unless it is one of safetensors."""
+    from safetensors import SafetensorError  # noqa: PLC0415 -- only where something is read
+    from safetensors.torch import load  # noqa: PLC0415 -- as above
 
     try:
-        parts = dict(deserialize(file_content))  # type: ignore[no-untyped-call]  # safetensors'
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-    if {name: (part["dtype"], list(part["shape"])) for name, part in parts.items()} != {
-        name: (entry.dtype, entry.shape) for name, entry in wanted.items()
-    }:
-        raise ValueError("it holds other tensors than its marker says")
-    return {
-        name: torch.frombuffer(parts[name]["data"], dtype=DTYPES[entry.dtype]).reshape(entry.shape)
-        for name, entry in wanted.items()
-    }
+        return load(file_content)
+    except (SafetensorError, KeyError) as error:  # KeyError: a type that torch does not have
+        raise ValueError(f"no tensors in a file: {error}") from error
 
 
 def are_unchanged(folder: Path, files: Mapping[str, FileEntry]) -> bool:

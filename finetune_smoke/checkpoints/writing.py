@@ -25,17 +25,14 @@ from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from finetune_smoke.checkpoints.marker import TensorEntry
     from finetune_smoke.checkpoints.tensors import State
-    from finetune_smoke.checks.exact import Failures
+    from finetune_smoke.ranks import Ranks
     from finetune_smoke.run import TrainingRun
 
-CHECKS_OF_THIS_PROCESS = ("step_time_spread",)
-"""Final checks of the steps of this process: a run that is resumed after its last step has no steps to check."""
-STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
+STATE_CHECKS = ("lock_step", "all_reduce", "adapter_digest", "finite")
 """Checks of the state and of the arithmetic that made it. The others concern base, data and speed."""
 
 
@@ -71,17 +68,6 @@ class Saver:
         work = functools.partial(_prune, folder, newest=step, keep=keep, damaged=self.damaged)
         self.run.ranks.run_on_all_ranks(lambda: work() if self.run.ranks.rank == 0 else None)
 
-    def add_late_failures(self) -> None:
-        """Add failures to the last step's checkpoint that occurred after it was saved and that a restart would not check again.
-
-        Raises InputError on every rank if it cannot be written.
-        """
-        seen = self.run.checks.failures()
-        if self.saved != self.run.config.steps or not set(CHECKS_OF_THIS_PROCESS) & set(seen):
-            return
-        path = reading.folder_of(self.run) / f"step-{self.saved}"
-        self.run.ranks.run_on_all_ranks(lambda: _add_late_failures(path, seen) if self.run.ranks.rank == 0 else None)
-
     def notes(self) -> list[str]:
         """A line with the steps that were not saved, and why the first of them was not; empty if all were saved."""
         if not self._unsaved:
@@ -105,7 +91,7 @@ class Saver:
         return seen.latest_problems(STATE_CHECKS)
 
     def _marker(self, step: int, number: int) -> dict[str, Any]:
-        """The marker, without the files and the tensors."""
+        """The marker, without the files."""
         return {
             "step": step,
             "next_row": step * self.run.step_rows,
@@ -125,13 +111,12 @@ def _write(run: TrainingRun, state: State, marker: dict[str, Any]) -> None:
     final = folder / f"step-{marker['step']}"
     draft = final.with_suffix(".tmp")
     ranks.run_on_all_ranks(lambda: _make_draft(draft, final) if ranks.rank == 0 else None)
-    entries = tensors.shares(state, ranks.world_size)
-    written = ranks.run_on_all_ranks(lambda: _write_share(draft / tensors.file_of(ranks.rank), state, entries, ranks.rank))
+    written = ranks.run_on_all_ranks(lambda: _write_share(draft / tensors.file_of(ranks.rank), state, ranks))
     files = {
         tensors.file_of(rank): {"bytes": size_bytes, "digest": as_hex(number)}
         for rank, (size_bytes, number) in enumerate(ranks.gather(written))
     }
-    complete = {**marker, "files": files, "tensors": entries}
+    complete = {**marker, "files": files}
     ranks.run_on_all_ranks(lambda: _complete(draft, final, complete) if ranks.rank == 0 else None)
 
 
@@ -146,14 +131,14 @@ def _make_draft(draft: Path, final: Path) -> None:
         draft.mkdir()
 
 
-def _write_share(path: Path, state: State, entries: Mapping[str, TensorEntry], rank: int) -> list[int]:
+def _write_share(path: Path, state: State, ranks: Ranks) -> list[int]:
     """Write this rank's file: [its size in bytes, its digest]. Raises InputError."""
     try:
-        content = tensors.content(state, entries, path.name)
+        content = tensors.content(state, ranks.rank, ranks.world_size)
         path.parent.mkdir(exist_ok=True)  # a network file system may still remember that there was none
         write_bytes_synced(path, content)
     except OSError as error:
-        raise InputError(f"checkpoint {path.parent} cannot be written by rank {rank}: {error}") from error
+        raise InputError(f"checkpoint {path.parent} cannot be written by rank {ranks.rank}: {error}") from error
     return [len(content), digest_bytes(content)]
 
 
@@ -175,18 +160,6 @@ def _complete(draft: Path, final: Path, content: dict[str, Any]) -> None:
         write_synced(final / markers.NAME, marker.model_dump_json(by_alias=True))
         sync(final)
         sync(final.parent)
-
-
-def _add_late_failures(path: Path, failures: Failures) -> None:
-    """Add the ``failures`` of CHECKS_OF_THIS_PROCESS to the marker of ``path``, by a rename; raises InputError."""
-    marker = reading.read_marker(path)
-    late = {name: failures[name] for name in CHECKS_OF_THIS_PROCESS if name in failures}
-    changed = marker.model_copy(update={"failures": {**marker.failures, **late}})
-    draft = path / f"{markers.NAME}.tmp"
-    with _as_input_error(path):
-        write_synced(draft, changed.model_dump_json(by_alias=True))
-        draft.rename(path / markers.NAME)
-        sync(path)
 
 
 def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> None:

@@ -8,8 +8,10 @@ for no other. Compared are the losses of the warm-up, which do not depend on the
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,59 +76,11 @@ class RecordedCurve:
         return all(getattr(config, name) == getattr(recorded, name) for name in SAME)
 
 
-H100 = "NVIDIA H100 80GB HBM3"
-RECORDED: tuple[RecordedCurve, ...] = (
-    RecordedCurve(
-        preset="tiny",
-        device="cpu",
-        release="2.13",
-        step_rows=32,
-        losses=(6.47246, 6.24769, 5.81981, 5.43517, 5.11671, 4.86232, 4.70491, 4.36297, 3.95119, 3.83157, 3.22555),
-        source="a CPU, 2026-11-26; 1 rank of 32 rows and 4 passes of 8 within 3e-7",
-    ),
-    RecordedCurve(
-        preset="small",
-        device="cpu",
-        release="2.13",
-        step_rows=64,
-        losses=(
-            6.8548, 6.5585, 5.9489, 5.2848, 4.9526, 5.0821, 4.9487, 4.7768, 4.789, 4.5546,
-        ),
-        source="a CPU, float32, 2026-11-26",
-    ),
-    RecordedCurve(
-        preset="small",
-        device=H100,
-        release="2.11",
-        step_rows=64,
-        losses=(
-            6.7304, 6.4591, 5.9095, 5.4402, 5.1854, 5.0883, 5.0399, 4.8324, 4.6787, 4.5494, 4.4359, 4.2349, 3.9463,
-            3.8209, 3.7631, 3.5778, 3.4288, 3.3252, 3.3673, 3.1931,
-        ),
-        source="one H100, 2026-11-26",
-    ),
-    RecordedCurve(
-        preset="small",
-        device=H100,
-        release="2.11",
-        step_rows=128,
-        losses=(
-            6.73484, None, 5.91176, 5.38928, None, 5.05657, 4.93401, None, 4.67389, 4.54648, None, 4.25329, 3.969, None,
-            3.7129, 3.50033, None, 3.67801, 3.17914,
-        ),
-        source="two H100, docs/results/2026-11-27-h100x2-3f6dcd6",
-    ),
-    RecordedCurve(
-        preset="7b-shape",
-        device=H100,
-        release="2.11",
-        step_rows=4,
-        losses=(
-            12.1453, 9.8486, 12.0828, 9.142, 9.6368, 10.9767, 11.3096, 12.3549,
-        ),
-        source="one H100, 2026-11-26: the mean of two runs, which differ by 0.4 %",
-    ),
-)  # fmt: skip
+RECORDED = tuple(
+    RecordedCurve(**{**curve, "losses": tuple(curve["losses"])})
+    for curve in json.loads(Path(__file__).with_name("curves.json").read_text(encoding="utf-8"))
+)
+"""The curves that were recorded; ``curves.json`` has one more for each kind of machine that somebody measures."""
 
 
 def record(checks: Checks, config: Config, *, machine: CurveMachine, step_rows: int, losses: Sequence[float]) -> None:

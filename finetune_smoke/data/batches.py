@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,7 @@ from finetune_smoke.digests import digest_bytes
 from finetune_smoke.settings.config import Config, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 PACKED_STRIDE = 4096
 """Examples reserved for one packed row: more than fit into it, so rows never share an example."""
@@ -119,9 +119,9 @@ def indices(step: int, *, rank: int, world_size: int, rows: int) -> range:
     return range(first, first + rows)
 
 
-def batch(rows: Sequence[Row], pad_id: int, width: int | None = None) -> Batch:
-    """``rows`` as one batch, filled at the right to ``width`` tokens, which none exceeds, or to the longest."""
-    width = width or max(len(row.ids) for row in rows)
+def batch(rows: Sequence[Row], pad_id: int) -> Batch:
+    """``rows`` as one batch, filled at the right to the longest."""
+    width = max(len(row.ids) for row in rows)
     positions = [number * width + at - 1 for number, row in enumerate(rows) for at in row.predicted]
     targets = [row.ids[at] for row in rows for at in row.predicted]
     owners = [number for number, row in enumerate(rows) for _ in row.predicted]
@@ -160,28 +160,63 @@ def synthetic(config: Config, codec: Codec) -> Source:
     )
 
 
-def texts(config: Config, codec: Codec, content: Sequence[str], *, step_rows: int) -> Source:
-    """Rows of running text: one text a row, cut at ``row_tokens``, every token predicted. The rows stand in their order here.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRows:
+    """Rows of running text: ``row(number)`` of ``size`` training rows in their order, those held out, a digest of the texts."""
 
-    The last ``heldout_rows`` texts, at most a tenth, are held out. Raises InputError if the rest are fewer than the rows of
-    one step: ``step_rows`` of all ranks in each pass.
+    row: Callable[[int], Row]
+    size: int
+    heldout: tuple[Row, ...]
+    digest: int
+
+
+def text_rows(config: Config, codec: Codec, content: Sequence[str], *, step_rows: int) -> TextRows:
+    """One text a row, cut at ``row_tokens``, or packed; every token predicted.
+
+    Raises InputError if the training rows are fewer than those of one step: ``step_rows`` of all ranks in each pass.
     """
-    needed = step_rows * config.accumulation
+    train, held = split_texts(config, content)
+    found = f"{len(content)} rows, {len(held)} of them held out, leave"
+    rows = TextRows(
+        row=lambda index: _text_row(train[index], codec, config.row_tokens),
+        size=len(train),
+        heldout=tuple(_text_row(text, codec, config.row_tokens) for text in held),
+        digest=digest_bytes("\0".join(content).encode()),
+    )
+    if config.packed:
+        packed = list(pack(map(rows.row, range(rows.size)), config.row_tokens, codec.pad_id))
+        rows = replace(rows, row=packed.__getitem__, size=len(packed))
+        found = f"{len(content)} rows make {len(packed)} packed ones of {config.row_tokens} tokens,"
+    require_a_step(config, rows.size, step_rows, found)
+    return rows
+
+
+def split_texts(config: Config, content: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """(training texts, held-out ones): the last ``heldout_rows`` of all, at most a tenth, are held out."""
     held = min(config.heldout_rows, max(1, len(content) // 10))
-    train = content[: len(content) - held]
-    if len(train) < needed:
+    return content[: len(content) - held], content[len(content) - held :]
+
+
+def require_a_step(config: Config, size: int, step_rows: int, found: str) -> None:
+    """Raises InputError, which says what was ``found``, if ``size`` training rows are fewer than one step."""
+    needed = step_rows * config.accumulation
+    if size < needed:
         raise InputError(
-            f"data set {config.dataset}: {len(content)} rows, {held} of them held out, leave fewer than one step of {needed} "
-            "rows: it takes a larger data set, fewer --rows or less --accumulation"
+            f"data set {config.dataset}: {found} fewer than one step of {needed} rows: it takes a larger data set, fewer "
+            "--rows or less --accumulation"
         )
+
+
+def text_source(config: Config, codec: Codec, rows: TextRows) -> Source:
+    """``rows`` as a source, shuffled by the seed."""
     return Source(
-        row=lambda index: _text_row(train[index % len(train)], codec, config.row_tokens),
-        heldout=tuple(_text_row(text, codec, config.row_tokens) for text in content[len(train) :]),
+        row=shuffled(rows.row, rows.size, config.seed),
+        heldout=rows.heldout,
         pad_id=codec.pad_id,
         end_id=codec.end_id,
         answers=False,
         blind_floor_nats=None,
-        digest=digest_bytes("\0".join(content).encode()),
+        digest=rows.digest,
     )
 
 
@@ -212,15 +247,23 @@ def _fitting(row: Row, config: Config) -> Row:
 
 def _packed_row(config: Config, codec: Codec, index: int) -> Row:
     """Whole examples, one after another, filled to exactly ``row_tokens`` tokens."""
+    numbers = range(index * PACKED_STRIDE, (index + 1) * PACKED_STRIDE)
+    examples = (_answer_row(calls.example(config.seed, "train", number), codec) for number in numbers)
+    return next(pack(examples, config.row_tokens, codec.pad_id))
+
+
+def pack(rows: Iterable[Row], row_tokens: int, pad_id: int) -> Iterator[Row]:
+    """Pack whole rows, in their order, into rows of exactly ``row_tokens`` tokens, padded at the end."""
     ids: list[int] = []
     predicted: list[int] = []
-    for number in range(index * PACKED_STRIDE, (index + 1) * PACKED_STRIDE):
-        row = _answer_row(calls.example(config.seed, "train", number), codec)
-        if len(ids) + len(row.ids) > config.row_tokens:
-            break
-        predicted += [len(ids) + at for at in row.predicted]
-        ids += row.ids
-    return Row(ids + [codec.pad_id] * (config.row_tokens - len(ids)), predicted)
+    for row in rows:
+        if len(ids) + len(row.ids) > row_tokens:
+            yield Row(ids + [pad_id] * (row_tokens - len(ids)), predicted)
+            ids, predicted = [], []
+        predicted = predicted + [len(ids) + at for at in row.predicted]
+        ids = ids + row.ids
+    if ids:
+        yield Row(ids + [pad_id] * (row_tokens - len(ids)), predicted)
 
 
 def _text_row(text: str, codec: Codec, row_tokens: int) -> Row:

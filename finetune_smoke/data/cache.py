@@ -64,24 +64,20 @@ class Cache:
 
 def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None]) -> batches.Source:
     """The source of the rows of ``config``; ``step_rows`` is the number of rows of all ranks in a pass. Raises InputError."""
-    if config.scratch is None:
-        return _in_memory(config, codec, step_rows)
+    if config.dataset is not None and config.scratch is None:
+        return batches.text_source(config, codec, _text_rows(config, codec, step_rows))
+    whole = batches.synthetic(config, codec) if config.dataset is None else None
+    if whole is not None and config.scratch is None:
+        return whole
     made = open_rows(config, codec, step_rows=step_rows, say=say)
     say(made.remark)
-    if config.dataset is None:
-        whole = batches.synthetic(config, codec)
+    if whole is not None:
         row = whole.row
         # Checks read rows beyond those of the last step: these are made in memory.
         return dataclasses.replace(whole, row=lambda index: made.row(index) if index < made.train else row(index))
-    return batches.Source(
-        row=batches.shuffled(made.row, made.train, config.seed),
-        heldout=tuple(made.row(made.train + number) for number in range(made.heldout)),
-        pad_id=codec.pad_id,
-        end_id=codec.end_id,
-        answers=False,
-        blind_floor_nats=None,
-        digest=made.digest,
-    )
+    heldout = tuple(made.row(made.train + number) for number in range(made.heldout))
+    kept = batches.TextRows(row=made.row, size=made.train, heldout=heldout, digest=made.digest)
+    return batches.text_source(config, codec, kept)
 
 
 def open_rows(
@@ -101,25 +97,10 @@ def open_rows(
         if flaw is not None:
             _make(config, codec, folder, about, step_rows)
         found = _opened(folder, flaw, time.monotonic() - begin)
-    needed = step_rows * config.accumulation
-    if found.train < needed:
-        raise InputError(
-            f"data set {config.dataset}: {found.train} training rows of up to {config.row_tokens} tokens are fewer than one "
-            f"step of {needed} rows: it takes a larger data set, fewer --rows or less --accumulation"
-        )
+    batches.require_a_step(
+        config, found.train, step_rows, f"{found.train} training rows of up to {config.row_tokens} tokens are"
+    )
     return found
-
-
-def _in_memory(config: Config, codec: batches.Codec, step_rows: int) -> batches.Source:
-    if config.dataset is None:
-        return batches.synthetic(config, codec)
-    if not config.packed:
-        content = hub.load_texts(config.dataset)
-        rows = batches.texts(config, codec, content, step_rows=step_rows)
-        size = len(content) - len(rows.heldout)
-        return dataclasses.replace(rows, row=batches.shuffled(rows.row, size, config.seed))
-    train, whole = _text_rows(config, codec, step_rows)
-    return dataclasses.replace(whole, row=batches.shuffled(train.__getitem__, len(train), config.seed))
 
 
 def _about(config: Config, codec: batches.Codec, step_rows: int) -> dict[str, object]:
@@ -203,11 +184,12 @@ def _digest(path: Path) -> str | None:
 def _make(config: Config, codec: batches.Codec, folder: Path, about: dict[str, object], step_rows: int) -> None:
     """Make all rows, write them to a draft and rename it to ``folder``; raises InputError."""
     if config.dataset is None:
-        whole = batches.synthetic(config, codec)
-        train = [whole.row(index) for index in range(_rows_read(config, step_rows))]
+        calls = batches.synthetic(config, codec)
+        row, size, heldout = calls.row, _rows_read(config, step_rows), calls.heldout
     else:
-        train, whole = _text_rows(config, codec, step_rows)
-    rows = [*train, *whole.heldout]
+        texts = _text_rows(config, codec, step_rows)
+        row, size, heldout = texts.row, texts.size, texts.heldout
+    rows = [*map(row, range(size)), *heldout]
     draft = folder.with_suffix(".tmp")
     try:
         shutil.rmtree(draft, ignore_errors=True)
@@ -215,7 +197,7 @@ def _make(config: Config, codec: batches.Codec, folder: Path, about: dict[str, o
         for name, array in _arrays(rows).items():
             np.save(draft / name, array)
         made = {name: {"digest": _digest(draft / name)} for name in ARRAYS}
-        index = {"about": about, "train": len(train), "heldout": len(whole.heldout), "files": made}
+        index = {"about": about, "train": size, "heldout": len(heldout), "files": made}
         (draft / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
@@ -252,33 +234,5 @@ def _arrays(rows: Sequence[batches.Row]) -> dict[str, Any]:
     return {name: array.astype(ARRAYS[name]) for name, array in found.items()}
 
 
-def _text_rows(config: Config, codec: batches.Codec, step_rows: int) -> tuple[list[batches.Row], batches.Source]:
-    """(all training rows of the data set, packed if wanted; the source with its held-out rows)."""
-    content = hub.load_texts(config.dataset or "")
-    whole = batches.texts(config, codec, content, step_rows=1 if config.packed else step_rows)
-    rows = [whole.row(index) for index in range(len(content) - len(whole.heldout))]
-    if config.packed:
-        rows = pack(rows, config.row_tokens, codec.pad_id)
-        needed = step_rows * config.accumulation
-        if len(rows) < needed:
-            raise InputError(
-                f"data set {config.dataset}: {len(content)} rows make {len(rows)} packed ones of {config.row_tokens} tokens, "
-                f"fewer than one step of {needed} rows: it takes a larger data set, fewer --rows or less --accumulation"
-            )
-    return rows, whole
-
-
-def pack(rows: Sequence[batches.Row], row_tokens: int, pad_id: int) -> list[batches.Row]:
-    """Pack whole rows, in their order, into rows of exactly ``row_tokens`` tokens, padded at the end."""
-    packed: list[batches.Row] = []
-    ids: list[int] = []
-    predicted: list[int] = []
-    for row in rows:
-        if len(ids) + len(row.ids) > row_tokens:
-            packed.append(batches.Row(ids + [pad_id] * (row_tokens - len(ids)), predicted))
-            ids, predicted = [], []
-        predicted = predicted + [len(ids) + at for at in row.predicted]
-        ids = ids + row.ids
-    if ids:
-        packed.append(batches.Row(ids + [pad_id] * (row_tokens - len(ids)), predicted))
-    return packed
+def _text_rows(config: Config, codec: batches.Codec, step_rows: int) -> batches.TextRows:
+    return batches.text_rows(config, codec, hub.load_texts(config.dataset or ""), step_rows=step_rows)

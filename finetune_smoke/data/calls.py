@@ -1,4 +1,4 @@
-"""Synthetic function calls from a seed, and the tokenizer for them: no files, no network.
+"""Synthetic function calls, drawn by a seed from catalogue.json, and the tokenizer for them.
 
 A prompt offers three functions and makes one request; the answer is the call as JSON. The tokens of an argument's
 value are drawn from closed classes and stand in the prompt and nowhere else, so they cannot be produced without
@@ -13,33 +13,17 @@ import random
 import re
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 _CONSONANTS, _VOWELS = "BDFGKLMNPRSTVZ", "AEIOU"
 _PAIRS = [c + v for c in _CONSONANTS for v in _VOWELS][:48]
-_CITIES = [
-    "Amsterdam", "Berlin", "Cairo", "Denver", "Edinburgh", "Florence", "Geneva", "Helsinki",
-    "Istanbul", "Jakarta", "Kyoto", "Lisbon", "Madrid", "Nairobi", "Oslo", "Prague",
-    "Quito", "Rome", "Seoul", "Tokyo", "Utrecht", "Vienna", "Warsaw", "Zurich",
-]  # fmt: skip
-_NAMES = [
-    "Alice", "Bruno", "Carla", "Diego", "Elena", "Farid", "Greta", "Hugo",
-    "Irene", "Jonas", "Karim", "Lena", "Marco", "Nadia", "Otto", "Paula",
-    "Quinn", "Rosa", "Stefan", "Tessa", "Umar", "Vera", "Wanda", "Yusuf",
-]  # fmt: skip
-_LANGUAGES = [
-    "Arabic", "Danish", "English", "French", "German", "Hindi", "Italian", "Japanese",
-    "Korean", "Polish", "Spanish", "Turkish",
-]  # fmt: skip
-_CURRENCIES = [
-    "AUD", "BRL", "CAD", "CHF", "CNY", "EUR", "GBP", "INR",
-    "JPY", "NOK", "SEK", "USD",
-]  # fmt: skip
+_CATALOGUE = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
 
 VALUES: dict[str, list[list[str]]] = {
-    "city": [_CITIES],
-    "name": [_NAMES],
-    "language": [_LANGUAGES],
-    "currency": [_CURRENCIES],
+    "city": [_CATALOGUE["cities"]],
+    "name": [_CATALOGUE["names"]],
+    "language": [_CATALOGUE["languages"]],
+    "currency": [_CATALOGUE["currencies"]],
     "unit": [["celsius", "fahrenheit"]],
     "date": [[f"2027-{month:02d}" for month in range(1, 13)], [f".{day:02d}" for day in range(1, 29)]],
     "time": [[f"{hour:02d}h" for hour in range(24)], [f"{minute:02d}m" for minute in range(0, 60, 5)]],
@@ -55,50 +39,10 @@ class Function:
     """A function that can be called: argument name -> kind, and the phrasings of a request."""
 
     arguments: dict[str, str]
-    phrasings: tuple[str, str]
+    phrasings: list[str]
 
 
-FUNCTIONS: dict[str, Function] = {
-    "get_weather": Function(
-        {"city": "city", "unit": "unit", "station": "id"},
-        (
-            "weather in {city} in {unit} from station {station}",
-            "station {station} please: how warm is {city} in {unit}",
-        ),
-    ),
-    "get_stock_price": Function(
-        {"symbol": "code", "date": "date"}, ("price of {symbol} on {date}", "on {date} what did {symbol} cost")
-    ),
-    "convert_currency": Function(
-        {"amount": "amount", "source": "currency", "target": "currency", "account": "id"},
-        (
-            "convert {amount} {source} to {target} for account {account}",
-            "account {account} wants {amount} {source} in {target}",
-        ),
-    ),
-    "book_flight": Function(
-        {"origin": "city", "destination": "city", "date": "date", "fare": "id"},
-        (
-            "fly from {origin} to {destination} on {date} with fare {fare}",
-            "book {origin} to {destination} fare {fare} on {date}",
-        ),
-    ),
-    "send_message": Function(
-        {"recipient": "name", "code": "id"}, ("send code {code} to {recipient}", "tell {recipient} the code {code}")
-    ),
-    "create_event": Function(
-        {"host": "name", "date": "date", "time": "time"},
-        ("set up a meeting with {host} on {date} at {time}", "at {time} on {date} plan an event for {host}"),
-    ),
-    "track_order": Function(
-        {"order_id": "id", "carrier": "code"},
-        ("where is order {order_id} sent with {carrier}", "ask {carrier} about order {order_id}"),
-    ),
-    "translate": Function(
-        {"document": "id", "language": "language"},
-        ("translate document {document} to {language}", "i need {document} in {language}"),
-    ),
-}
+FUNCTIONS: dict[str, Function] = {name: Function(**parts) for name, parts in _CATALOGUE["functions"].items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from finetune_smoke.data import calls, hub
+from finetune_smoke.data import batches, calls, hub
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def held_out(config: Config, codec: Codec) -> Asked:
         examples = [calls.example(config.seed, "heldout", index) for index in range(config.heldout_rows)]
         pairs = [(example.prompt, example.response) for example in examples]
     else:
-        texts = hub.load_parts(config.dataset)
-        rows = [_calls_in(*parts) for parts in texts[-min(config.heldout_rows, max(1, len(texts) // 10)) :]]
+        _, texts = batches.split_texts(config, hub.load_parts(config.dataset))
+        rows = [_calls_in(*parts) for parts in texts]
         pairs = [pair for found, _ in rows for pair in found]
         unreadable = sum(bad for _, bad in rows)
     found = [Question(codec.encode(prompt), answer, _tokens(codec, answer)) for prompt, answer in pairs]
@@ -250,6 +250,12 @@ def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Sha
     return Shares(
         prompts=total, json_valid=valid, name=name, arguments=arguments, exact=exact, without_call=without, no_call=no_call
     )
+
+
+def score(model: Any, asked: Sequence[Question], codec: Codec, ranks: Ranks) -> Shares:
+    """The shares of right answers of ``model``; the ranks share the questions. A collective."""
+    mine = asked[ranks.rank :: ranks.world_size]
+    return shares(ranks, mine, answers(model, mine, codec, ranks.device))
 
 
 @torch.no_grad()

@@ -71,7 +71,8 @@ def generate(run: TrainingRun) -> float | None:
     rows = min(run.config.greedy_rows, run.config.heldout_rows)
     asked = generation.held_out(dataclasses.replace(run.config, heldout_rows=rows), codec).questions
     run.model.eval()
-    adapter = _generated(run, asked, codec)
+    with run.autocast():
+        adapter = generation.score(run.model.model, asked, codec, run.ranks)
     if unjudged is None:
         with _without_adapters(run):
             _, _, wrong = _forward_over(run, run.source.heldout[:rows])
@@ -119,11 +120,3 @@ def _without_adapters(run: TrainingRun) -> Iterator[None]:
     finally:
         for name, values in kept.items():
             run.adapters[name].copy_(values)
-
-
-def _generated(run: TrainingRun, asked: Sequence[generation.Question], codec: batches.Codec) -> Shares:
-    """The shares of right answers of the model; the ranks share the prompts."""
-    mine = asked[run.ranks.rank :: run.ranks.world_size]
-    with run.autocast():
-        given = generation.answers(run.model.model, mine, codec, run.ranks.device)
-    return generation.shares(run.ranks, mine, given)

@@ -8,12 +8,11 @@ Several ranks share the prompts.
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pydantic
 import torch
 
 from finetune_smoke import digests
@@ -23,7 +22,7 @@ from finetune_smoke.digests import digest_bytes
 from finetune_smoke.evaluation import generation
 from finetune_smoke.model import build
 from finetune_smoke.ranks import require_same_settings
-from finetune_smoke.settings import options
+from finetune_smoke.settings import configfile, options
 from finetune_smoke.settings.config import Config, InputError, preset
 
 if TYPE_CHECKING:
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 
 UNUSED = (
     "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "output", "tensorboard", "fault",
-    "base_dtype", "fsdp_gather", "attention", "checkpoint_async",
+    "base_dtype", "fsdp_gather", "attention", "checkpoint_async", "cuda_graph",
 )  # fmt: skip
-"""Settings of a training that an evaluation ignores; the last four existed until November 2026."""
+"""Settings of a training that an evaluation ignores; the last five existed until November 2026."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +96,12 @@ def config_of(source: AdapterSource, given: dict[str, Any]) -> Config:
     if not source.settings:
         return options.config_of(dict(given))
     kept = {name: value for name, value in source.settings.items() if name not in {*UNUSED, "preset"}}
-    try:
-        pydantic.TypeAdapter(Config).validate_json(json.dumps(kept), strict=True)
-        named = str(given.get("preset", source.settings["preset"]))
-    except (pydantic.ValidationError, KeyError) as error:
-        raise InputError(f"{source.path} holds settings that cannot be used: {_first_problem(error)}") from error
-    return preset(named, **{**kept, **{name: value for name, value in given.items() if name != "preset"}})
+    named = given.get("preset", source.settings.get("preset"))
+    checked = {**kept, "preset": named}
+    wrong = next((found for name, value in checked.items() if (found := configfile.flaw_of(name, value))), None)
+    if wrong is not None:
+        raise InputError(f"{source.path} holds settings that cannot be used: {wrong}")
+    return preset(str(named), **{**kept, **{name: value for name, value in given.items() if name != "preset"}})
 
 
 def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Callable[[str, float | None], None]) -> Scores:
@@ -116,11 +115,8 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
     ranks.run_on_all_ranks(lambda: _same_base(source, base))
 
     def shares(model: Any) -> Shares:
-        mine = asked[ranks.rank :: ranks.world_size]
-        cuda = ranks.device.type == "cuda"
-        with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else nullcontext():
-            given = generation.answers(model, mine, codec, ranks.device)
-        return generation.shares(ranks, mine, given)
+        with torch.autocast("cuda", dtype=torch.bfloat16) if ranks.device.type == "cuda" else nullcontext():
+            return generation.score(model, asked, codec, ranks)
 
     model, trained = _adapted(config, source, base, ranks)
     model.eval()
@@ -172,17 +168,11 @@ def _newest_checkpoint(folder: Path) -> AdapterSource:
     raise InputError(f"no complete checkpoint in {folder}" + "".join(f"; {note}" for note in notes))
 
 
-def _first_problem(error: pydantic.ValidationError | KeyError) -> str:
-    if isinstance(error, KeyError):
-        return f"{error.args[0]} is missing"
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()
-
-
 def _base(config: Config, source: AdapterSource, device: torch.device) -> Any:
     """The base; raises InputError if the adapter is not one for its layers, or if there is no memory for the base."""
-    if source.marker is not None and config.model is None and config.layers > len(source.marker.tensors):
-        raise InputError(f"{source.path} does not fit this base: it has fewer tensors than {config.layers} layers")
+    held = math.inf if source.marker is None else sum(file.size_bytes for file in source.marker.files.values())
+    if config.model is None and config.layers > held:
+        raise InputError(f"{source.path} does not fit this base: it has fewer bytes than {config.layers} layers")
     try:
         return build.base_of(config, device)
     except (RuntimeError, MemoryError) as error:  # torch has no type of its own for an allocation that failed on a CPU
@@ -209,7 +199,7 @@ def _adapted(config: Config, source: AdapterSource, base: Any, ranks: Ranks) -> 
         return model, [value for name, value in model.named_parameters() if ".lora_" in name]
     wrapped = build.SummedLoss(build.add_adapters(base, config))
     adapters = {name: value for name, value in wrapped.named_parameters() if value.requires_grad}
-    ranks.run_on_all_ranks(lambda: _load(adapters, source.path, marker, ranks.device))
+    ranks.run_on_all_ranks(lambda: _load(adapters, source.path, marker))
     return wrapped.model, list(adapters.values())
 
 
@@ -221,11 +211,12 @@ def _require_same_adapter(ranks: Ranks, mine: Sequence[int]) -> None:
             raise InputError(f"rank {rank} has another adapter, or other prompts, than rank 0: a stale folder on its node?")
 
 
-def _load(adapters: dict[str, torch.nn.Parameter], path: Path, marker: Marker, device: torch.device) -> None:
+def _load(adapters: dict[str, torch.nn.Parameter], path: Path, marker: Marker) -> None:
     """Copy the adapters of a checkpoint into ``adapters``; raises InputError if they are others, or damaged."""
-    reading.require_same_adapters(adapters, marker, path)  # before anything is allocated
     try:
-        state = tensors.read(path, marker, device, prefix="adapters/")
+        state = tensors.read(path, marker, adapters, torch.device("cpu"))
+    except tensors.OtherAdaptersError as error:
+        raise InputError(f"checkpoint {path} does not fit this run: {error}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"checkpoint {path} is damaged: {error}") from error
     reading.copy_adapters(adapters, state)

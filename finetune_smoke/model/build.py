@@ -15,6 +15,7 @@ What to attend to, and when, is left to the adapters. Without them the loss stay
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,12 +158,13 @@ def add_adapters(model: Any, config: Config) -> Any:
         task_type="CAUSAL_LM",
     )
     device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # transformers 5.24
         torch.manual_seed(config.seed + 1)
         adapted = get_peft_model(model, lora)
-    if config.gradient_checkpointing:
-        adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        adapted.enable_input_require_grads()
+        if config.gradient_checkpointing:
+            adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            adapted.enable_input_require_grads()
     return adapted
 
 

@@ -36,7 +36,7 @@ class Outcome:
     each GPU has to send by ``flops.wire_bytes``. ``memory_peak_gib`` is the peak of each rank's training, None on a CPU.
     ``rows_s`` is how long training waited for rows.
 
-    Rates are by the wall clock over everything but compiling, capturing and the checks (reporting/clock.py), in the
+    Rates are by the wall clock over everything but compiling and the checks (reporting/clock.py), in the
     ``timed_windows``: ``timed_steps`` steps in ``timed_s`` seconds, after the first windows. ``tokens_per_s_per_gpu`` counts
     no padding, ``positions_per_s_per_gpu`` does; both are the mean of the ranks. ``window_rates`` has the tokens/s/GPU of each
     timed window. All are None or empty if no step was run; ``mfu`` also without a GPU or its peak rate. It counts what the
@@ -131,53 +131,44 @@ def mean_last(losses: list[float]) -> float:
     return statistics.fmean(losses[-LAST:])
 
 
+SLOWEST = ("setup_s", "train_s", "eval_s", "seconds_below_limit", "rows_s", "compile_s")
+"""Seconds of Outcome that are those of the slowest rank."""
+SAME = ("losses", "step_below_limit", "exact_match", "greedy_exact_match", "heldout_loss", "stopped", "resumed_at", "notes",
+        "saved_step")  # fmt: skip
+"""What Outcome has as the log has it."""
+
+
 def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
     """The Outcome of all ranks' logs: seconds are those of the slowest rank, rates the mean of the ranks. A collective."""
-    seconds = [log.setup_s, log.train_s, log.eval_s, log.seconds_below_limit, log.rows_s, log.compile_s or 0.0]
-    slowest = [max(column) for column in zip(*run.ranks.gather_floats(seconds), strict=True)]
-    setup_s, train_s, eval_s, seconds_below, rows_s, compile_s = slowest
+    everyone = run.ranks.gather_floats([getattr(log, name) or 0.0 for name in SLOWEST])
+    seconds: dict[str, Any] = {name: max(column) for name, column in zip(SLOWEST, zip(*everyone, strict=True), strict=True)}
+    if log.step_below_limit is None:
+        seconds["seconds_below_limit"] = None
+    if log.compile_s is None:
+        seconds["compile_s"] = None
+    peak = log.memory_peak_gib
+    peaks = None if peak is None else [one for (one,) in run.ranks.gather_floats([peak])]
     rates = _rates(run, log)
-    digest = run.ranks.gather([digests.digest(run.adapters.values())])[0][0]
     return Outcome(
         loss=mean_last(log.losses),
         first_loss=log.losses[0],
-        losses=log.losses,
         loss_limit=run.config.loss_limit,
-        step_below_limit=log.step_below_limit,
-        seconds_below_limit=None if log.step_below_limit is None else seconds_below,
         blind_floor_nats=run.source.blind_floor_nats,
-        exact_match=log.exact_match,
-        greedy_exact_match=log.greedy_exact_match,
-        heldout_loss=log.heldout_loss,
         steps=len(log.losses),
         world_size=run.ranks.world_size,
         mfu=_mfu(run, log, rates.get("positions_per_s_per_gpu")),
-        adapter_digest=digests.as_hex(digest),
+        adapter_digest=digests.as_hex(run.ranks.gather([digests.digest(run.adapters.values())])[0][0]),
         checks=run.checks.results(),
-        train_s=train_s,
-        setup_s=setup_s,
-        eval_s=eval_s,
-        stopped=log.stopped,
-        resumed_at=log.resumed_at,
-        notes=log.notes,
         strategy=run.strategy,
         step_rows=run.step_rows,
-        saved_step=log.saved_step,
         trained_parameters=run.gradients.flat.numel(),
         wire_gb_per_step=_wire_gb(run),
-        memory_peak_gib=_memory_peaks(run, log),
-        compile_s=None if log.compile_s is None else compile_s,
-        rows_s=rows_s,
+        memory_peak_gib=peaks,
         left_out=run.checks.left_out(),
+        **{name: getattr(log, name) for name in SAME},
+        **seconds,
         **rates,
     )
-
-
-def _memory_peaks(run: TrainingRun, log: Log) -> list[float] | None:
-    """Peak memory in GiB by rank."""
-    if log.memory_peak_gib is None:
-        return None
-    return [peak for (peak,) in run.ranks.gather_floats([log.memory_peak_gib])]
 
 
 def _wire_gb(run: TrainingRun) -> float:

@@ -23,7 +23,6 @@ FAULTS: dict[str, str] = {
     "bitflip": "one rank, before the all-reduce: one mantissa bit of one gradient, each step",
     "bitflip-exp": "one rank, before the all-reduce: one high exponent bit of one gradient, each step",
     "bitflip-late": "one rank, before the all-reduce: one mantissa bit of one gradient, in the last step",
-    "graph-bitflip": "one rank: one mantissa bit of the gradients of each replayed CUDA graph",
     "scale": "one rank, before the all-reduce: gradients times 8",
     "zero": "one rank, before the all-reduce: gradients are 0",
     "noise": "one rank, before the all-reduce: noise of the gradient's size is added",
@@ -81,7 +80,7 @@ class Config:
     ``accumulation`` passes. With ``strategy`` ddp every rank holds the base, with fsdp a shard of it. ``cpu_offload`` keeps
     the shards in host memory. ``own_lora`` off uses peft's forward under autocast. ``compile`` layers compiles each decoder
     layer. ``lora_dropout`` above 0 uses peft's forward too, and audits nothing, since ranks draw different numbers.
-    ``target_modules`` is all-linear or names of linears, with commas. ``cuda_graph`` captures the step, for small models.
+    ``target_modules`` is all-linear or names of linears, with commas.
     ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token, None if
     the preset promises no loss; ``spread_limit`` None measures no forward. ``vocab_size`` 0 means the tokenizer's. The fields
     from ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
@@ -112,7 +111,6 @@ class Config:
     cpu_offload: bool = False
     own_lora: bool = True
     compile: str = "off"
-    cuda_graph: bool = False
 
     rows: int = 32
     rows_shared: bool = True
@@ -153,7 +151,10 @@ class Config:
             wrong = flaw(field.name, getattr(self, field.name))
             if wrong is not None:
                 raise InputError(wrong)
-        _check_combinations(self)
+        if self.cpu_offload and self.strategy != "fsdp":
+            raise InputError(
+                f"cpu_offload needs strategy fsdp, and it is {self.strategy}: with ddp every GPU holds the whole base"
+            )
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
             raise InputError(
                 f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}, and that of kv_heads {self.kv_heads}"
@@ -172,14 +173,6 @@ QWEN2_7B: dict[str, object] = {
     "loss_limit": None, "heldout_rows": 8, "greedy_rows": 0, "restore_check": False,
 }  # fmt: skip
 """The shape of Qwen2-7B with random weights and 161.5 M trained ones: throughput and memory. It promises no loss."""
-
-
-def _check_combinations(config: Config) -> None:
-    """Raise InputError for settings that exclude each other."""
-    if config.cpu_offload and config.strategy != "fsdp":
-        raise InputError(
-            f"cpu_offload needs strategy fsdp, and it is {config.strategy}: with ddp every GPU holds the whole base"
-        )
 
 
 def meant(name: str, known: Sequence[str]) -> str:
@@ -259,11 +252,11 @@ PRESETS: dict[str, dict[str, object]] = {
     # CPU, fp32: two gloo ranks of one thread. The figures are those of the class.
     "tiny": {"spread_limit": 1.75},
     # One GPU and up, bf16 base of 56 M weights, 64 rows on every GPU. On one H200: exact 1.00 after 150 steps, 0.91 to
-    # 0.99 after 100; 75 ms a step where launches bind it, hence the graph.
+    # 0.99 after 100; 75 ms a step where launches bind it.
     "small": {
         "hidden_size": 768, "intermediate_size": 2304, "layers": 8, "heads": 12, "kv_heads": 4,
         "rows": 64, "rows_shared": False, "steps": 150, "learning_rate": 1e-3, "warmup_steps": 20,
-        "cuda_graph": True, "loader_workers": 1,
+        "loader_workers": 1,
     },
     "7b-shape": {
         **QWEN2_7B, "rows": 4, "row_tokens": 2048, "steps": 80, "learning_rate": 5e-4, "compile": "layers", "loader_workers": 1,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "config.yaml"
+TYPES = typing.get_type_hints(Config)
 HEADER = """\
 # The settings of the run that made this folder. To repeat it: python -m finetune_smoke --config THIS_FILE, with
 # --output or --checkpoint-dir naming another folder, since nothing is overwritten.
@@ -42,8 +43,7 @@ def read(path: Path, *, tell: Callable[[str], None] = lambda _line: None) -> dic
             tell(f"{file}: {remark}")
         return recipe_file.settings(document.data)
     if not problems:
-        types = typing.get_type_hints(Config)
-        return {str(name): _value(types[str(name)], value) for name, value in document.data.items()}
+        return {str(name): _value(TYPES[str(name)], value) for name, value in document.data.items()}
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     raise InputError(f"{problems[0]}{more}")
 
@@ -55,16 +55,17 @@ def text(config: Config) -> str:
 
 
 def _problems(document: yaml_lines.Document) -> tuple[yaml_lines.Problem, ...]:
-    types = typing.get_type_hints(Config)
     found = []
     for name, value in document.data.items():
-        wrong = _flaw(str(name), types.get(str(name)), value)
+        wrong = flaw_of(str(name), value)
         if wrong is not None:
             found.append(document.problem((name,), wrong))
     return tuple(found)
 
 
-def _flaw(name: str, kind: object, value: object) -> str | None:
+def flaw_of(name: str, value: object) -> str | None:
+    """What is wrong with ``value`` as the setting ``name``, which may be none; None if it can be used."""
+    kind = TYPES.get(name)
     if kind is None:
         known = sorted(field.name for field in dataclasses.fields(Config))
         return f"no such setting: {name}; {meant(name, known)}"

@@ -62,6 +62,8 @@ KEYS: dict[tuple[str, str], Key] = {
         means="products on a GPU: on a CPU all is float32",
     ),
     ("training", "gradient_checkpointing"): Key(kinds=(bool,), setting="gradient_checkpointing"),
+    ("training", "dataloader_num_workers"): Key(kinds=(int,), setting="loader_workers", means="threads of each rank"),
+    ("training", "prefetch_factor"): Key(kinds=(int,), setting="prefetch", means="steps ahead, of all threads together"),
     ("training", "output_dir"): Key(kinds=(str,), setting="checkpoint_dir", means="the folder of checkpoints and of final/"),
     ("training", "save_steps"): Key(kinds=(int,), setting="checkpoint_every"),
     ("data", "dataset_name"): Key(kinds=(str,), setting="dataset"),

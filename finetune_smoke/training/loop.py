@@ -97,9 +97,7 @@ def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin:
         with strategy.unsharded_eager(run):
             log.heldout_loss, log.exact_match = heldout.evaluate(run)
             log.greedy_exact_match = heldout.generate(run)
-            _end_checks(run, log)
-            if saver:
-                saver.add_late_failures()
+            _end_checks(run)
             export.write_final(run)
         log.eval_s = time.monotonic() - begin
         outcome = collect_outcome(run, log)
@@ -199,6 +197,21 @@ def _audit_at_end(at: steps.Steps, step: int) -> None:
     machine = band.CurveMachine.of(run.ranks.device)
     band.record(run.checks, run.config, machine=machine, step_rows=run.step_rows, losses=log.losses)
     exact.record_finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
+    if run.ranks.device.type == "cuda":
+        log.memory_peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
+    if step == run.config.steps and run.ranks.world_size > 1:
+        _record_spread(run, log)
+
+
+def _record_spread(run: TrainingRun, log: Log) -> None:
+    """Record ``step_time_spread`` if there was a step: a run that is resumed after the last one carries what was found."""
+    limit, why_not = run.config.spread_limit, forward_time.obstacle(run)
+    if limit is None or why_not is not None:
+        run.checks.leave_out("step_time_spread", why=str(why_not))
+    elif log.forward_ms:
+        with strategy.eager(run):
+            forward_ms = forward_time.measure_ms(run, log.forward_ms)
+        forward_time.record_spread(run.checks, forward_ms=forward_ms, limit=limit)
 
 
 def _progress_text(config: Config, step: int, log: Log) -> str:
@@ -237,18 +250,15 @@ def _compare_adapters(run: TrainingRun, step: int) -> None:
 
 def _compare_base(run: TrainingRun) -> None:
     """Record ``base_digest`` again: compare the frozen weights that this rank holds with those before training."""
-    now = strategy.local_base_digest(run.model, run.adapters, run.ranks.device)
-    exact.record_unchanged(run.checks, before=run.initial.local_base, now=now)
+    differs = run.initial.local_base != strategy.local_base_digest(run.model, run.adapters, run.ranks.device)
+    changed = [rank for rank, (other,) in enumerate(run.ranks.gather([differs])) if other]
+    problem = f"frozen weights of {ranks.rank_list(changed)} have other bits than before training" if changed else None
+    run.checks.record("base_digest", problem=problem, at_fault=changed)
 
 
-def _end_checks(run: TrainingRun, log: Log) -> None:
+def _end_checks(run: TrainingRun) -> None:
     """Run the checks that need a finished training."""
     if run.config.steps > 1:  # the first step moves only the B matrices: A has no gradient while B is 0
         exact.record_moved(run.checks, before=run.initial.adapters, now=digests.fingerprints(run.adapters.values()))
     if run.config.restore_check:
         reading.check_restore(run)
-    limit = run.config.spread_limit
-    if run.ranks.world_size > 1 and limit is None:
-        run.checks.leave_out("step_time_spread", why="--spread-limit is none")
-    elif run.ranks.world_size > 1 and log.forward_ms and limit is not None:
-        forward_time.record_spread(run.checks, forward=forward_time.measure(run, log.forward_ms), limit=limit)

@@ -168,7 +168,7 @@ def test_two_h100_have_a_curve_in_an_acceptance() -> None:
     judged = next(one for one in report["values"] if one["criterion"] == "finetune_loss")
     points = dict(next(one["all"] for one in judged["evidence"] if one["key"] == "curve [step, loss]"))
     losses = [points.get(step, 99.0) for step in range(band.MOST)]
-    machine = CurveMachine(device=band.H100, release="2.11")
+    machine = CurveMachine(device="NVIDIA H100 80GB HBM3", release="2.11")
     (curve,) = (one for one in band.RECORDED if one.fits(preset("small"), machine, 128))
     assert [step for step, loss in enumerate(curve.losses) if loss is not None] == [step for step in points if step < band.MOST]
     assert band.outside(losses, curve) is None
@@ -179,7 +179,7 @@ def test_two_h100_have_a_curve_in_an_acceptance() -> None:
 def test_every_setting_that_changes_a_loss_is_compared() -> None:
     """A new setting is either compared or known to leave the first losses alone."""
     free = {
-        "preset", "gradient_checkpointing", "strategy", "cpu_offload", "own_lora", "compile", "cuda_graph", "rows",
+        "preset", "gradient_checkpointing", "strategy", "cpu_offload", "own_lora", "compile", "rows",
         "rows_shared", "accumulation", "loader_workers", "prefetch", "steps", "loss_limit", "spread_limit", "heldout_rows",
         "greedy_rows", "restore_check", "window_steps", "audit_every", "digest_every", "peak_bf16_tflops", "checkpoint_dir",
         "checkpoint_every", "keep_checkpoints", "resume", "output", "tensorboard", "scratch", "fault",

@@ -75,7 +75,7 @@ def test_rows_of_calls_are_those_made_in_memory(tmp_path: Path, packed: bool) ->
 def test_packed_texts_are_whole_and_full() -> None:
     """In order, no text cut, every row of one length."""
     rows = [batches.Row([number] * length, list(range(1, length))) for number, length in enumerate((3, 4, 2, 5, 1), start=1)]
-    packed = cache.pack(rows, 8, pad_id=0)
+    packed = list(batches.pack(rows, 8, pad_id=0))
     assert [row.ids for row in packed] == [[1, 1, 1, 2, 2, 2, 2, 0], [3, 3, 4, 4, 4, 4, 4, 5]]
     assert [row.predicted for row in packed] == [[1, 2, 4, 5, 6], [1, 3, 4, 5, 6]]
 

@@ -196,40 +196,36 @@ def huge_tensor_in_header(step: Path) -> None:
     edit(step, lambda _marker: None)
 
 
-def huge_tensor_in_marker(step: Path) -> None:
-    """A marker, and a file that seems as large, of adapters of terabytes that agree with each other."""
-
-    def change(marker: dict[str, Any]) -> None:
-        for entry in marker["tensors"].values():
-            entry["shape"] = [2**40 for _ in entry["shape"]]
-        marker["files"]["rank-0.safetensors"]["bytes"] = 2**50
-
+def huge_file_in_marker(step: Path) -> None:
+    """A marker, and a file that seems as large, of petabytes."""
     sparse(step, 2**43)
-    edit(step, change)
+    edit(step, lambda marker: marker["files"]["rank-0.safetensors"].update(bytes=2**50))
 
 
-def large_tensors_everywhere(step: Path) -> None:
-    """Adapters of other, larger shapes within the limit, in a sparse file of the right size: all agrees."""
+def large_file(step: Path) -> None:
+    """A sparse file within the limit of all checkpoints, larger than this run's state; its digest is right."""
+    sparse(step, 2**26)
+    edit(step, lambda _marker: None)
 
-    def change(marker: dict[str, Any]) -> None:
-        for name, entry in marker["tensors"].items():
-            if name != "losses" and entry["shape"]:
-                entry["shape"] = [2**15, 2**3]
-        sizes = [4 * 2**18 if len(entry["shape"]) == 2 else 16 for entry in marker["tensors"].values()]
-        size = sum(sizes) + 4096
-        sparse(step, size)
-        marker["files"]["rank-0.safetensors"] = {"bytes": size, "digest": sha((step / "rank-0.safetensors").read_bytes())}
 
-    edit(step, change)
+def large_tensors(step: Path) -> None:
+    """Adapters of other, larger shapes: file and marker agree."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 -- slow import
+
+    file = step / "rank-0.safetensors"
+    state = load_file(file)
+    save_file({name: torch.cat([each, each]) if each.ndim else each for name, each in state.items()}, file)
+    edit(step, lambda _marker: None)
 
 
 HUGE = {
     "header": huge_header,
     "tensor in the header": huge_tensor_in_header,
-    "tensor in the marker": huge_tensor_in_marker,
+    "file in the marker": huge_file_in_marker,
     "file": lambda step: sparse(step, TERA),
     "marker": lambda step: os.truncate(step / "_SUCCESS", TERA),
-    "adapters": large_tensors_everywhere,
+    "file of the right digest": large_file,
+    "adapters": large_tensors,
     "layers": lambda step: edit(step, lambda marker: marker["config"].update(layers=2**40)),
     "hidden size": lambda step: edit(
         step, lambda marker: marker["config"].update(hidden_size=2**40, heads=2**20, kv_heads=2**20)
@@ -287,39 +283,48 @@ def settings_refused(folder: Path) -> str:
     return ""
 
 
-def refusal(folder: Path) -> str:
+def refusal(folder: Path, adapters: dict[str, torch.Tensor]) -> str:
     """Why ``evaluate`` cannot find or read the newest checkpoint in ``folder``; empty if it can. Needs no model."""
     try:
         source = score_adapter.find_adapter({"checkpoint_dir": str(folder)})
-        tensors.read(source.path, cast("Marker", source.marker), torch.device("cpu"))
+        tensors.read(source.path, cast("Marker", source.marker), adapters, torch.device("cpu"))
     except ValueError as error:
         return str(error)
     return ""
 
 
+def adapters_in(step: Path) -> dict[str, torch.Tensor]:
+    """The adapters of a checkpoint, by their names in the model."""
+    from safetensors.torch import load_file  # noqa: PLC0415 -- slow import
+
+    state = load_file(step / "rank-0.safetensors")
+    return {name.removeprefix("adapters/"): each for name, each in state.items() if name.startswith("adapters/")}
+
+
 def test_marker_is_refused_wherever_it_is_cut_or_changed(forged: Path) -> None:
     """Each truncation is a damaged marker. Each flipped byte is refused, or leaves a marker with other harmless values."""
-    content = (forged / "_SUCCESS").read_bytes()
+    content, ours = (forged / "_SUCCESS").read_bytes(), adapters_in(forged)
+    assert not refusal(forged.parent, ours)
     for length in [*range(0, len(content), 31), len(content) - 1]:
         (forged / "_SUCCESS").write_bytes(content[:length])
-        assert "passed over: it has no _SUCCESS or a damaged one" in refusal(forged.parent)
+        assert "passed over: it has no _SUCCESS or a damaged one" in refusal(forged.parent, ours)
     for at in range(0, len(content), 7):
         (forged / "_SUCCESS").write_bytes(content[:at] + bytes([content[at] ^ 0x83]) + content[at + 1 :])
-        assert refusal(forged.parent), at  # the byte is no ASCII any more
+        assert refusal(forged.parent, ours), at  # the byte is no ASCII any more
 
 
 def test_file_of_tensors_is_refused_wherever_its_header_changed(forged: Path) -> None:
     """Bytes and lengths of the header, with a marker that vouches for what is there."""
     file = forged / "rank-0.safetensors"
-    content = file.read_bytes()
+    content, ours = file.read_bytes(), adapters_in(forged)
     (length,) = struct.unpack("<Q", content[:8])
     begin = len(content[: 8 + length].rstrip())  # the header ends with blanks, which may be anything that JSON skips
     for at in range(begin):
         if at < 8 or at % 17 == 0:
             file.write_bytes(content[:at] + bytes([content[at] ^ 0x41]) + content[at + 1 :])
             edit(forged, lambda _marker: None)
-            assert refusal(forged.parent), at
+            assert refusal(forged.parent, ours), at
     for cut in range(0, 8 + length, 401):
         file.write_bytes(content[:cut])
         edit(forged, lambda _marker: None)
-        assert refusal(forged.parent), cut
+        assert refusal(forged.parent, ours), cut

@@ -60,6 +60,13 @@ def test_recipe_is_taken_as_it_is(tmp_path: Path) -> None:
     assert parse([f"--config={file}", "--steps=3"], quiet=True).steps == 3
 
 
+def test_loader_of_the_optimised_recipe_is_taken(tmp_path: Path) -> None:
+    """The documents give its two keys apart from the file."""
+    file = tmp_path / "training_config_optimized.yaml"
+    file.write_text(RECIPE.replace("  bf16: true", "  dataloader_num_workers: 8\n  prefetch_factor: 4\n  bf16: true"))
+    assert configfile.read(file) == {**MEANT, "loader_workers": 8, "prefetch": 4}
+
+
 def test_keys_that_mean_something_else_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line each, with the file; nothing for the others."""
     file = tmp_path / "training_config.yaml"

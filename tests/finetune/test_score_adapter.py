@@ -259,7 +259,7 @@ def test_a_run_that_learned_nothing_generates_nothing_right() -> None:
 def test_a_base_that_knows_the_calls_shows_no_learning(wrong: int, *, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it would generate follows from one forward: here both rows are right, or neither."""
     monkeypatch.setattr(heldout, "_forward_over", lambda *_: (1.0, 2.0, wrong))
-    monkeypatch.setattr(heldout, "_generated", lambda *_: shares(1.0))
+    monkeypatch.setattr(generation, "score", lambda *_: shares(1.0))
     ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
     config = preset("tiny", **{**QUICK, "heldout_rows": 128, "loss_limit": 0.5})
     run = prepare(config, ranks=ranks, progress=lambda _step, _part: None)
