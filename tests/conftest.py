@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.tracing import Tracing, tracer_here
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -98,15 +98,8 @@ Of the others the order does not matter. Seen: ``--durations`` of 2026-11-26 and
 """
 RANKS = {file: rank for rank, file in enumerate(LONGEST_FIRST)}
 TESTS = Path(__file__).parent
-MEASURED_CASES = 2
-"""Of each parametrized test, so many cases are measured for coverage: a tracer makes 11 CPU seconds of them 26."""
-RUNS = ("e2e", "finetune")
-"""Folders of tests whose processes are measured too: those that tests of one unit start run the same lines again."""
-COVERAGE_OF_PROCESSES = "COVERAGE_PROCESS_CONFIG"
-"""The variable by which coverage measures the processes that a test starts."""
 GARBAGE = (100_000, 20, 20)
 """After so many new objects garbage is collected, in a test process: with Python's 700 that took 5 to 20 % of its CPU."""
-CASES = pytest.StashKey[Counter[str]]()
 
 # The same examples in each run, so that chance fails no merge; `nightly` looks for new ones: HYPOTHESIS_PROFILE=night.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -136,28 +129,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: RANKS.get(item.path.as_posix().removeprefix(f"{TESTS}/"), len(RANKS)))
 
 
-def is_measured(item: pytest.Item) -> bool:
-    """Whether a case adds to coverage: one of the first, and no property, whose examples run the same lines again."""
-    cases, name = item.config.stash.setdefault(CASES, Counter()), item.nodeid.partition("[")[0]
-    cases[name] += 1
-    return cases[name] <= MEASURED_CASES and not getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Pause coverage in this thread in cases that add nothing, and in processes that no whole run starts."""
-    tracer: Any = sys.gettrace()
-    if not (hasattr(tracer, "start") and hasattr(tracer, "stop")):  # not measured, or by a debugger
-        return (yield)
-    measured, of_processes = is_measured(item), os.environ.get(COVERAGE_OF_PROCESSES)
-    if not measured:
+def pytest_configure(config: pytest.Config) -> None:
+    """Let coverage's tracer rest where it adds nothing."""
+    if (tracer := tracer_here()) is not None:
         tracer.stop()
-    if not measured or item.path.relative_to(TESTS).parts[0] not in RUNS:
-        os.environ.pop(COVERAGE_OF_PROCESSES, None)
-    try:
-        return (yield)
-    finally:
-        if of_processes is not None:
-            os.environ[COVERAGE_OF_PROCESSES] = of_processes
-        if not measured:
-            tracer.start()
+        config.pluginmanager.register(Tracing(tests=TESTS, tracer=tracer))

@@ -104,7 +104,6 @@ def test_failed_check_of_a_stopped_run_leaves_1(
     assert json.loads(out.splitlines()[-1].removeprefix("RESULT "))["stopped"]
 
 
-@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_signal_to_torchrun_leaves_a_checkpoint(
