@@ -42,13 +42,14 @@ LONGEST_FIRST = (
     "e2e/test_deploy_slurm_faults.py",
     "e2e/test_real_slurm.py",
     "e2e/test_deploy_slurm_sweep.py",
-    # of `tests`
     "unit/commands/test_run.py",
+    "e2e/test_unread.py",
+    "benchmarks/test_reference_collectives.py",
+    # of `tests`
     "unit/thresholds/test_load.py",
     "unit/commands/test_healthcheck.py",
     "e2e/test_usage_errors.py",
     "unit/evidence/test_verification.py",
-    "e2e/test_page_at_the_end.py",
     "e2e/test_outcomes.py",
     "unit/commands/test_info.py",
     "unit/judging/test_promises.py",
@@ -66,8 +67,6 @@ LONGEST_FIRST = (
     "unit/commands/test_criteria.py",
     "unit/thresholds/test_no_effect.py",
     "unit/plugin/test_verdict_item.py",
-    "benchmarks/test_reference_collectives.py",
-    "e2e/test_unread.py",
     "unit/worker/test_gpu_watch.py",
     "unit/inventory/test_telemetry.py",
     "unit/controller/test_command_link.py",
@@ -81,16 +80,12 @@ LONGEST_FIRST = (
     "unit/commands/test_sweep.py",
     "unit/reporting/test_table.py",
     "project/test_house.py",
-    "finetune/test_cache.py",
     "unit/localization/test_search_errors.py",
     "unit/reporting/test_bad_parts.py",
-    "benchmarks/test_competitor.py",
-    "e2e/test_ready_errors.py",
     "finetune/test_band.py",
     "unit/page/test_page.py",
     "finetune/test_hub.py",
     "unit/fleet/test_hardware.py",
-    "benchmarks/test_reference.py",
 )
 """Files that take 10 s and more, of `tests` 6 CPU seconds, the longest first: one alone at the end leaves other cores idle.
 

@@ -1,15 +1,16 @@
-"""tests/support/programs.py: a program that is installed and does not work is not used."""
+"""A program that is installed and does not work is not used; coverage's tracer rests where it adds nothing."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from tests.support import tracing
 from tests.support.programs import why_not_working
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_a_program_that_works() -> None:
@@ -41,3 +42,39 @@ def test_a_program_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.Mo
     reason = why_not_working("dcgmi", "--version")
     assert reason is not None
     assert reason.startswith("dcgmi does not work here")
+
+
+class Tracer:
+    """What coverage's tracer is asked for."""
+
+    is_on = False
+
+    def start(self) -> None:
+        """Go on."""
+        self.is_on = True
+
+    def stop(self) -> None:
+        """Rest."""
+        self.is_on = False
+
+
+def test_the_tracer_is_on_in_the_first_cases_of_a_test_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what they run, not in pytest between; a test of one unit has no process of its own measured."""
+    monkeypatch.setenv(tracing.COVERAGE_OF_PROCESSES, "...")
+    tracer = Tracer()
+    plugin = tracing.Tracing(tests=Path("tests"), tracer=tracer)
+    seen = []
+    for folder, number in [("unit", 0), ("unit", 1), ("unit", 2), ("e2e", 0)]:
+        path = Path("tests", folder, "test_x.py")
+        item: Any = SimpleNamespace(nodeid=f"{path}::test_it[{number}]", path=path, obj=None)
+        protocol, call = plugin.pytest_runtest_protocol(item), plugin.pytest_pyfunc_call()
+        next(protocol)
+        between = tracer.is_on
+        next(call)
+        seen.append((between, tracer.is_on, tracing.COVERAGE_OF_PROCESSES in os.environ))
+        for hook in (call, protocol):
+            with pytest.raises(StopIteration):
+                next(hook)
+        assert not tracer.is_on
+        assert tracing.COVERAGE_OF_PROCESSES in os.environ
+    assert seen == [(False, True, False), (False, True, False), (False, False, False), (False, True, True)]
