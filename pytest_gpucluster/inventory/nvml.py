@@ -137,8 +137,8 @@ def _gib(size_bytes: int) -> float:
     return round(int(size_bytes) / GIB, 3)
 
 
-def _watts(power_mw: float) -> float:
-    return power_mw / 1000
+def _watts(power_mw: int) -> float | NotAvailable:
+    return NotAvailable("NVML answers 2^32-1, its word for no value") if power_mw == 2**32 - 1 else power_mw / 1000
 
 
 def _count(number: int) -> int | NotAvailable:

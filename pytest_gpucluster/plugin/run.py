@@ -80,7 +80,7 @@ class Run:
         waivers = {folder / waiver_file.NAME for folder in (config.invocation_params.dir, setup.thresholds.path.parent)}
         secret = Secret.of_run(launch)  # from here on no test, and no process that a test starts, finds it in its environment
         self.session = Session(setup, rootdir=config.rootpath, controller=controller, secret=secret)
-        self._require_apart([*inputs, *waivers])
+        spare(config, self._junit, settings, [*inputs, *waivers])
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
@@ -186,7 +186,7 @@ class Run:
             pytest.UsageError: the results directory or the JUnit file cannot be written, or a report would replace a test.
         """
         with as_usage_error():
-            self._require_apart([self._config.rootpath / file for file in test_files])
+            spare(self._config, self._junit, self.session.setup.settings, [self._config.rootpath / file for file in test_files])
         if not self._is_due or (self.collection.earlier.is_ahead and not is_under_xdist(self._config)):
             return
         self._is_due = False
@@ -201,16 +201,6 @@ class Run:
                 observer=None if is_distributed else self._observer,
                 makes_calls=not is_distributed,  # there, calls come from other threads
             )
-
-    def _require_apart(self, read: Iterable[Path]) -> None:
-        """Check that no report replaces one of these files, or another report; a refused JUnit file is not written then."""
-        settings = self.session.setup.settings
-        wanted = (self._junit, settings.summary, settings.metrics, settings.termination)
-        try:
-            require_apart(wanted, folder=settings.results_dir, read=read)
-        except ConfigurationError:
-            leave_out_junit(self._config)
-            raise
 
     @property
     def _junit(self) -> Path | None:
@@ -268,3 +258,17 @@ def _command(config: pytest.Config, launch: Launch | None) -> dict[str, Any]:
     torchrun = None if launch is None else {"nodes": launch.num_nodes, "ranks": launch.local_world_size}
     called = config.invocation_params
     return {"arguments": [*map(str, called.args)], "folder": str(called.dir), "torchrun": torchrun}
+
+
+def spare(config: pytest.Config, junit: Path | None, settings: Settings, read: Iterable[Path]) -> None:
+    """Check that no report replaces one of these files, or another report; a refused JUnit file is not written then.
+
+    Raises:
+        ConfigurationError: one would.
+    """
+    wanted = (junit, settings.summary, settings.metrics, settings.termination)
+    try:
+        require_apart(wanted, folder=settings.results_dir, read=read)
+    except ConfigurationError:
+        leave_out_junit(config)
+        raise

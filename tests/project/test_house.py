@@ -26,7 +26,6 @@ SHORT_FILES = {
     "finetune_smoke/model/products.py": "the custom operator of a LoRA linear, which torch.compile must not split",
     "finetune_smoke/training/stopping.py": "signal handlers: apart from what they stop",
     "pytest_gpucluster/cli.py": "the entry point; it may import nothing before the arguments are read",
-    "pytest_gpucluster/commands/report.py": "one file for one command",
     "pytest_gpucluster/commands/torchrun.py": "the program of a process of its own",
     "pytest_gpucluster/config/collector.py": "the plugin and a command both use it",
     "pytest_gpucluster/config/open_files.py": "agents read it before torch; nothing else of config may come along",

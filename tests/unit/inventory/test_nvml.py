@@ -166,6 +166,12 @@ def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
         ("4.module 11", 4, "module_id", 11),
         ("4.platform 1821924190012 3 2 1", 4, "platform", {"chassis_serial": "1821924190012", "slot": 3, "tray": 2, "host": 1}),
         ("4.power.limit_mw 500000", 4, "power_limit_w", 500.0),
+        (
+            "4.power.limit_mw 4294967295",
+            4,
+            "power_limit_w",
+            {"why": "NVML answers 2^32-1, its word for no value"},
+        ),
         ("4.power.default_mw 600000", 4, "power_limit_default_w", 600.0),
         ("4.temp.mem 95", 4, "memory_temperature_c", 95),
         ("6.nvlink.end 0", 6, "nvlink_peer", "gpu"),

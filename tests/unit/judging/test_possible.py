@@ -298,3 +298,16 @@ def test_the_ports_of_the_fastest_node_count() -> None:
     assert bound_with(400.0, 200.0) == 100.0
     assert bound_with(None, 200.0) == 50.0
     assert bound_with(None, None) is None
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "l40s"])
+def test_no_gpu_has_more_memory_than_its_model(gpu: str) -> None:
+    """A card with more is another part, or has said no number."""
+    thresholds = load(None)
+    profile = thresholds.profiles[gpu]
+    assert profile.spec is not None
+    most = thresholds.criteria(profile)["gpu_memory"].best_possible(gpus=1, cluster={})
+    assert most is not None
+    assert most.allows(profile.spec.memory_gib)
+    assert not most.allows(1.17 * profile.spec.memory_gib)
+    assert not most.allows(2.0**34)
