@@ -216,7 +216,7 @@ class Threshold(EntryKeys):
         value = self._most(gpus, cluster)
         if value is None:
             return None
-        by = f"{self.file}: {self.key!r} has 'bound: {self.bound}'"
+        by = f"{self.file}: {self.key!r} has " + (f"'of: {self.of}'" if self.bound is None else f"'bound: {self.bound}'")
         seen = cluster.get(SEEN_PORTS)
         if seen is not None and self.bound in BOUNDS_OF_FABRIC:
             by += f"; the ports that were seen carry {seen:g} GB/s for each GPU"
@@ -297,7 +297,10 @@ def resolve(key: str, said: Mapping[str, list[Statement]], document: Document, *
     file, line = document.find(said[THE_LIMIT][-1].path if THE_LIMIT in said else ("criteria", key))
     needs_rates = merged.get("of") in OF_FABRIC or merged.get("bound") in BOUNDS_OF_FABRIC
     rates = rates_of(profile) if profile is not None and needs_rates else None
-    of_value, bound_value = _figure(merged.get("of"), spec), _most(merged.get("bound"), profile)
+    of = merged.get("of")
+    # A floor that is a share of what one GPU has: no GPU has more.
+    is_share = merged.get("per") == "gpu" and not merged.keys().isdisjoint({"above", "min"})
+    of_value, bound_value = _figure(of, spec), _most(merged.get("bound") or (of if is_share else None), profile)
     return Threshold(key=key, of_value=of_value, bound_value=bound_value, rates=rates, file=file, line=line, **merged)
 
 

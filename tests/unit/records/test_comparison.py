@@ -28,6 +28,12 @@ NUM_GPUS = 1024
 RATES = {f"rate{number}": JudgedValue(unit="TFLOPS", is_floor=True) for number in range(4)}
 
 
+@pytest.fixture(autouse=True)
+def _a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-xdist's workers have COLUMNS, as a terminal would."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def pair_of_runs(seed: int, *, loss: float, sigma: float = SIGMA, shift: float = 0.0) -> dict[str, list[Pair]]:
     """The values of 1,024 GPUs in two runs, each with noise of its own; GPU 77 loses in the second one."""
     chance = random.Random(seed)
