@@ -36,7 +36,7 @@ INSIDE = [
 ]  # fmt: skip
 """What a user waits for, and how many seconds each takes here: no two sums of them are equal."""
 WAITED_S = 0.25 + 0.125 + 0.5 + 2 * 0.0625
-OUTSIDE = [(steps, "audit"), (loop, "_compare_adapters"), (steps, "_compile")]
+OUTSIDE = [(steps, "audit"), (loop, "_compare_adapters"), (steps, "_compile"), (steps, "_capture")]
 
 
 @pytest.fixture
