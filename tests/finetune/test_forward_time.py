@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import torch
 
 from finetune_smoke.evaluation import forward_time
 from finetune_smoke.settings.config import preset
@@ -133,3 +134,18 @@ def test_a_training_for_its_rate_measures_no_forward(limit: float | None, monkey
     loop._record_spread(run, cast("Any", SimpleNamespace(forward_ms=[1.0])))
     assert bool(measured) == (limit is not None)
     assert record.left_out() == ({} if measured else {"step_time_spread": "--spread-limit is none"})
+
+
+def test_the_graphs_of_the_step_are_freed_before_the_forward_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold a step's activations, beside which a forward's own graph may not fit. Audits before it replay them."""
+    held: list[tuple[str, object]] = []
+    at: Any = SimpleNamespace(captured="graphs", log=SimpleNamespace(losses=[], norms=[]))
+    monkeypatch.setattr(loop.steps, "audit", lambda at, _step: held.append(("audit", at.captured)))
+    monkeypatch.setattr(loop, "_record_spread", lambda _run, _log: held.append(("spread", at.captured)))
+    others = [(loop, "_compare_base"), (loop, "_compare_adapters"), (loop.band, "record"), (loop.exact, "record_finite")]
+    for where, name in others:
+        monkeypatch.setattr(where, name, lambda *_, **__: None)
+    ranks = SimpleNamespace(device=torch.device("cpu"), world_size=2)
+    at.run = SimpleNamespace(config=preset("tiny", steps=1), ranks=ranks, checks=None, step_rows=32, adapters={})
+    loop._audit_at_end(at, 1)
+    assert held == [("audit", "graphs"), ("spread", None)]
