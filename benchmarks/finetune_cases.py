@@ -44,7 +44,8 @@ ALONE = {
     "7b-peft-eager": Case(preset="7b-shape", settings={**SHAPE_7B, "own_lora": False, "compile": "off"}),
     "7b-eager": Case(preset="7b-shape", settings={**SHAPE_7B, "compile": "off"}, beside=("7b-peft-eager",), on_request=True),
     "7b-compiled": Case(preset="7b-shape", settings=COMPILED, beside=("7b-eager", "7b-peft-eager")),
-    "small": Case(preset="small", settings={}),
+    "small-eager": Case(preset="small", settings={"cuda_graph": False}),
+    "small-graph": Case(preset="small", settings={"cuda_graph": True}, beside=("small-eager",)),
     **RECIPES,
 }
 """Cases for one process."""

@@ -20,10 +20,11 @@ CHECKS = (
     "adapters_moved",
     "restore",
     "generation",
+    "graph_lock_step",
     "step_time_spread",
 )
 """Of finetune_smoke: all that a run without an output folder makes."""
-AMONG_RANKS = ("base_digest", "data_digest", "lock_step")
+AMONG_RANKS = ("base_digest", "data_digest", "lock_step", "graph_lock_step")
 ONE_RANK = "one rank, compared with itself; no other rank to compare with"
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
     from finetune_smoke.run import TrainingRun
 
-STATE_CHECKS = ("lock_step", "all_reduce", "adapter_digest", "finite")
+STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
 """Checks of the state and of the arithmetic that made it. The others concern base, data and speed."""
 
 

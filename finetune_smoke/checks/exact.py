@@ -146,6 +146,10 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)
 
 
+FEWEST_REPLAYS = 2
+MOST_REPLAYS = 10
+"""Replays of a graph: 2 where all agree, else 10. A kernel that differs once in ten replays then shows it on 2 of 3 ranks."""
+
 Pass = Callable[[], tuple[torch.Tensor, Sequence[torch.Tensor]]]
 """Forward and backward over rows that are the same on every rank; returns the loss and this rank's own gradients."""
 
@@ -186,6 +190,40 @@ def _judge_lock_step(checks: Checks, step: int, once: list[list[int]], again: li
         problem, odd = (f"{problem}; {repeat}", odd) if problem else (repeat, tuple(unsteady))
     what = f"{('loss', 'gradients')[part]} of the same rows at step {step}"
     checks.record("lock_step", problem=problem and f"{what}: {problem}", at_fault=odd)
+
+
+def audit_replays(checks: Checks, *, step: int, work: Pass) -> None:
+    """Audit replayed steps: two replays of ``work`` must give the same bits on all ranks. Records ``graph_lock_step``.
+
+    A captured step has the fast kernels, which need not repeat themselves to the bit. So after a difference all ranks
+    replay more often. If several ranks, or half of them, differ from themselves, a faulty GPU cannot be told from an
+    unrepeatable kernel. The check is then left out, and does not count as passed.
+    """
+    replays: list[list[list[int]]] = []
+    while len(replays) < FEWEST_REPLAYS or (len(replays) < MOST_REPLAYS and _differ(replays)):
+        loss, gradients = work()
+        replays.append(checks.ranks.gather([digest([loss]), digest(gradients)]))
+    _judge_replays(checks, step, replays)
+
+
+def _differ(replays: Sequence[Sequence[Sequence[int]]]) -> bool:
+    return len({tuple(row) for replay in replays for row in replay}) > 1
+
+
+def _judge_replays(checks: Checks, step: int, replays: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Judge the replays: ``replays`` has, for each replay of the same rows, the [loss, gradients] digests by rank."""
+    by_rank = list(zip(*replays, strict=True))
+    unsteady = [rank for rank, seen in enumerate(by_rank) if _differ([seen])]
+    what = f"replays of the same rows at step {step}"
+    if len(unsteady) > 1 or len(unsteady) * 2 >= len(by_rank):
+        why = f"{what}: {rank_list(unsteady)} of {len(by_rank)} differ from themselves: the graph's kernels cannot be compared"
+        checks.leave_out("graph_lock_step", why=why)
+        return
+    if unsteady:
+        checks.record("graph_lock_step", problem=f"{what}: {rank_list(unsteady)} does not repeat itself", at_fault=unsteady)
+        return
+    problem, odd = difference([tuple(row) for row in replays[0]])
+    checks.record("graph_lock_step", problem=problem and f"{what}: {problem}", at_fault=odd)
 
 
 def _audit_all_reduce(checks: Checks, step: int, vector: torch.Tensor) -> None:

@@ -108,6 +108,12 @@ class Fault:
         elif self.name == "post-bitflip-once" and step == ONCE_AT_STEP:
             _flipped(gradients[0], 0, 22)
 
+    @torch.no_grad()
+    def spoil_replay(self, gradients: torch.Tensor) -> None:
+        """Corrupt the ``gradients`` of a replayed pass; the eager audit stays healthy."""
+        if self.name == "graph-bitflip":
+            _flipped(gradients, gradients.numel() // 2, 22)
+
     def truncate(self, adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The adapter to save, without its first tensor."""
         return dict(list(adapter.items())[1:]) if self.name == "truncate-ckpt" else adapter

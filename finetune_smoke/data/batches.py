@@ -119,9 +119,9 @@ def indices(step: int, *, rank: int, world_size: int, rows: int) -> range:
     return range(first, first + rows)
 
 
-def batch(rows: Sequence[Row], pad_id: int) -> Batch:
-    """``rows`` as one batch, filled at the right to the longest."""
-    width = max(len(row.ids) for row in rows)
+def batch(rows: Sequence[Row], pad_id: int, width: int | None = None) -> Batch:
+    """``rows`` as one batch, filled at the right to ``width`` tokens, which none exceeds, or to the longest."""
+    width = width or max(len(row.ids) for row in rows)
     positions = [number * width + at - 1 for number, row in enumerate(rows) for at in row.predicted]
     targets = [row.ids[at] for row in rows for at in row.predicted]
     owners = [number for number, row in enumerate(rows) for _ in row.predicted]

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 UNUSED = (
     "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "output", "tensorboard", "fault",
-    "base_dtype", "fsdp_gather", "attention", "checkpoint_async", "cuda_graph",
+    "base_dtype", "fsdp_gather", "attention", "checkpoint_async",
 )  # fmt: skip
-"""Settings of a training that an evaluation ignores; the last five existed until November 2026."""
+"""Settings of a training that an evaluation ignores; the last four existed until November 2026."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 As torch's DDP does, each bucket is all-reduced as soon as its last gradient is there, beside the backward of the layers
 before it. So NCCL's kernels run beside products, as in the jobs to come. Unlike DDP it also works under FSDP2, whose shards
-are the frozen base.
+are the frozen base. A step of CUDA graphs sends the whole buffer after its backward, which a graph can capture.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from finetune_smoke.ranks import Ranks
 
@@ -40,6 +40,10 @@ class Gradients:
     def zero(self) -> None:
         """Set all gradients to 0."""
         self.flat.zero_()
+
+    def add(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Add the ``gradients`` of one backward, in the order of ``parameters``."""
+        torch._foreach_add_(self.views, tuple(gradients))  # a few kernels for hundreds of tensors
 
     def clip(self, limit: float) -> torch.Tensor:
         """Scale all gradients so that their norm is at most ``limit``; returns the norm before, without waiting for it."""

@@ -14,7 +14,7 @@ CHUNK = 1024
 """Rows of a chunk. Compiled chunks are all padded to this size, so that one shape is compiled."""
 
 IGNORED = -100
-"""The target of a row that predicts nothing and pads a chunk."""
+"""The target of a row that predicts nothing and pads a chunk or a batch of fixed size."""
 
 
 def chunk_terms(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

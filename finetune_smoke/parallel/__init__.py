@@ -1,1 +1,1 @@
-"""How ranks share a training: DDP or FSDP2."""
+"""How ranks share a training: DDP, FSDP2, CUDA graphs."""

@@ -1,7 +1,7 @@
 """The clock of the rates: wall time over everything that a user waits for, by windows of steps.
 
-Rows, batching, copies, clipping, the optimiser, saving and the waits between windows lie inside. Compiling and the checks,
-which are no training, lie outside.
+Rows, batching, copies, clipping, the optimiser, saving and the waits between windows lie inside. Compiling, capturing and
+the checks, which are no training, lie outside.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Outcome:
     each GPU has to send by ``flops.wire_bytes``. ``memory_peak_gib`` is the peak of each rank's training, None on a CPU.
     ``rows_s`` is how long training waited for rows.
 
-    Rates are by the wall clock over everything but compiling and the checks (reporting/clock.py), in the
+    Rates are by the wall clock over everything but compiling, capturing and the checks (reporting/clock.py), in the
     ``timed_windows``: ``timed_steps`` steps in ``timed_s`` seconds, after the first windows. ``tokens_per_s_per_gpu`` counts
     no padding, ``positions_per_s_per_gpu`` does; both are the mean of the ranks. ``window_rates`` has the tokens/s/GPU of each
     timed window. All are None or empty if no step was run; ``mfu`` also without a GPU or its peak rate. It counts what the

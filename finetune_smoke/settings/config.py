@@ -23,6 +23,7 @@ FAULTS: dict[str, str] = {
     "bitflip": "one rank, before the all-reduce: one mantissa bit of one gradient, each step",
     "bitflip-exp": "one rank, before the all-reduce: one high exponent bit of one gradient, each step",
     "bitflip-late": "one rank, before the all-reduce: one mantissa bit of one gradient, in the last step",
+    "graph-bitflip": "one rank: one mantissa bit of the gradients of each replayed CUDA graph",
     "scale": "one rank, before the all-reduce: gradients times 8",
     "zero": "one rank, before the all-reduce: gradients are 0",
     "noise": "one rank, before the all-reduce: noise of the gradient's size is added",
@@ -80,7 +81,7 @@ class Config:
     ``accumulation`` passes. With ``strategy`` ddp every rank holds the base, with fsdp a shard of it. ``cpu_offload`` keeps
     the shards in host memory. ``own_lora`` off uses peft's forward under autocast. ``compile`` layers compiles each decoder
     layer. ``lora_dropout`` above 0 uses peft's forward too, and audits nothing, since ranks draw different numbers.
-    ``target_modules`` is all-linear or names of linears, with commas.
+    ``target_modules`` is all-linear or names of linears, with commas. ``cuda_graph`` captures the step, for small models.
     ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token, None if
     the preset promises no loss; ``spread_limit`` None measures no forward. ``vocab_size`` 0 means the tokenizer's. The fields
     from ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
@@ -111,6 +112,7 @@ class Config:
     cpu_offload: bool = False
     own_lora: bool = True
     compile: str = "off"
+    cuda_graph: bool = False
 
     rows: int = 32
     rows_shared: bool = True
@@ -252,11 +254,11 @@ PRESETS: dict[str, dict[str, object]] = {
     # CPU, fp32: two gloo ranks of one thread. The figures are those of the class.
     "tiny": {"spread_limit": 1.75},
     # One GPU and up, bf16 base of 56 M weights, 64 rows on every GPU. On one H200: exact 1.00 after 150 steps, 0.91 to
-    # 0.99 after 100; 75 ms a step where launches bind it.
+    # 0.99 after 100; 75 ms a step where launches bind it, hence the graph.
     "small": {
         "hidden_size": 768, "intermediate_size": 2304, "layers": 8, "heads": 12, "kv_heads": 4,
         "rows": 64, "rows_shared": False, "steps": 150, "learning_rate": 1e-3, "warmup_steps": 20,
-        "loader_workers": 1,
+        "cuda_graph": True, "loader_workers": 1,
     },
     "7b-shape": {
         **QWEN2_7B, "rows": 4, "row_tokens": 2048, "steps": 80, "learning_rate": 5e-4, "compile": "layers", "loader_workers": 1,

@@ -37,6 +37,7 @@ HELP = {
     "cpu_offload": "with strategy fsdp: shards lie in host memory and are copied to the GPU for each use",
     "own_lora": "compute the adapters with fewer kernels than peft does; the layout stays peft's",
     "compile": "layers: torch.compile every decoder layer; off",
+    "cuda_graph": "capture a step as CUDA graphs, for models that launches slow down",
     "loader_workers": "threads that make rows ahead; 0: none",
     "prefetch": "number of steps for which rows are made ahead",
     "packed": "put whole examples or texts one after another into rows of exactly --row-tokens tokens",

@@ -1,7 +1,7 @@
 """Steps, window by window: rows, forward, backward with all-reduces beside it, clip, optimiser.
 
 Nothing waits for the device inside a window. Losses and norms stay on the device and are read at the window's end. The clock
-of the rates (reporting/clock.py) runs all the time; compiling and audits lie outside it.
+of the rates (reporting/clock.py) runs all the time; compiling, capturing and audits lie outside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from finetune_smoke.checks import exact
 from finetune_smoke.data import batches, loader
 from finetune_smoke.model import gradients
-from finetune_smoke.parallel import strategy
+from finetune_smoke.parallel import cuda_graphs, strategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,20 +55,32 @@ class StepRows:
         return sum(batch.targets.numel() for batch in self.batches)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Steps:
-    """What the windows of a run share. ``buckets`` is None for a single rank."""
+    """What the windows of a run share. ``captured`` is None until the CUDA graphs exist, and in a run without graphs.
+
+    ``buckets`` is None for a single rank.
+    """
 
     run: TrainingRun
     log: Log
     rows: loader.Loader[StepRows]
     buckets: gradients.Buckets | None
+    capturing: bool
+    captured: cuda_graphs.Captured | None = None
 
 
 @contextmanager
 def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     """Bind the gradients, start the loader of rows and count the peak of memory; records the audits that never ran."""
     config = run.config
+    why_not = cuda_graphs.obstacle(config, run.ranks) if config.cuda_graph else None
+    if why_not:
+        log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
+        run.progress(log.notes[-1], None)
+        run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why_not}")
+    elif not config.cuda_graph:
+        run.checks.leave_out("graph_lock_step", why="no CUDA graphs here: --cuda-graph is off")
     if config.compile == "layers":
         log.notes.append("steps run compiled decoder layers; lock-step audits and evaluation run them eagerly")
     run.gradients.bind()
@@ -77,14 +89,17 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     run.progress(f"{batch}; {run.gradients.flat.numel():,} trained parameters, strategy {run.strategy}", None)
     if run.ranks.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.ranks.device)
+    capturing = config.cuda_graph and why_not is None
+    make = functools.partial(step_rows, run, width=config.row_tokens if capturing else None)
     ahead = max(config.prefetch, config.window_steps) if config.loader_workers else 0
-    make, use_device = functools.partial(step_rows, run), functools.partial(_use_device, run.ranks.device)
+    use_device = functools.partial(_use_device, run.ranks.device)
+    workers = config.loader_workers
     with (
-        loader.loading(make, workers=config.loader_workers, ahead=ahead, last=config.steps, begin=use_device) as rows,
+        loader.loading(make, workers=workers, ahead=ahead, last=config.steps, begin=use_device) as rows,
         gradients.in_buckets(run.gradients, run.ranks) as buckets,
     ):
         log.clock.start(ahead=ahead)
-        yield Steps(run=run, log=log, rows=rows, buckets=buckets)
+        yield Steps(run=run, log=log, rows=rows, buckets=buckets, capturing=capturing)
     _record_skipped_audits(run)
 
 
@@ -98,9 +113,11 @@ def _record_skipped_audits(run: TrainingRun) -> None:
     """Mark audits that never ran as left out, with the reason."""
     no_audit = "--audit-every is 0" if not run.config.audit_every else None
     no_audit = "--lora-dropout draws other numbers on every rank" if run.config.lora_dropout else no_audit
-    for name in ("lock_step", "all_reduce") if run.ranks.world_size > 1 else ("lock_step",):
-        if no_audit and not run.checks.has_result(name):
-            run.checks.leave_out(name, why=no_audit)
+    why = {"lock_step": no_audit, "all_reduce": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
+    several = run.ranks.world_size > 1
+    for name, reason in why.items():
+        if reason and (several or name != "all_reduce") and not run.checks.has_result(name):
+            run.checks.leave_out(name, why=reason)
 
 
 def demanded_rows(run: TrainingRun, step: int) -> range:
@@ -116,12 +133,12 @@ def read_rows(run: TrainingRun, step: int) -> list[batches.Row]:
     return run.fault.wrong_answers(rows, due, run.source)
 
 
-def step_rows(run: TrainingRun, step: int) -> StepRows:
-    """What this rank reads at ``step``; page-locked for a GPU."""
+def step_rows(run: TrainingRun, step: int, *, width: int | None) -> StepRows:
+    """What this rank reads at ``step``, filled to ``width`` tokens if given; page-locked for a GPU."""
     rows = read_rows(run, step)
     first = run.fault.wrong_indices(demanded_rows(run, step), run.ranks.rank).start
     passes = [rows[at : at + run.rows] for at in range(0, len(rows), run.rows)]
-    made = [batches.batch(each, run.source.pad_id) for each in passes]
+    made = [batches.batch(each, run.source.pad_id, width) for each in passes]
     if run.ranks.device.type == "cuda":
         made = [batch.pinned() for batch in made]
     return StepRows(rows=rows, first=first, batches=made)
@@ -137,6 +154,10 @@ def window(at: Steps, steps: range) -> float:
     scales = (1.0 / counts).float()
     with log.clock.outside():
         _compile(at, passes[0], scales[0])
+        _capture(at, [batch for each in passes for batch in each])
+    if at.captured is not None:
+        room = len(at.captured.batch.targets)
+        passes = [[cuda_graphs.padded(batch, room) if at.captured.fits(batch) else batch for batch in each] for each in passes]
     done = [_step(at, step, its_batches, scale) for step, its_batches, scale in zip(steps, passes, scales, strict=True)]
     sums, norms = zip(*done, strict=True)
     log.losses += (run.ranks.sum_(torch.stack(sums).double()) / counts).tolist()
@@ -184,19 +205,44 @@ def _compile(at: Steps, batches: Sequence[batches.Batch], scale: torch.Tensor) -
     at.log.compile_s = time.monotonic() - begin
 
 
+def _capture(at: Steps, batches: Sequence[batches.Batch]) -> None:
+    """Before the second window, if graphs are wanted: capture a step. The optimiser has its state by then."""
+    if not at.capturing or at.captured is not None or not at.log.clock.windows:
+        return
+    # All ranks need the same shape: other shapes may round differently, and replays are compared.
+    room = max(most for (most,) in at.run.ranks.gather([cuda_graphs.capacity(batches, at.run.rows)]))
+    at.run.progress("capturing the step as CUDA graphs", None)
+    captured, why_not = cuda_graphs.try_capture(at.run, cuda_graphs.padded(batches[0], room))
+    if captured is None:
+        at.capturing = False
+        at.log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
+        at.run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why_not}")
+        return
+    at.captured = captured
+    at.log.notes.append("steps run as CUDA graphs after the first window; lock-step audits run eagerly, and replay them too")
+
+
 def _step(at: Steps, step: int, batches: Sequence[batches.Batch], scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One step over ``batches``, one for each pass: (summed loss of this rank, norm of the averaged gradients)."""
     run = at.run
     run.fault.enter_step(run.adapters, strategy.frozen(run.model, run.adapters), step=step, last=run.config.steps - 1)
     run.gradients.zero()
     sums = []
-    buckets = None if run.fault.name == "noallreduce" else at.buckets
+    # With graphs the whole buffer is sent: which passes are replayed differs between ranks.
+    buckets = None if at.captured is not None or run.fault.name == "noallreduce" else at.buckets
     for number, batch in enumerate(batches, start=1):
         if buckets is not None and number == len(batches):
             buckets.expect()
-        sums.append(_forward_backward(at, batch, scale))
+        if at.captured is not None and at.captured.fits(batch):
+            sums.append(_replayed(run, at.captured, batch, scale))
+        else:
+            sums.append(_forward_backward(at, batch, scale))
     if buckets is not None:
         buckets.finish()
+    elif run.fault.name != "noallreduce":
+        run.ranks.sum_(run.gradients.flat)
+    if at.captured is not None:
+        return sum(sums[1:], sums[0]), at.captured.run_update(learning_rate(run, step))
     run.fault.spoil_averages(run.adapters, step)
     norm = run.gradients.clip(run.config.clip_norm)
     for group in run.optimizer.param_groups:
@@ -215,6 +261,13 @@ def _forward_backward(at: Steps, batch: batches.Batch, scale: torch.Tensor) -> t
     seen_ms.append(1e3 * (time.thread_time() - begin_s))
     torch.autograd.backward(loss * scale, inputs=run.gradients.parameters)  # adds to parameter.grad, which is the view
     return loss.detach()
+
+
+def _replayed(run: TrainingRun, captured: cuda_graphs.Captured, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
+    """Replay one pass and add this rank's gradients; returns the summed loss."""
+    summed = captured.run_backward(batch, scale)
+    run.fault.spoil_replay(run.gradients.flat)
+    return summed
 
 
 def learning_rate(run: TrainingRun, step: int) -> float:
@@ -243,5 +296,19 @@ def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torc
 
 
 def audit(at: Steps, step: int) -> None:
-    """Run ``lock_step`` and ``all_reduce``."""
+    """Run ``lock_step`` and ``all_reduce``, and ``graph_lock_step`` once steps are replayed."""
     exact.audit(at.run.checks, step=step, work=functools.partial(lock_step_pass, at.run, step))
+    if at.captured is not None:
+        exact.audit_replays(at.run.checks, step=step, work=functools.partial(replayed_pass, at.run, at.captured, step))
+
+
+def replayed_pass(run: TrainingRun, captured: cuda_graphs.Captured, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """As ``lock_step_pass``, by replaying the captured graph over as many rows as it holds."""
+    rows = [run.source.row(step * run.rows + number) for number in range(run.rows)]
+    batch = batches.batch(rows, run.source.pad_id, captured.batch.ids.shape[1]).to(run.ranks.device)
+    full = cuda_graphs.padded(batch, len(captured.batch.targets))
+    run.gradients.zero()
+    loss = _replayed(run, captured, full, torch.full((), 1 / len(full.targets), device=run.ranks.device))
+    found = run.gradients.flat.clone()
+    run.gradients.zero()
+    return loss, [found]

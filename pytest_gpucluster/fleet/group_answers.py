@@ -62,7 +62,7 @@ CHANNELS = {"infiniband": "NET/IB/GDRDMA", "roce": "NET/RoCE/GDRDMA", "efa": "NE
 """By fabric; any other is sockets."""
 CHECKS = (
     "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",
-    "generation", "step_time_spread",
+    "generation", "graph_lock_step", "step_time_spread",
 )  # fmt: skip
 OF_SEVERAL = ("all_reduce", "adapter_digest", "step_time_spread")
 """Checks that a rank alone does not make."""

@@ -168,6 +168,7 @@ def test_whole_rehearsal_through_torchrun(whole: FinishedRun) -> None:
     assert whole.results["verdict"] == "REHEARSED"
     for criterion in (*MEASURED, *FINETUNE, *SPEED):
         assert set(whole.outcomes(criterion).values()) == {"passed"}, criterion
+    assert whole.row("finetune_check[graph_lock_step]")["reason"] == "a rehearsal has no CUDA graphs"
     assert whole.row("finetune_check[step_time_spread]")["reason"] == "the cores of a CPU share too much to be compared"
     assert whole.row("finetune_loss")["value"] < 0.5
     assert whole.row("finetune_exact_match")["value"] >= 0.9

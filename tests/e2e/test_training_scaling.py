@@ -29,6 +29,7 @@ CHECKS = {
     "adapters_moved": [0],
     "restore": [0, 1],
     "generation": [],
+    "graph_lock_step": [1],
     "step_time_spread": [1],
 }
 """The ranks at which each check fails below; none where two ranks differ and nobody can say which is wrong.
@@ -116,11 +117,11 @@ def bad(planted: Any) -> FinishedRun:
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two ranks whose fine-tune learned, with checks as asked."""
+    """Two ranks whose fine-tune learned, with checks as asked, and steps that are replayed."""
 
     def start(*, loss_below: float | None = None, **values: Any) -> FinishedRun:
         folder = tmp_path_factory.mktemp("checked")
-        changed = {"finetune_check[step_time_spread]": in_rehearsal(skip=None)}
+        changed = {f"finetune_check[{name}]": in_rehearsal(skip=None) for name in ("graph_lock_step", "step_time_spread")}
         if loss_below is not None:
             changed["finetune_loss"] = in_rehearsal(below=loss_below)
         limits = write_limits(folder / "limits.yaml", changed)

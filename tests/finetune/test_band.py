@@ -179,7 +179,7 @@ def test_two_h100_have_a_curve_in_an_acceptance() -> None:
 def test_every_setting_that_changes_a_loss_is_compared() -> None:
     """A new setting is either compared or known to leave the first losses alone."""
     free = {
-        "preset", "gradient_checkpointing", "strategy", "cpu_offload", "own_lora", "compile", "rows",
+        "preset", "gradient_checkpointing", "strategy", "cpu_offload", "own_lora", "compile", "cuda_graph", "rows",
         "rows_shared", "accumulation", "loader_workers", "prefetch", "steps", "loss_limit", "spread_limit", "heldout_rows",
         "greedy_rows", "restore_check", "window_steps", "audit_every", "digest_every", "peak_bf16_tflops", "checkpoint_dir",
         "checkpoint_every", "keep_checkpoints", "resume", "output", "tensorboard", "scratch", "fault",

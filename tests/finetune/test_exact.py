@@ -222,12 +222,78 @@ def test_weight_that_is_no_number_is_caught(value: float) -> None:
     assert "not finite: 1 on rank 0" in only_result(record, "finite")["detail"]
 
 
+@pytest.mark.parametrize(
+    ("once", "again", "detail", "at_fault"),
+    [
+        ([[1, 2]] * 3, None, None, []),
+        ([[1, 2], [1, 2], [1, 3]], None, "rank 2 of 3 not like the others", [2]),
+        ([[1, 2], [5, 2], [1, 2]], None, "rank 1 of 3 not like the others", [1]),
+        ([[1, 2], [1, 3]], None, "ranks 0 and 1 differ; it takes three to say which is wrong", []),
+        ([[1, 2]] * 3, [[1, 2], [1, 2], [1, 9]], "rank 2 does not repeat itself", [2]),
+    ],
+)
+def test_replays_name_the_odd_rank(
+    once: list[list[int]], again: list[list[int]] | None, detail: str | None, at_fault: list[int]
+) -> None:
+    """The replays name the rank as the audit does."""
+    record = checks_over(0)
+    exact._judge_replays(record, 50, [once, again or once])
+    found = only_result(record, "graph_lock_step")
+    assert found["passed"] == (detail is None)
+    assert found["ranks"] == at_fault
+    assert detail is None or f"replays of the same rows at step 50: {detail}" in found["detail"]
+
+
+@pytest.mark.parametrize("again", [[[1, 9], [1, 2]], [[1, 9], [1, 8]]])
+def test_replays_that_repeat_on_no_majority_are_no_pass(again: list[list[int]]) -> None:
+    """Kernels that never repeat themselves look like this; a look before that chanced to agree does not count."""
+    record = checks_over(0)
+    exact._judge_replays(record, 0, [[[1, 2], [1, 2]], [[1, 2], [1, 2]]])
+    exact._judge_replays(record, 50, [[[1, 2], [1, 2]], again])
+    assert record.results() == {}
+    assert "the graph's kernels cannot be compared" in record.left_out()["graph_lock_step"]
+
+
+def replays(*looks: list[int]) -> tuple[Checks, list[int]]:
+    """The checks after an audit whose replays give such digests by rank, and how many replays each took."""
+    record, left = checks_over(*looks[0]), [list(look) for look in looks]
+    made: list[int] = []
+
+    def gather(_values: object) -> list[list[int]]:
+        return [[0, value] for value in left.pop(0)]
+
+    record.ranks.gather = gather  # type: ignore[method-assign]
+    exact.audit_replays(record, step=50, work=lambda: (torch.zeros(1), [made.append(1) or torch.zeros(1)]))  # type: ignore[func-returns-value]
+    return record, made
+
+
+def test_replays_that_agree_are_made_twice() -> None:
+    """A healthy run makes no further replays."""
+    record, made = replays([7, 7, 7], [7, 7, 7])
+    assert only_result(record, "graph_lock_step")["passed"]
+    assert len(made) == exact.FEWEST_REPLAYS
+
+
+def test_kernels_that_differ_now_and_then_blame_nobody() -> None:
+    """One rank differs at first, another one later: so it is the kernels."""
+    record, made = replays([7, 7, 7, 9], [7, 7, 7, 7], [7, 7, 7, 7], [7, 8, 7, 7], *[[7, 7, 7, 7]] * 6)
+    assert record.results() == {}
+    assert "ranks 1, 3 of 4 differ from themselves" in record.left_out()["graph_lock_step"]
+    assert len(made) == exact.MOST_REPLAYS
+
+
+def test_the_one_rank_that_does_not_repeat_itself_is_named() -> None:
+    """All other ranks repeat themselves, ten times."""
+    record, _ = replays([7, 7, 7, 9], *[[7, 7, 7, 7]] * 9)
+    assert only_result(record, "graph_lock_step")["ranks"] == [3]
+
+
 def test_what_was_left_out_still_fails_if_it_failed() -> None:
     """A failed check counts even if it was left out at another time."""
     record = checks_over(0)
-    record.record("step_time_spread", problem="rank 1", at_fault=[1])
-    record.leave_out("step_time_spread", why="cannot be compared")
-    assert not only_result(record, "step_time_spread")["passed"]
+    record.record("graph_lock_step", problem="rank 1", at_fault=[1])
+    record.leave_out("graph_lock_step", why="cannot be compared")
+    assert not only_result(record, "graph_lock_step")["passed"]
     assert record.left_out() == {}
 
 

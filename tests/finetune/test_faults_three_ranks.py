@@ -25,6 +25,7 @@ CAUGHT = {
     "zero": "lock_step",
     "noise": "lock_step",
     "signflip": "lock_step",
+    "graph-bitflip": "graph_lock_step",
     "post-bitflip": "adapter_digest",
     "post-bitflip-once": "adapter_digest",
     "post-scale": "adapter_digest",
@@ -40,22 +41,26 @@ CHEAP = {**QUICK, "rows": 6, "heldout_rows": 3, "greedy_rows": 0, "restore_check
 SETTINGS: dict[str, dict[str, Any]] = {
     "post-bitflip-once": {"steps": 12, "window_steps": 12},
     "straggler": {"spread_limit": 1.75},
+    "graph-bitflip": {"cuda_graph": True},
     "truncate-ckpt": {"restore_check": True},
 }
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, real_model: Path) -> dict[str, dict[str, Any]]:
-    """Every fault of the table, and runs without one: as it is, and on equal texts."""
+    """Every fault of the table, and runs without one: as it is, with replayed steps, and on equal texts."""
     folder = tmp_path_factory.mktemp("three")
     texts = folder / "texts"
     texts.mkdir()
     (texts / "same.jsonl").write_text((json.dumps({"text": "USER: what is the weather in Oslo"}) + "\n") * 40)
     runs = {name: {"fault": f"{name}:{GUILTY}", **SETTINGS.get(name, {})} for name in CAUGHT}
-    runs |= {"clean": {"restore_check": True}, "noallreduce": {"fault": "noallreduce"}}
+    runs |= {"clean": {"restore_check": True}, "replayed": {"cuda_graph": True}, "noallreduce": {"fault": "noallreduce"}}
     runs |= {name: {"fault": name} for name in ("lr0", "frozen")}
     runs["equal-texts"] = {"model": str(real_model), "dataset": str(texts)}
-    worlds = [{"name": name, "world_size": 3, "settings": {**CHEAP, **settings}} for name, settings in runs.items()]
+    worlds = [
+        {"name": name, "world_size": 3, "settings": {**CHEAP, **settings}, "graphs": "cuda_graph" in settings}
+        for name, settings in runs.items()
+    ]
     return forked(folder, worlds)
 
 
@@ -72,14 +77,20 @@ def test_fault_is_caught_and_its_rank_is_named(outcomes: dict[str, dict[str, Any
     assert outcome["checks"][check]["ranks"] == [GUILTY]
 
 
-@pytest.mark.parametrize("name", ["clean", "equal-texts"])
+@pytest.mark.parametrize("name", ["clean", "replayed", "equal-texts"])
 def test_nothing_is_found_where_nothing_is_wrong(outcomes: dict[str, dict[str, Any]], name: str) -> None:
     """Every check looked; how far apart the forwards were on this machine is not judged."""
     outcome = outcomes[name]
     assert failed(outcome) == set()
     looked = {"adapter_digest", "adapters_moved", "all_reduce", "base_digest", "data_digest", "finite", "lock_step"}
     assert looked <= set(outcome["checks"])
+    assert ("graph_lock_step" in outcome["checks"]) == (name == "replayed")
     assert ("restore" in outcome["checks"]) == (name == "clean")
+
+
+def test_replayed_steps_learn_what_eager_ones_do(outcomes: dict[str, dict[str, Any]]) -> None:
+    """The replayed steps are those of this run."""
+    assert outcomes["replayed"]["losses"] == pytest.approx(outcomes["clean"]["losses"], rel=1e-5)
 
 
 @pytest.mark.parametrize("fault", ["lr0", "frozen"])

@@ -130,12 +130,12 @@ def test_window_ends_after_five_seconds(step_s: float | None, first: int, end: i
 def test_the_slowest_rank_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks end a window at the same step, or they would wait for each other for ever."""
     told = SimpleNamespace(gather_floats=lambda mine: [mine, [4.0]], gather=lambda mine: [mine, mine], world_size=2, rank=0)
-    log = SimpleNamespace(clock=Clock(), forward_ms=[], predicted=0, rows=0, positions=0)
+    log = SimpleNamespace(clock=Clock(), predicted=0, rows=0, positions=0)
     log.clock.start(ahead=0)
     config = SimpleNamespace(accumulation=1)
     at: Any = SimpleNamespace(run=SimpleNamespace(ranks=told, checks=None, rows=1, config=config), log=log)
     monkeypatch.setattr(steps.exact, "record_rows_read", lambda *_, **__: None)
-    assert steps._close(at, range(1), [steps.StepRows(rows=[], first=0, batches=[])], (0, 0), []) == 4.0
+    assert steps._close(at, range(1), [steps.StepRows(rows=[], first=0, batches=[])], (0, 0)) == 4.0
 
 
 def test_clock_of_the_caller_has_the_windows_and_padding_is_no_token() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,12 +14,15 @@ import torch
 from finetune_smoke.__main__ import main
 from finetune_smoke.checks.faults import Fault
 from finetune_smoke.data import batches, loader
-from finetune_smoke.model import build
+from finetune_smoke.data.calls import Tokenizer
+from finetune_smoke.model import build, loss
 from finetune_smoke.model.gradients import flat_gradients
-from finetune_smoke.parallel import strategy
+from finetune_smoke.parallel import cuda_graphs, strategy
+from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import OwnInputError, preset
 from finetune_smoke.training import steps
 from finetune_smoke.training.loop import Outcome, finetune
+from tests.support.finetune import graph_stand_in
 from tests.support.finetune.runs import QUICK
 
 CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
@@ -117,6 +121,55 @@ def test_inductor_makes_the_same_of_it() -> None:
     assert run(**PACKED, compile="layers").losses == pytest.approx(eager.losses, rel=1e-5)
 
 
+def test_graphs_that_cannot_be_are_left_out_with_a_note() -> None:
+    """There is no CUDA graph on a CPU; the run continues eagerly."""
+    heard: list[str] = []
+    outcome = finetune(preset("tiny", **CHEAP, cuda_graph=True), progress=lambda text, _: heard.append(text))
+    assert outcome.notes == ["no CUDA graph: there is no GPU; steps run eagerly"]
+    assert outcome.notes[0] in heard
+    assert "8 rows a step: 1 ranks of 8 rows in 1 passes" in " ".join(heard)
+    assert outcome.left_out["graph_lock_step"] == "no CUDA graphs here: there is no GPU"
+    assert "graph_lock_step" not in outcome.checks
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"fault": "post-scale"}, "a planted fault"),
+        ({"strategy": "fsdp"}, "strategy fsdp has collectives"),
+        ({"gradient_checkpointing": True}, "random state"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_named(settings: dict[str, Any], why: str) -> None:
+    """Each of these is an obstacle on a GPU; without them there is none."""
+    gpu = Ranks(rank=0, world_size=2, device=torch.device("cuda", 0))
+    assert why in str(cuda_graphs.obstacle(preset("tiny", **settings), gpu))
+    assert cuda_graphs.obstacle(preset("tiny"), gpu) is None
+    assert cuda_graphs.obstacle(preset("tiny", fault="graph-bitflip:1"), gpu) is None
+
+
+def test_filled_batch_has_the_same_loss() -> None:
+    """Predictions added to reach a graph's size count nothing, in value and gradient; its rows are as wide as any."""
+    config = preset("tiny", **QUICK)
+    base = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    network = build.SummedLoss(build.add_adapters(base, config))
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    source = batches.synthetic(config, batches.own_codec(Tokenizer()))
+    rows = [source.row(index) for index in range(4)]
+    short, wide = batches.batch(rows, source.pad_id), batches.batch(rows, source.pad_id, config.row_tokens)
+    room = cuda_graphs.capacity([short], rows=4)
+    assert room % cuda_graphs.ROUND_TO == 0
+    assert room >= 4 * max(len(row.predicted) for row in rows) > len(short.targets)
+    full = cuda_graphs.padded(wide, room)
+    assert full.ids.shape == (4, config.row_tokens)
+    assert len(full.positions) == len(full.targets) == room
+    assert (full.targets == loss.IGNORED).sum() == room - len(short.targets)
+    expected, found = (network(each.ids, each.positions, each.targets) for each in (short, full))
+    torch.testing.assert_close(found, expected)
+    for mine, other in zip(torch.autograd.grad(found, trained), torch.autograd.grad(expected, trained), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=5e-5)
+
+
 def test_flat_gradients_clip_as_torch_does() -> None:
     """Norm and clipped values, above the limit and below; the optimiser sees the same memory."""
     generator = torch.Generator().manual_seed(0)
@@ -128,8 +181,8 @@ def test_flat_gradients_clip_as_torch_does() -> None:
     assert parameters[1].grad is None
     for limit in (0.5, 100.0):
         flat.zero()
-        for view, value in zip(flat.views, (values[0], values[2]), strict=True):
-            view.add_(value)
+        for _ in range(2):
+            flat.add([values[0] / 2, values[2] / 2])
         theirs = [torch.nn.Parameter(torch.zeros_like(values[index])) for index in (0, 2)]
         for parameter, value in zip(theirs, (values[0], values[2]), strict=True):
             parameter.grad = value.clone()
@@ -192,15 +245,117 @@ def test_out_of_memory_leaves_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_replayed_steps_are_audited(plain: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first window, between windows and at the end, beside the eager ones; they move nothing."""
+    graph_stand_in.install(monkeypatch.setattr)
+    outcome = run(cuda_graph=True, audit_every=3, steps=6)
+    assert outcome.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert outcome.checks["lock_step"]["detail"] == "3 of 3 looks"
+    assert outcome.checks["graph_lock_step"] == {"passed": True, "detail": "2 of 2 looks", "ranks": []}
+    assert "graph_lock_step" not in outcome.left_out
+
+
 @pytest.mark.parametrize(
-    ("settings", "why"),
-    [({}, "--audit-every is 0"), ({"lora_dropout": 0.1}, "--lora-dropout draws other numbers on every rank")],
+    ("settings", "left_out"),
+    [
+        ({"steps": 6, "audit_every": 0}, {"graph_lock_step": "--audit-every is 0", "lock_step": "--audit-every is 0"}),
+        ({"steps": 1, "audit_every": 1}, {"graph_lock_step": "no step was replayed before an audit"}),
+    ],
 )
-def test_audits_that_never_looked_are_left_out(settings: dict[str, Any], why: str) -> None:
-    """With the reason; neither passed nor forgotten."""
-    outcome = run(**settings, steps=1)
-    assert outcome.left_out["lock_step"] == why
-    assert "lock_step" not in outcome.checks
+def test_audits_that_never_looked_are_left_out(
+    settings: dict[str, Any], left_out: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reason; neither passed nor forgotten. That steps are replayed is noted only where they were."""
+    graph_stand_in.install(monkeypatch.setattr)
+    outcome = run(cuda_graph=True, **settings)
+    assert {name: why for name, why in outcome.left_out.items() if name.endswith("lock_step")} == left_out
+    assert any("steps run as CUDA graphs" in note for note in outcome.notes) == (settings["steps"] > 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="trains, and its stand-in takes the place of a GPU")
+def test_model_that_cannot_be_captured_trains_eagerly(plain: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example its forward reads a number from the device, which only a capture shows."""
+
+    def refuse(*_: object) -> None:
+        with cuda_graphs.capturing(cast("Any", None)):
+            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might be reported later")
+
+    graph_stand_in.install(monkeypatch.setattr)
+    graph_stand_in.refuse_to_end(monkeypatch)
+    monkeypatch.setattr(cuda_graphs, "capture", refuse)
+    outcome = run(cuda_graph=True, audit_every=3, steps=6)
+    assert outcome.losses == pytest.approx(plain.losses, rel=1e-5)
+    why = "rank 0 could not capture a step: operation not permitted when stream is capturing"
+    assert outcome.left_out["graph_lock_step"] == f"no CUDA graphs here: {why}"
+    assert f"no CUDA graph: {why}; steps run eagerly" in outcome.notes
+
+
+PUT_BACK = ["capture", "stream", "numbers", "end (1, 'pool')", "release (1, 'pool')"]
+
+
+def test_capture_that_fails_puts_back_what_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which torch does not, where the end of the capture fails too. Too little memory stays what it is."""
+    left = graph_stand_in.refuse_to_end(monkeypatch)
+    with pytest.raises(cuda_graphs.CaptureError, match=r"^it asks its device$"), cuda_graphs.capturing(cast("Any", None)):
+        raise RuntimeError("it asks its device\nmore words")
+    assert left == PUT_BACK
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="20 GiB"), cuda_graphs.capturing(cast("Any", None)):
+        raise torch.cuda.OutOfMemoryError("Tried to allocate 20 GiB")
+    assert left == 2 * PUT_BACK
+
+
+def test_pool_that_torch_has_ended_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As newer versions do: to end it twice is an error, and to release it twice would free what is used."""
+
+    def ended(*_: object) -> None:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    left = graph_stand_in.refuse_to_end(monkeypatch)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended)
+    with pytest.raises(cuda_graphs.CaptureError, match=r"^it asks its device$"), cuda_graphs.capturing(cast("Any", None)):
+        raise RuntimeError("it asks its device")
+    assert left == ["capture", "stream", "numbers"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_failed_capture_on_a_gpu_leaves_nothing_behind() -> None:
+    """No memory is kept, and the generator works."""
+    number = torch.ones((), device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+
+    def ask() -> None:
+        with cuda_graphs.capturing(torch.cuda.CUDAGraph()):
+            torch.empty(2**30, dtype=torch.uint8, device="cuda").fill_(1)
+            number.item()
+
+    with pytest.raises(cuda_graphs.CaptureError, match="not permitted when stream is capturing"):
+        ask()
+    assert torch.rand((), device="cuda").item() < 1
+    beside = torch.cuda.Stream()
+    used = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    used.record_stream(beside)
+    del used
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before < 2**26
+
+
+def test_capture_that_another_rank_refuses_is_dropped() -> None:
+    """All ranks replay, or none does."""
+    run = SimpleNamespace(ranks=SimpleNamespace(gather=lambda _: [[0], [1]], world_size=2))
+    patch = pytest.MonkeyPatch()
+    with patch.context() as within:
+        within.setattr(cuda_graphs, "capture", lambda *_: "captured")
+        assert cuda_graphs.try_capture(cast("Any", run), cast("Any", None)) == (None, "rank 1 could not capture a step")
+
+
+def test_batch_with_too_many_predictions_is_cut_to_the_room() -> None:
+    """The rows of an audit may have more of them than a graph has room for."""
+    rows = [batches.Row([5, 6, 7, 8], [1, 2, 3]), batches.Row([5, 6, 7, 8], [2, 3])]
+    full = cuda_graphs.padded(batches.batch(rows, 0), 3)
+    assert full.positions.tolist() == [0, 1, 2]
+    assert full.targets.tolist() == [6, 7, 8]
 
 
 def test_fault_of_the_last_step_is_seen() -> None:

@@ -23,7 +23,7 @@ HEALTHY = {
 }
 CHECKS = (
     "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",
-    "generation", "step_time_spread",
+    "generation", "graph_lock_step", "step_time_spread",
 )  # fmt: skip
 MODULES = {"finetune": "training", "train": "training", "sharded_memory": "training", "all_reduce": "collectives"}
 

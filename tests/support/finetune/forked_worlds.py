@@ -6,9 +6,11 @@ Reads worlds.json in the given folder: a list of runs with ``name``, ``world_siz
 * ``signal``: rank and step at which a rank sends SIGUSR1 to itself;
 * ``full_disk``: markers of checkpoints cannot be written;
 * ``bad_row``: a rank whose rows are invalid from step 3 on; ``no_room``: a rank without a temporary folder;
+* ``graphs``: use the stand-in for CUDA graphs;
 * ``evaluate``: by rank, the arguments of that command, which is run instead.
 
-Writes NAME.json with the outcome of rank 0, and NAME.RANK.json with the rows that the rank trained on by step, and its error.
+Writes NAME.json with the outcome of rank 0, and NAME.RANK.json with the rows that the rank trained on by step, its error,
+and the calls of the stand-in for copy engines.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from finetune_smoke.checkpoints import reading, writing
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training import steps
 from finetune_smoke.training.loop import finetune
+from tests.support.finetune import graph_stand_in
 
 read_rows, write_synced = steps.read_rows, writing.write_synced
 
@@ -78,6 +81,8 @@ def plant(world: dict[str, Any], rank: int, seen: dict[str, list[int]]) -> None:
     writing.write_synced = refused if world.get("full_disk") else write_synced
     if world.get("no_room") == rank:
         reading.tempfile = SimpleNamespace(TemporaryDirectory=NoFolder)
+    if world.get("graphs"):
+        graph_stand_in.install()
 
 
 def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> None:
