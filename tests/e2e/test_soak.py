@@ -221,7 +221,7 @@ def test_reports_while_it_runs_and_when_it_is_ended(running: Launch) -> None:
     assert rows["wear", PLACES[0]]["outcome"] == "failed"
     waiting = rows["wear", PLACES[1]]
     assert (waiting["outcome"], waiting["value"]) == ("missing", 0)
-    assert re.match(r"\d+ rounds of its soak so far; not run yet", waiting["reason"])
+    assert re.match(r"\d+ rounds? of its soak so far; not run yet", waiting["reason"])
     assert so_far["verdict"] == "REJECTED"
     assert "test_wear[node0-cpu0]" in running.junit()
     os.kill(running.pid, signal.SIGTERM)
