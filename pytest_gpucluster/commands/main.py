@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpucluster.config.run_files import RESULTS_DIR
 from pytest_gpucluster.config.schema_errors import did_you_mean
+from pytest_gpucluster.config.settings import OPTIONS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 WRONG_USAGE, OF_RECORDS = 2, 4
 """The exit codes of wrong usage: argparse's own, and that of the commands that read kept results."""
-EMPTY_TOO = ("-k", "-m")
-"""Options of pytest whose value may be empty."""
+SWITCHES = frozenset(
+    {"--pyargs", "--co", "--collect-only", "--lf", "--ff", *(one.name for one in OPTIONS if one.metavar is None)}
+)
+"""Long options after which no value comes. Of another one a value is expected."""
+SHORT_WITH_VALUE = ("-k", "-m", "-p", "-c", "-o", "-n", "-r", "-W")
 INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT, and SIGPIPE, as shells count
 
 
@@ -119,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(words: list[str]) -> argparse.Namespace:
     """Read the command line. ``typed`` has the words before ``--`` and ``beyond`` those after it, which argparse changes.
 
-    An empty word after it is left out, as pytest would collect the current folder for it.
+    An empty word after it is left out, as pytest would collect the current folder for it; not the value of an option, which
+    would take the next word instead.
     ``run`` takes ``key=value`` anywhere between its options, which argparse cannot do in a subcommand either. So the words that
     argparse left over are added to the arguments of ``run``.
     """
@@ -129,10 +134,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
         hint = did_you_mean(words[0], [*parsers])
         parser.error(visible(f"there is no command {words[0]!r}.{hint} 'gpucluster --help' lists all."))
     chosen, extra = parser.parse_known_args(words[:end])
-    chosen.typed, chosen.beyond = (
-        words[:end],
-        [word for before, word in pairwise(words[end:]) if word.strip() or before in EMPTY_TOO],
-    )
+    chosen.typed = words[:end]
+    chosen.beyond = [word for before, word in pairwise(words[end:]) if word.strip() or _takes_value(before)]
     if chosen.command == "run":
         chosen.words = [*chosen.words, *(word for word in extra if not word.startswith("-"))]
         extra = [word for word in extra if word.startswith("-")]
@@ -141,6 +144,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if extra:
         parsers[chosen.command].error(f"unrecognized arguments: {' '.join(extra)}")
     return chosen
+
+
+def _takes_value(word: str) -> bool:
+    """Whether the next word is the value of this one, an option of pytest or of a plugin; ``--`` itself is none."""
+    is_long = word.startswith("--") and len(word) > 2 and "=" not in word
+    return (is_long and word not in SWITCHES) or word in SHORT_WITH_VALUE
 
 
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:

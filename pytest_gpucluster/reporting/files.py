@@ -157,7 +157,7 @@ def require_unread(file: Path, read: Iterable[Path]) -> None:
     """
     place = _place_of(file)
     same = next((one for one in read if _place_of(one) == place), None)
-    if same is None and os.path.realpath(file).endswith(".py") and file.is_file():
+    if same is None and isinstance(place, tuple) and os.path.realpath(file).endswith(".py"):
         same = file
     if same is not None:
         why = f"it would replace {same}, an input or another report; choose another name"
@@ -183,13 +183,13 @@ def require_apart(reports: Iterable[Path | None], *, folder: Path, read: Iterabl
             raise ConfigurationError(f"{moved} lies where the run writes: {folder / name}; keep it elsewhere")
     taken = [folder / JOURNAL, folder / RESULTS, folder / REPORT]
     for file in filter(None, reports):
-        if not file.exists() or file.is_file():  # a device or a pipe replaces nothing
+        if is_replaceable(Path(os.path.realpath(file))):  # a device or a pipe replaces nothing
             require_unread(file, [*inputs, *taken])
             taken.append(file)
 
 
-def _place_of(file: Path) -> object:
-    """What is equal for two names of one file, also for one that is not there yet."""
+def _place_of(file: Path) -> tuple[int, int] | str:
+    """What is equal for two names of one file; of one that is not there yet, or cannot be looked at, a name."""
     try:
         found = file.stat()
     except OSError:

@@ -46,6 +46,24 @@ def test_an_empty_word_is_no_folder(words: list[str], rest: list[str], started: 
     assert [before for before, word in pairwise(command) if not word.strip()] == [word for word in rest if word in ("-k", "-m")]
 
 
+@pytest.mark.parametrize("option", ["--junitxml", "--gpucluster-expect", "--gpucluster-results", "--maxfail", "-o", "-p", "-n"])
+def test_an_empty_value_takes_no_other_word(option: str, started: list[list[str]]) -> None:
+    """With the empty word left out, the suite would be the name of the JUnit file, and the current folder collected."""
+    with pytest.raises(SystemExit):
+        main.main(["demo", "--", option, "", "tests_acceptance"])
+    (command,) = started
+    assert command[-2:] in ([f"{option}=", "tests_acceptance"], ["", "tests_acceptance"])
+
+
+@pytest.mark.parametrize("switch", ["--gpucluster-gate", "--gpucluster-junit-strict", "--pyargs", "--co", "-x", "-vv"])
+def test_after_a_switch_an_empty_word_is_no_folder(switch: str, started: list[list[str]]) -> None:
+    """As after any other word."""
+    with pytest.raises(SystemExit):
+        main.main(["demo", "--", switch, "", "tests_acceptance"])
+    (command,) = started
+    assert command[-2:] == [switch, "tests_acceptance"]
+
+
 def test_the_demo_alone_is_a_healthy_node(started: list[list[str]]) -> None:
     """Its results lie beside those of real runs, never among them."""
     with pytest.raises(SystemExit):

@@ -333,6 +333,17 @@ def test_two_reports_at_one_place(tmp_path: Path) -> None:
     require_apart([Path("/dev/null"), Path("/dev/null"), tmp_path / "a.xml", folder / "junit.xml"], folder=folder, read=())
 
 
+@pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}.py", "loop", "file/x", "y/" * 3000 + "z"])
+def test_a_report_that_cannot_be_looked_at(tmp_path: Path, name: str) -> None:
+    """It replaces nothing; whether it can be written is asked, in a sentence, where it is taken."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    require_apart([tmp_path / name], folder=tmp_path / "results", read=[tmp_path / "limits.yaml"])
+    require_unread(tmp_path / name, [tmp_path / name / "limits.yaml"])
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        require_writable(tmp_path / name)
+
+
 @pytest.mark.parametrize("name", ["logs/limits.yaml", "results.json", "logs"])
 def test_an_input_where_the_run_writes(tmp_path: Path, name: str) -> None:
     """It would be moved into ``previous/``, or written over."""
