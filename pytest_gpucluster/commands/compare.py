@@ -5,9 +5,7 @@ The exit code is 1 where something is worse.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, r
 from pytest_gpucluster.records.reading import read_results
 from pytest_gpucluster.reporting.files import require_unread, require_writable, write_report
 from pytest_gpucluster.reporting.hostlists import hostlist
-from pytest_gpucluster.reporting.lines import UNLIMITED, folded
+from pytest_gpucluster.reporting.lines import UNLIMITED, folded, width_of_screen
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
@@ -165,9 +163,7 @@ def main(chosen: argparse.Namespace) -> int:
     found = compare(*map(read_results, chosen.runs))
     if chosen.html is not None:
         _write_page(chosen.html, found, runs=chosen.runs)
-    is_screen = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
-    width = shutil.get_terminal_size().columns if is_screen else UNLIMITED
-    lines = markdown_lines(found) if chosen.markdown else text_lines(found, width=width)
+    lines = markdown_lines(found) if chosen.markdown else text_lines(found, width=width_of_screen())
     sys.stdout.write("\n".join(lines) + "\n")
     return WORSE if found.is_worse else SAME
 

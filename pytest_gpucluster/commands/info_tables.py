@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from pytest_gpucluster.inventory.reading import unavailable
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.reporting.lines import UNLIMITED, printed, whole, width_of
+from pytest_gpucluster.reporting.lines import printed, whole, width_of, width_of_screen
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def print_parts(parts: Iterable[Shown], *, spare: Sequence[str] = ()) -> None:
     Without a terminal a row is one line.
     """
     console = Console(highlight=False, markup=False, emoji=False)
-    width = console.width if console.is_terminal or os.environ.get("COLUMNS") else UNLIMITED
+    width = width_of_screen()
     lines: list[str] = []
     for part in without_gaps(parts):
         if isinstance(part, Table) and part.show_header:

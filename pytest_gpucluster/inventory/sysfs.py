@@ -86,7 +86,7 @@ def list_if_there(folder: Path) -> list[str] | NotAvailable:
 
 
 def is_there(path: Path) -> bool:
-    """Whether the kernel shows something there; what this process may not see is not there."""
+    """Whether something is there; what this process may not look at, or has no possible name, is not."""
     try:
         return path.exists()
     except OSError:

@@ -12,6 +12,7 @@ import pytest
 from pytest_gpucluster.config.run_files import RESULTS
 from pytest_gpucluster.config.settings import results_dir
 from pytest_gpucluster.config.torchrun import read_launch, show_last, write_error_file
+from pytest_gpucluster.inventory.sysfs import is_there
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN
 from pytest_gpucluster.reporting.files import is_in_use
 from pytest_gpucluster.text import one_line
@@ -112,8 +113,8 @@ def _with_earlier_results(config: pytest.Config, lines: tuple[Any, ...]) -> tupl
         return lines
     start, junit = config.invocation_params.dir, getattr(config.option, "xmlpath", None)
     folder = results_dir(config.option, start=start)
-    older = [str(folder)] if (folder / RESULTS).exists() and not is_in_use(folder) else []
-    if junit and (start / junit).is_file() and not any(str(start / junit) in str(line) for line in lines):  # an input is none
+    older = [str(folder)] if is_there(folder / RESULTS) and not is_in_use(folder) else []
+    if junit and is_there(start / junit) and not any(str(start / junit) in str(line) for line in lines):  # an input is none
         older.append(str(junit))
     if not older:
         return lines

@@ -11,7 +11,7 @@ from rich.text import Text
 from pytest_gpucluster.judging.culprits import HARDWARE, describe_remarks, find_culprits
 from pytest_gpucluster.judging.failure_text import format_number, show_evidence, unit_beside
 from pytest_gpucluster.judging.selection import ONLY, identity_of
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
+from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, UNMEASURED, WAIVED, WORDS, counted_as
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import names_of_absent
@@ -44,7 +44,8 @@ LEAST_ROOM = 30
 INDENT_OF_COMMAND = len("        ") + len(CONTINUED)
 NAME_COLUMN = 25
 """A longer name of a criterion moves its own line only."""
-UNMEASURED = (ERROR, MISSING)
+CHECK, NUMBER_OF_CHECKS = "finetune_check[", "finetune_checks"
+"""The second one says how many of the first failed, so it is no failure besides them."""
 CAUSES: Mapping[str, str] = {
     "software": "software is to blame",
     "settings": "a setting is to blame",
@@ -243,19 +244,19 @@ def _where(place: Place) -> tuple[str, ...]:
 def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record], said: frozenset[str]) -> list[BadGroup]:
     """Failures of the whole cluster, then what was not measured, is too close to call, or failed in a plain test.
 
-    The number of failed members of a family is no failure besides them: ``finetune_checks`` counts ``finetune_check[...]``.
-
     ``said``: why something is missing, as the table above says it.
     """
     blamed = {id(record) for culprit in culprits for record in culprit.records}
-    sums = {f"{record.criterion.partition('[')[0]}s" for record in rows if record.outcome == FAILED and "[" in record.criterion}
+    are_shown = any(record.outcome == FAILED and record.criterion.startswith(CHECK) for record in rows)
     alike: dict[tuple[str, str | None], list[Record]] = defaultdict(list)
     for record in rows:
         is_failed = record.outcome == FAILED
-        is_open = record.outcome in (*UNMEASURED, NOISY) or is_failed
+        is_open = record.outcome in UNMEASURED or is_failed
         if id(record) in blamed or not is_open or record.headline is not None:
             continue  # pytest shows what crashed in a test itself
-        if (record.outcome == MISSING and record.reason in said) or record.criterion in sums:
+        if record.outcome == MISSING and record.reason in said:
+            continue
+        if is_failed and are_shown and record.criterion == NUMBER_OF_CHECKS:
             continue
         is_by_value = is_failed and record.limit is not None
         key = (record.place or "cluster", None) if is_by_value else ("no culprit", record.reason or record.outcome)

@@ -47,11 +47,12 @@ def require_no_links(folder: Path) -> None:
     """Refuse a results directory in which a link lies where a run writes.
 
     Raises:
-        ConfigurationError: there is one.
+        ConfigurationError: there is one, or none can be looked for.
     """
-    for path in (*(folder / name for name in (LOCK, PROBE, PREVIOUS, *RUN_FILES)), *folder.glob(".*.tmp")):
-        if path.is_symlink():
-            raise ConfigurationError(f"the results directory {folder} cannot be written: {path.name} in it {IS_LINK}")
+    with _writing(folder):
+        for path in (*(folder / name for name in (LOCK, PROBE, PREVIOUS, *RUN_FILES)), *folder.glob(".*.tmp")):
+            if path.is_symlink():
+                raise ConfigurationError(f"the results directory {folder} cannot be written: {path.name} in it {IS_LINK}")
 
 
 class ResultsDirectory:

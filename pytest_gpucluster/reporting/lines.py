@@ -46,6 +46,12 @@ def printed(parts: Iterable[RenderableType], *, width: int, color: bool = False)
     return [line.rstrip() for line in shown.get().split("\n")[:-1]]
 
 
+def width_of_screen() -> int:
+    """Columns of the terminal, or of ``COLUMNS``; without either a line is as long as it is."""
+    console = Console()
+    return console.width if console.is_terminal or os.environ.get("COLUMNS") else UNLIMITED
+
+
 def width_of(table: Table) -> int:
     """Columns that the table needs if no cell is broken."""
     return Console(width=UNLIMITED).measure(table).maximum

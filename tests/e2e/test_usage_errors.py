@@ -47,6 +47,10 @@ CASES = {
     "report over results": ("--gpucluster-metrics=gpucluster-results/results.json", {"test_a.py": JUDGES}, "would replace"),
     "report over waivers": ("--junitxml=waivers.yaml", {"test_a.py": JUDGES, "waivers.yaml": WAIVERS}, "would replace"),
     "two reports in one": ("--gpucluster-summary=./junit.xml", {"test_a.py": JUDGES}, "another report"),
+    "JUnit file of a long name": (f"--junitxml={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),
+    "summary of a long name": (f"--gpucluster-summary={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),
+    "results of a long name": (f"--gpucluster-results={'x' * 300}", {"test_a.py": JUDGES}, "cannot be written"),
+    "limits of a long name": (f"--gpucluster-thresholds={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),
     "part left out": ("-p no:gpucluster-run", {"test_a.py": JUDGES}, "-p no:gpucluster-run"),
     "exit code left out": ("-p no:gpucluster-exit-code", {"test_a.py": JUDGES}, "-p no:gpucluster-exit-code"),
 }

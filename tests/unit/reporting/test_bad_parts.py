@@ -479,6 +479,20 @@ def test_the_number_of_failed_checks_is_no_failure_of_its_own() -> None:
     assert "finetune_checks" in "\n".join(lines_of(places, records=[total]))
 
 
+@pytest.mark.parametrize("outcome", ["failed", "error", "missing", "noisy"])
+def test_a_sites_own_criterion_is_shown_beside_a_family_of_its_name(outcome: str) -> None:
+    """Only ``finetune_checks`` is known to count others, and only a number of failures is said already."""
+    places, zero = fleet(1, 8), limit("max", 0, "count")
+    for family in ("own_rate", "finetune_check"):
+        member = failed(f"{family}[a]", None, 1, limit=zero, culprits=("node0-gpu3",), blames="gpu")
+        total = replace(
+            failed(f"{family}s", None, 1, limit=zero, culprits=(), blames=None), outcome=outcome, reason="why it is"
+        )
+        hidden = family == "finetune_check" and outcome == "failed"
+        shown = "\n".join(lines_of(places, records=[member, total]))
+        assert (f"{family}s" in shown or "why it is" in shown) is not hidden, shown
+
+
 @pytest.mark.parametrize("number", [0.123456789, 1234567890123])
 def test_evidence_is_left_out_from_a_comma_on(number: float) -> None:
     """No number and no name in it is cut."""
