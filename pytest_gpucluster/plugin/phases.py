@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.collection import Collection
     from pytest_gpucluster.plugin.end import Termination
-    from pytest_gpucluster.plugin.pairing import Pairing
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.plugin.whole_run.run_readings import Readings
     from pytest_gpucluster.session import Session
@@ -83,6 +82,8 @@ class Phases:
         """The test that begins, runs or ends; None between two tests."""
         self._fixtures: list[Any] = []
         self._own: list[Results] = []
+        self._late: list[Results] | None = None
+        """What fixtures of several tests measure at their end, while a test ends: there is no later test to read it."""
         self.of_fixtures: dict[str, list[Results]] = {}
         """What was measured by the fixtures that are kept for several tests."""
         self._soak: Soak | None = None
@@ -101,6 +102,8 @@ class Phases:
 
     def wanted_places(self) -> frozenset[Place] | None:
         """The places of the running test, or of all tests that use the fixture being set up; None: every place."""
+        if self._at_shared_end() is not None:
+            return None
         if self._fixtures:
             places = self._collection.tests.places_that_use(self._fixtures[-1].argname)
         else:
@@ -111,9 +114,15 @@ class Phases:
         """Remember what was measured for the running test alone, or by a fixture that other tests use too."""
         shared = next((one for one in reversed(self._fixtures) if one.scope != "function"), None)
         if shared is None:
-            self._own.append(made)
+            late = self._at_shared_end()
+            (self._own if late is None else late).append(made)
         else:
             self.of_fixtures.setdefault(shared.argname, []).append(made)
+
+    def _at_shared_end(self) -> list[Results] | None:
+        """Where results belong while fixtures of several tests end, once the test's class or file is torn down; None before."""
+        is_late = self._late is not None and self.running.parent not in self.running.session._setupstate.stack  # noqa: SLF001
+        return self._late if is_late else None
 
     def _hollow(self, item: pytest.Item) -> MeasurementError | None:
         """Why a pass shows nothing: the function did not run, or left an error of its own measurements unread.
@@ -129,7 +138,8 @@ class Phases:
             made = self.of_fixtures.get(name, [])
             if made and (self._collection.tests.is_last(item, name) or not any(one.is_read for one in made)):
                 unread += made
-        return _unread_error(unread, item.stash[PAIR])
+        pair = item.stash[PAIR]
+        return _unread_error(unread, pair.criterion, of=pair.place)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -192,9 +202,15 @@ class Phases:
         Raises:
             MeasurementError: nobody read an error of it.
         """
+        pair = item.stash[PAIR]
         self._own.clear()
-        done = yield
-        error = _unread_error(self._own, item.stash[PAIR])
+        late: list[Results] = []
+        self._late = late
+        try:
+            done = yield
+        finally:
+            self._late = None
+        error = _unread_error(self._own, pair.criterion, of=pair.place) or _unread_error(late, pair.criterion, of=None)
         if error is not None:
             raise error
         return done
@@ -369,12 +385,12 @@ def shows_tracebacks(config: pytest.Config) -> bool:
     return bool(config.option.usepdb or config.get_verbosity() > 1)
 
 
-def _unread_error(made: Iterable[Results], pair: Pairing) -> MeasurementError | None:
-    """The first error in these results that nobody read and that concerns the place of the test; None without one."""
-    error = next((error for one in made for at, error in one.unread.items() if _concerns(at, pair.place)), None)
+def _unread_error(made: Iterable[Results], criterion: str, *, of: Place | None) -> MeasurementError | None:
+    """The first error in these results that nobody read and that concerns a place, or any; None without one."""
+    error = next((error for one in made for at, error in one.unread.items() if _concerns(at, of)), None)
     if error is None:
         return None
-    text = f"{pair.criterion}: a measurement failed, and its test did not read what it gave: {error}"
+    text = f"{criterion}: a measurement failed, and its test did not read what it gave: {error}"
     return MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
 
 

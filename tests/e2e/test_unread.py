@@ -188,6 +188,33 @@ def test_each_FILE(each, request):
     if "[0]" in request.node.name:
         assert set(each.values()) == {1}
 '''
+TEARDOWN = '''
+"""The teardown of a fixture of several tests measures all places, and rank 0 raises; the last test is of rank 1."""
+
+import os
+import pytest
+from pytest_gpucluster import measurement
+
+
+@measurement
+def raises_at_0():
+    if os.environ["RANK"] == "0":
+        raise RuntimeError("CUDA error 401")
+    return 1
+
+
+@pytest.fixture(scope="SCOPE")
+def late(cluster):
+    yield
+    found = cluster.run(raises_at_0, per="gpu")
+    if READS:
+        assert (len(found), len(found.errors)) == (2, 1)
+
+
+class TestOfAPlace:
+    def test_own(self, late, place):
+        pass
+'''
 LOOKS = (
     "takes_one_of_two",
     "takes_the_first",
@@ -223,6 +250,18 @@ def test_who_does_not_look_is_an_error(ran: FinishedRun) -> None:
         assert "CUDA error" in case.text, case.name
         assert "its test did not read" in case.text, case.name
     assert ran.results["verdict"] == "INCOMPLETE"
+
+
+@pytest.mark.parametrize("scope", ["class", "module", "session"])
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_the_end_of_a_shared_fixture_measures(tmp_path: Path, scope: str, *, reads: bool) -> None:
+    """It measures every place, and an error there that nobody read is one of the last test, of whatever place that is."""
+    text = TEARDOWN.replace("SCOPE", scope).replace("READS", str(reads))
+    (tmp_path / "test_own.py").write_text(text, encoding="utf-8")
+    ran = run_pytest(tmp_path, "test_own.py")
+    outcomes = [case.outcome for case in ran.cases if case.name.startswith("test_own")]
+    assert outcomes == ["passed", "passed" if reads else "error"], ran.stdout
+    assert reads or "its test did not read" in ran.stdout
 
 
 def test_each_shared_fixture_by_itself(tmp_path: Path) -> None:
