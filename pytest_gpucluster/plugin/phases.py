@@ -9,7 +9,7 @@ raised, how often it ran. The report that pytest and others make of it is correc
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,6 +43,22 @@ if TYPE_CHECKING:
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.plugin.whole_run.run_readings import Readings
     from pytest_gpucluster.session import Session
+
+
+@dataclass(slots=True)
+class _Own:
+    """What was measured for the running test alone, and, ``late``, by fixtures of several tests at their end.
+
+    No later test can read the second, so it is that of the test that ends then, whatever its place.
+    """
+
+    is_ending: bool = False
+    made: list[Results] = field(default_factory=list)
+    late: list[Results] = field(default_factory=list)
+
+    def is_at_shared_end(self, running: Any) -> bool:
+        """Whether fixtures of several tests end: pytest first takes the class or file of the running test from its stack."""
+        return self.is_ending and running.parent not in running.session._setupstate.stack  # noqa: SLF001
 
 
 class Phases:
@@ -81,9 +97,7 @@ class Phases:
         self.running: Any = None
         """The test that begins, runs or ends; None between two tests."""
         self._fixtures: list[Any] = []
-        self._own: list[Results] = []
-        self._late: list[Results] | None = None
-        """What fixtures of several tests measure at their end, while a test ends: there is no later test to read it."""
+        self._own = _Own()
         self.of_fixtures: dict[str, list[Results]] = {}
         """What was measured by the fixtures that are kept for several tests."""
         self._soak: Soak | None = None
@@ -102,7 +116,7 @@ class Phases:
 
     def wanted_places(self) -> frozenset[Place] | None:
         """The places of the running test, or of all tests that use the fixture being set up; None: every place."""
-        if self._at_shared_end() is not None:
+        if self._own.is_at_shared_end(self.running):
             return None
         if self._fixtures:
             places = self._collection.tests.places_that_use(self._fixtures[-1].argname)
@@ -114,15 +128,9 @@ class Phases:
         """Remember what was measured for the running test alone, or by a fixture that other tests use too."""
         shared = next((one for one in reversed(self._fixtures) if one.scope != "function"), None)
         if shared is None:
-            late = self._at_shared_end()
-            (self._own if late is None else late).append(made)
+            (self._own.late if self._own.is_at_shared_end(self.running) else self._own.made).append(made)
         else:
             self.of_fixtures.setdefault(shared.argname, []).append(made)
-
-    def _at_shared_end(self) -> list[Results] | None:
-        """Where results belong while fixtures of several tests end, once the test's class or file is torn down; None before."""
-        is_late = self._late is not None and self.running.parent not in self.running.session._setupstate.stack  # noqa: SLF001
-        return self._late if is_late else None
 
     def _hollow(self, item: pytest.Item) -> MeasurementError | None:
         """Why a pass shows nothing: the function did not run, or left an error of its own measurements unread.
@@ -133,7 +141,7 @@ class Phases:
         hidden = None if CRITERION in item.stash else hidden_by_a_hook(item)
         if hidden is not None:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
-        unread = [*self._own]
+        unread = [*self._own.made]
         for name in getattr(item, "fixturenames", ()):
             made = self.of_fixtures.get(name, [])
             if made and (self._collection.tests.is_last(item, name) or not any(one.is_read for one in made)):
@@ -147,7 +155,7 @@ class Phases:
         count(item, "protocol")
         self.running = item
         self.properties = frozenset()
-        self._own.clear()
+        self._own = _Own()
         self._terminal.live.begin(item.stash[PAIR])
         try:
             with counted(item, "runtest"):
@@ -172,7 +180,7 @@ class Phases:
             raise MeasurementError(f"not run: terminated by {self._termination.signal}", kind="missing")
         self._readings.take_first()
         self._collection.earlier.write_readings(self._readings)
-        self._own.clear()  # the readings are for others
+        self._own = _Own()  # the readings are for others
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
@@ -202,15 +210,10 @@ class Phases:
         Raises:
             MeasurementError: nobody read an error of it.
         """
-        pair = item.stash[PAIR]
-        self._own.clear()
-        late: list[Results] = []
-        self._late = late
-        try:
-            done = yield
-        finally:
-            self._late = None
-        error = _unread_error(self._own, pair.criterion, of=pair.place) or _unread_error(late, pair.criterion, of=None)
+        pair, own = item.stash[PAIR], _Own(is_ending=True)
+        self._own = own
+        done = yield
+        error = _unread_error(own.made, pair.criterion, of=pair.place) or _unread_error(own.late, pair.criterion, of=None)
         if error is not None:
             raise error
         return done
