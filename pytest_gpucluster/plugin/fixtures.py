@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.plugin.activation import REFUSAL, run_of
-from pytest_gpucluster.plugin.pairing import is_own_fixture
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.plugin.activation import REFUSAL, RUN, run_of
+from pytest_gpucluster.plugin.pairing import is_own_fixture, require_argument
 
 if TYPE_CHECKING:
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.cluster.soak import Soak
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.plugin.run import Run
     from pytest_gpucluster.plugin.whole_run.run_readings import OverRun, Readings
 
 
@@ -46,37 +48,51 @@ def _brackets(config: pytest.Config, base: str) -> list[str]:
     return [key.removeprefix(f"{base}[").removesuffix("]") for key in criteria if key.startswith(f"{base}[")] or ["none"]
 
 
+def _run(config: pytest.Config) -> Run:
+    """The run of this session. None can begin any more when a test asks for a fixture while it runs."""
+    if RUN not in config.stash and not hasattr(config, "workerinput"):
+        pytest.fail(
+            "no run of gpucluster has begun: take the fixture as an argument of a test, or give --gpucluster", pytrace=False
+        )
+    return run_of(config)
+
+
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config) -> Cluster:
     """The whole cluster: ``run(function, per=...)``, ``places``, ``nodes``, ``world_size``, ``device``."""
-    return run_of(pytestconfig).session.cluster
+    return _run(pytestconfig).session.cluster
+
+
+def _of_test(request: pytest.FixtureRequest) -> Place:
+    run, place = _run(request.config), getattr(request, "param", None)
+    require_argument(request.fixturename, place, nodeid=request.node.nodeid)
+    found: Place = run.session.cluster.require_present(place)
+    return found
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> Place:
     """One expected GPU; an ERROR in set-up when nothing answers for it."""
-    found: Place = run_of(request.config).session.cluster.require_present(request.param)
-    return found
+    return _of_test(request)
 
 
 @pytest.fixture
 def node(request: pytest.FixtureRequest) -> Place:
     """One expected node; an ERROR in set-up when nothing answers for it."""
-    found: Place = run_of(request.config).session.cluster.require_present(request.param)
-    return found
+    return _of_test(request)
 
 
 @pytest.fixture
 def criterion(pytestconfig: pytest.Config) -> Criterion:
     """The entry of thresholds.yaml with this test's name: ``criterion.require(value)``."""
-    run = run_of(pytestconfig)  # pytest makes ``request`` twice a test, each time with the signature of a function
+    run = _run(pytestconfig)  # pytest makes ``request`` twice a test, each time with the signature of a function
     return run.criterion_of(run.phases.running)
 
 
 @pytest.fixture(scope="session")
 def recipe(pytestconfig: pytest.Config) -> Any:
     """``recipe(key)``: how the entry ``key`` wants its value measured, as keyword arguments for ``cluster.run``."""
-    return run_of(pytestconfig).recipe
+    return _run(pytestconfig).recipe
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +101,7 @@ def budget(pytestconfig: pytest.Config) -> Any:
 
     For measurements that take ``budget_s``: they repeat less often, or leave out what is only shown, and say so.
     """
-    return run_of(pytestconfig).budget
+    return _run(pytestconfig).budget
 
 
 @pytest.fixture(scope="session")
@@ -94,25 +110,25 @@ def possible(pytestconfig: pytest.Config) -> Any:
 
     ``.error(value, where=...)`` is a MeasurementError for more than the hardware can, else None; ``.require`` raises it.
     """
-    return run_of(pytestconfig).possible
+    return _run(pytestconfig).possible
 
 
 @pytest.fixture(scope="session")
 def soak(pytestconfig: pytest.Config) -> Soak:
     """Rounds of work for as long as ``--gpucluster-level soak:8h`` says: ``for turn in soak.rounds(works)``."""
-    return run_of(pytestconfig).phases.soak()
+    return _run(pytestconfig).phases.soak()
 
 
 @pytest.fixture(scope="session")
 def readings(pytestconfig: pytest.Config) -> Readings:
     """``readings.first(function, per=...)``: what a reader gave before the first test."""
-    return run_of(pytestconfig).readings
+    return _run(pytestconfig).readings
 
 
 @pytest.fixture
 def over_run(request: pytest.FixtureRequest) -> OverRun:
     """Of a test with the mark ``over_run(function, per=...)``: ``first, last = over_run[place]``, and ``over_run.seconds``."""
-    return run_of(request.config).readings.over_run(request.node)
+    return _run(request.config).readings.over_run(request.node)
 
 
 class Entries:
@@ -128,7 +144,7 @@ class Entries:
 
     def selected(self, name: str) -> list[str]:
         """The keys of those that a selected test judges and no rule excludes."""
-        return [key for key in run_of(self._config).collection.criteria() if key.partition("[")[0] == name]
+        return [key for key in _run(self._config).collection.criteria() if key.partition("[")[0] == name]
 
 
 @pytest.fixture(scope="session")
@@ -140,14 +156,14 @@ def entries(pytestconfig: pytest.Config) -> Entries:
 @pytest.fixture(scope="session")
 def compared_places(pytestconfig: pytest.Config) -> tuple[Place, ...] | None:
     """All places if a selected test has the mark ``compares``, else None: for ``cluster.run(..., places=compared_places)``."""
-    run = run_of(pytestconfig)
+    run = _run(pytestconfig)
     return run.session.cluster.places if run.collection.compares() else None
 
 
 def _only_in_workers(request: pytest.FixtureRequest) -> None:
-    run_of(request.config)
+    _run(request.config)
     if request.node.get_closest_marker("distributed") is None:
-        pytest.fail(f"the fixture {request.fixturename!r} exists in @pytest.mark.distributed tests only", pytrace=False)
+        raise ConfigurationError(f"the fixture {request.fixturename!r} exists in @pytest.mark.distributed tests only")
 
 
 @pytest.fixture

@@ -109,6 +109,18 @@ def require_place(key: str, per: str, place: Place | None, *, nodeid: str) -> No
     raise ConfigurationError(f"{nodeid}: criterion {key!r} is per {per}, so its test takes {fixture}")
 
 
+def require_argument(name: str, found: object, *, nodeid: str) -> None:
+    """What a test judges, and where, is fixed before the first test runs.
+
+    Raises:
+        ConfigurationError: there is none for this test: it asked for the fixture while it ran.
+    """
+    if found is None:
+        raise ConfigurationError(
+            f"{nodeid}: take {name} as an argument of the test; request.getfixturevalue({name!r}) comes too late for the plan"
+        )
+
+
 def require_test_arguments(names: Collection[str], parameters: Collection[str], *, nodeid: str) -> None:
     """The body of a distributed test runs in the workers, where pytest's fixtures do not exist.
 

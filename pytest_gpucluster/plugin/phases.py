@@ -142,7 +142,8 @@ class Phases:
         if hidden is not None:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
         unread = [*self._own.made]
-        for name in getattr(item, "fixturenames", ()):
+        request = getattr(item, "_request", None)  # has those too that the test asked for while it ran
+        for name in getattr(request or item, "fixturenames", ()):
             made = self.of_fixtures.get(name, [])
             if made and (self._collection.tests.is_last(item, name) or not any(one.is_read for one in made)):
                 unread += made
@@ -192,6 +193,13 @@ class Phases:
             return (yield)
         finally:
             self._fixtures.pop()
+
+    def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
+        """What a fixture measured that tests asked for while they ran, and read in part: nobody knew which was the last one."""
+        name = fixturedef.argname
+        is_read = any(one.is_read for one in self.of_fixtures.get(name, ()))
+        if is_read and not self._collection.tests.places_that_use(name):
+            self._own.late += self.of_fixtures.pop(name)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:

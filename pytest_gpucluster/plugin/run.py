@@ -35,7 +35,7 @@ from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.junit import keep_less, leave_out_junit
-from pytest_gpucluster.plugin.pairing import Pairing, as_usage_error, is_under_xdist
+from pytest_gpucluster.plugin.pairing import Pairing, as_usage_error, is_under_xdist, require_argument
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
@@ -138,7 +138,12 @@ class Run:
         return Possible(key=key, bound=bound)
 
     def criterion_of(self, item: pytest.Item) -> Criterion:
-        """The criterion that this test judges, at its place as it is bound now, with the bound of the ports that are there."""
+        """The criterion that this test judges, at its place as it is bound now, with the bound of the ports that are there.
+
+        Raises:
+            ConfigurationError: the test does not take it as an argument.
+        """
+        require_argument("criterion", item.stash.get(CRITERION, None), nodeid=item.nodeid)
         found = item.stash[CRITERION]
         if found.threshold.bound in BOUNDS_OF_FABRIC:
             facts = self.session.state.cluster_facts

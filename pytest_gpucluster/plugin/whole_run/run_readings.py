@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import domains_of
 from pytest_gpucluster.controller.call import TerminatedError
-from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, MeasurementError
+from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, GpuclusterError, MeasurementError
 from pytest_gpucluster.inventory.identity import read_boot_id
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
@@ -22,6 +20,8 @@ from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import pytest
 
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.judging.finding import Finding
@@ -294,13 +294,12 @@ class Readings:
         """The two readings of a test with the mark ``over_run``.
 
         Raises:
-            pytest.UsageError: the test has no such mark, or one without a function.
+            ConfigurationError: the test has no such mark, or one without a function.
         """
         mark = item.get_closest_marker(MARK)
         if mark is None or len(mark.args) != 1 or not callable(mark.args[0]):
-            raise pytest.UsageError(
-                f"{item.nodeid}: the fixture over_run needs the mark @pytest.mark.over_run(function, per=...)"
-            )
+            text = f"{item.nodeid}: the fixture over_run needs the mark @pytest.mark.over_run(function, per=...)"
+            raise ConfigurationError(text)
         return OverRun(*(self._read(kept, *mark.args, **mark.kwargs) for kept in (self._first, self._last)))
 
     def _read(
