@@ -1,8 +1,8 @@
 """The runs of many nodes as one: their journals become one journal, with one verdict over all hosts.
 
-A part that several runs measured counts as its latest run says, and is named: the verdict is then INCOMPLETE at best. A host
-that is expected and in no run is a gap, with its criteria missing. What needs several nodes was measured by no run of one
-node: it is not selected, so that single nodes alone are never an acceptance of a cluster.
+Of a part that several runs measured the worse outcome counts, as the clock of a host may be wrong. The part is named, and the
+verdict is then INCOMPLETE at best. A host that is expected and in no run is a gap, with its criteria missing. What needs more
+nodes was measured by no run of one node: it is not selected, so that single nodes alone are never an acceptance of a cluster.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
     Key = tuple[str, str | None]
 
-MEASURED = (PASSED, FAILED, ERROR, NOISY)
+ORDER = (NOT_SELECTED, SKIPPED, MISSING, PASSED, NOISY, ERROR, FAILED)
+"""Of two outcomes of one criterion at one place, the later one here counts."""
+MEASURED = ORDER[ORDER.index(PASSED) :]
 TEXTS = ("reason", "remark", "headline", "cause", "teardown", "advice")
 """Fields of a record that may name places."""
 ONE_NODE = "one node"
@@ -59,12 +61,13 @@ _PLACE_ID = re.compile(r"\bnode\d+(?:-[a-z]+\d+)?\b")
 
 @dataclass(slots=True, kw_only=True)
 class OneRun:
-    """One of the runs: its journal, its verdict, and the new id of each of its places."""
+    """One of the runs: its journal, its verdict, the new id of each of its places, and its places by new id."""
 
     folder: Path
     state: JournalState
     verdict: Verdict
     ids: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, Place] = field(default_factory=dict)
 
     @property
     def run_id(self) -> str | None:
@@ -172,17 +175,24 @@ def _hosts(runs: Sequence[OneRun], expected: Sequence[str]) -> list[str]:
 
 
 def _add_places(merged: Merged, runs: Iterable[OneRun]) -> None:
-    """Number the nodes anew; of a host in several runs, the latest that answered says which GPUs it has."""
+    """Number the nodes anew; of a host in several runs, one that answered says which GPUs it has, and others are named."""
     number = {host: at for at, host in enumerate(merged.hosts)}
+    seen: dict[str, dict[str, None]] = {}
     for run in runs:
         for node in run.nodes:
             new = number[run.host_of(node)]
             for place in run.state.places.values():
                 if place.node == node.node:
                     run.ids[place.id] = f"node{new}{place.id[len(node.id) :]}"
-                    moved = replace(place, id=run.ids[place.id], node=new)
+                    moved = run.moved[run.ids[place.id]] = replace(place, id=run.ids[place.id], node=new)
                     if place.rank is not None or node.id == place.id or moved.id not in merged.places:
                         merged.places[moved.id] = moved
+                    if place.gpu is not None and run.has_answered(node):
+                        seen.setdefault(moved.id, {})["no GPU" if place.rank is None else str(place.uuid)] = None
+    for place_id, uuids in seen.items():
+        if len(uuids) > 1:
+            host = merged.places[place_id].hostname
+            merged.doubles.append(f"{host} {place_id} is in several runs, with {' and with '.join(uuids)}")
 
 
 def _add_records(merged: Merged, runs: Sequence[OneRun]) -> None:
@@ -197,26 +207,30 @@ def _add_records(merged: Merged, runs: Sequence[OneRun]) -> None:
             known = merged.records.get((new.criterion, new.place))
             if known is not None and known.outcome in MEASURED and new.outcome in MEASURED:
                 doubles[_host_at(merged, new.place)] += 1
-            if known is None or new.outcome in MEASURED or _weight(new) > _weight(known):
+            if known is None or _weight(new) >= _weight(known):
                 merged.records[new.criterion, new.place] = new
+                if new.outcome == FAILED and new.place in run.moved:
+                    merged.places[new.place] = run.moved[new.place]  # another GPU may be there by now
                 merged.nodeids[new.criterion, new.place] = run.renamed(run.state.nodeids.get(key, key[0]))
     for host, number in doubles.items():
         values = counted(number, "value was", "values were")
-        merged.doubles.append(f"{host} is in several runs, {values} measured twice: the latest run counts")
+        merged.doubles.append(f"{host} is in several runs, {values} measured twice: the worse one counts")
     merged.doubles += [f"one GPU in two places: {text}" for text in doubled_gpus(tuple(merged.places.values()))]
 
 
-def _weight(record: Record) -> int:
-    return (NOT_SELECTED, SKIPPED, MISSING).index(record.outcome) if record.outcome not in MEASURED else len(MEASURED)
+def _weight(record: Record) -> tuple[int, bool]:
+    return ORDER.index(record.outcome), record.waiver is None
 
 
 def _moved(record: Record, run: OneRun, *, num_hosts: int) -> Record:
-    """The record under the new ids. What a run of one node says of its cluster is about that node."""
+    """The record under the new ids. What a run of one node says of its cluster is about that node; of some, of no others."""
     is_single = len(run.nodes) == 1 and num_hosts > 1
     place = run.ids.get(record.place, record.place) if record.place is not None else None
     if record.outcome == SKIPPED and record.cause == ONE_NODE and is_single:
         reason = f"{record.reason}; no run of several nodes measured it"
         return replace(record, place=place, outcome=NOT_SELECTED, reason=reason)
+    if place is None and not is_single and len(run.nodes) < num_hosts and record.outcome in (PASSED, SKIPPED):
+        return Record(criterion=record.criterion, place=None, outcome=NOT_SELECTED, reason=OF_ALL)
     if place is None and is_single:
         place = run.ids[run.nodes[0].id]
     moved: dict[str, Any] = {name: run.renamed(getattr(record, name)) for name in TEXTS}

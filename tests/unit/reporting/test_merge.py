@@ -37,18 +37,22 @@ def run_of(
     at_s: float = 1e9,
     rows: list[Record] | None = None,
     facts: dict[str, Any] | None = None,
+    absent: tuple[str, ...] = (),
     **terms: Any,
 ) -> Path:
-    """A results directory: the run of these hosts, two GPUs each; by default each GPU passes, and so does the cluster."""
+    """A results directory: the run of these hosts, two GPUs each; by default each GPU passes, and so does the cluster.
+
+    Nothing answers for the places in ``absent``.
+    """
     folder.mkdir(parents=True)
     places = [
         Place(
             id=place.id,
             node=place.node,
             gpu=place.gpu,
-            rank=number,
+            rank=None if place.id in absent else number,
             hostname=hosts[place.node],
-            uuid=f"GPU-{hosts[place.node]}-{place.gpu}",
+            uuid=None if place.id in absent else f"GPU-{hosts[place.node]}-{place.gpu}",
         )
         for number, place in enumerate(Inventory(num_nodes=len(hosts), gpus_per_node=2, device="cuda").places)
     ]
@@ -143,16 +147,72 @@ def test_gaps_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert host in found["verdict_line"]
 
 
-def test_doubles_are_named_and_the_latest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two runs of one host: the latest counts, and the verdict is no acceptance however good it is."""
-    bad = [passed("node0-gpu0", outcome="failed", value=500.0), passed("node0-gpu1")]
-    early = run_of(tmp_path / "early", "host0", rows=bad, at_s=1e9)
-    late = run_of(tmp_path / "late", "host0", rows=[passed("node0-gpu0"), passed("node0-gpu1")], at_s=2e9)
-    for number, order in enumerate([(early, late), (late, early)]):
+CLOCKS = pytest.mark.parametrize("bad_at_s", [1e9, 2e9], ids=["its clock is late", "its clock is early"])
+"""When the run that was bad began, by the clock of its host; the good one says 1.5e9 s. Nobody knows which came first."""
+
+
+@CLOCKS
+@pytest.mark.parametrize(
+    ("outcome", "verdict"), [("failed", "REJECTED"), ("error", "INCOMPLETE"), ("noisy", "INCOMPLETE"), ("passed", "INCOMPLETE")]
+)
+def test_of_doubles_the_worse_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bad_at_s: float, outcome: str, verdict: str
+) -> None:
+    """Two runs of one host: no clock hides what was bad, in whatever order the folders are given."""
+    bad = [passed("node0-gpu0", outcome=outcome, value=500.0, reason="bad"), passed("node0-gpu1")]
+    runs = [run_of(tmp_path / "bad", "host0", rows=bad, at_s=bad_at_s)]
+    runs += [run_of(tmp_path / "good", "host0", rows=[passed("node0-gpu0"), passed("node0-gpu1")], at_s=1.5e9)]
+    for number, order in enumerate([runs, runs[::-1]]):
         code, found = merged(tmp_path / f"all{number}", *order)
-        assert (code, found["verdict"]) == (1, "INCOMPLETE")
-        assert outcomes(found)["bf16_tflops", "node0-gpu0"] == "passed"
+        assert (code, found["verdict"]) == (1, verdict)
+        assert outcomes(found)["bf16_tflops", "node0-gpu0"] == outcome
         assert "double: host0 is in several runs" in capsys.readouterr().out
+
+
+@CLOCKS
+def test_a_waiver_of_one_run_waives_no_other(tmp_path: Path, bad_at_s: float) -> None:
+    """A failure that nobody waived stands beside the same one that somebody did."""
+    rows = [passed("node0-gpu0", outcome="failed", value=500.0, waivable=True)]
+    waived = [passed("node0-gpu0", outcome="failed", value=500.0, waivable=True, waiver={"id": "W1"})]
+    runs = [
+        run_of(tmp_path / "bad", "host0", rows=rows, at_s=bad_at_s),
+        run_of(tmp_path / "w", "host0", rows=waived, at_s=1.5e9),
+    ]
+    assert merged(tmp_path / "all", *runs)[1]["verdict"] == "REJECTED"
+
+
+@CLOCKS
+def test_a_gpu_that_was_replaced_is_not_blamed_for_the_old_one(tmp_path: Path, bad_at_s: float) -> None:
+    """Two GPUs of one place: the one that failed is named by its own UUID, and both are said."""
+    bad = [passed("node0-gpu0", outcome="failed", value=500.0, reason="slow", culprits=("node0-gpu0",)), passed("node0-gpu1")]
+    first = run_of(tmp_path / "bad", "host0", rows=bad, at_s=bad_at_s)
+    other = run_of(tmp_path / "good", "host0", at_s=1.5e9)
+    text = (other / "journal.jsonl").read_text()
+    (other / "journal.jsonl").write_text(text.replace("GPU-host0-0", "GPU-new"))
+    _, found = merged(tmp_path / "all", first, other)
+    assert [culprit["place"]["uuid"] for culprit in found["culprits"]] == ["GPU-host0-0"]
+    assert any("GPU-host0-0" in text and "GPU-new" in text for text in found["merged"]["doubles"])
+
+
+@CLOCKS
+def test_a_gpu_that_one_run_did_not_find_is_not_accepted(tmp_path: Path, bad_at_s: float) -> None:
+    """It passed in one run, and in another one its host answered without it."""
+    rows = [passed("node0-gpu0"), passed("node0-gpu1", outcome="missing", value=None, reason="nothing answers for it")]
+    lost = run_of(tmp_path / "lost", "host0", rows=rows, at_s=bad_at_s, absent=("node0-gpu1",))
+    code, found = merged(tmp_path / "all", lost, run_of(tmp_path / "good", "host0", at_s=1.5e9))
+    assert (code, found["verdict"]) == (1, "INCOMPLETE")
+    assert any("host0" in text and "node0-gpu1" in text for text in found["merged"]["doubles"])
+
+
+@pytest.mark.parametrize(("outcome", "shown"), [("passed", "not_selected"), ("skipped", "not_selected"), ("failed", "failed")])
+def test_some_nodes_together_are_not_all(tmp_path: Path, outcome: str, shown: str) -> None:
+    """Two of three hosts were measured together: what passed there is not said of all three, and what failed is."""
+    rows = [*(passed(f"node{node}-gpu{gpu}") for node in (0, 1) for gpu in (0, 1)), passed(None, "busbw", outcome=outcome)]
+    two = run_of(tmp_path / "two", "host0", "host1", rows=rows)
+    one = run_of(tmp_path / "one", "host2", rows=[passed("node0-gpu0"), passed("node0-gpu1")])
+    code, found = merged(tmp_path / "all", two, one)
+    assert (code, outcomes(found)["busbw", None]) == (1, shown)
+    assert found["verdict"] == ("REJECTED" if outcome == "failed" else "INCOMPLETE")
 
 
 def test_one_gpu_under_two_hosts_is_a_double(tmp_path: Path) -> None:
