@@ -21,7 +21,7 @@ from pytest_gpucluster.inventory.nvml_calls import (
     value_or_none,
 )
 from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
-from pytest_gpucluster.inventory.reading import apply, or_none
+from pytest_gpucluster.inventory.reading import apply, or_none, yes_or_no
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -39,7 +39,7 @@ def is_in_mig_mode(index: int) -> bool:
         NvmlError: NVML lists the GPU and cannot open it.
     """
     modes = optional("nvmlDeviceGetMigMode", required(pynvml.nvmlDeviceGetHandleByIndex, index))
-    return apply(lambda found: bool(found[0]), modes) is True
+    return apply(lambda found: yes_or_no(found[0]), modes) is True
 
 
 def read_uuids() -> list[str]:

@@ -68,6 +68,8 @@ _DOCKER = re.compile(r"^Docker version (?:[^,\s]+, build (?=\d+\.\d+\.\d+[-+~]))
 _OFED = re.compile(r"^(\S*?\d+\.\d+-\S*?):?$", re.MULTILINE)
 _SWITCH_BIOS = re.compile(r"^BIOS Version:\s*(\S+)", re.MULTILINE)
 
+KVM_NESTED = {"Y": "allowed", "1": "allowed", "N": "not allowed", "0": "not allowed"}
+
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
@@ -197,7 +199,8 @@ def _nested(where: _Sources) -> str | NotAvailable:
     def of_modules(names: list[str]) -> str | NotAvailable:
         loaded = [name for name in ("kvm_intel", "kvm_amd") if name in names]
         said = read_text(folder / loaded[0] / "parameters" / "nested") if loaded else NONE
-        return said if said == NONE else apply(lambda text: "allowed" if text in ("Y", "1") else "not allowed", said)
+        known = {NONE: NONE, **KVM_NESTED}
+        return apply(lambda text: known.get(text, NotAvailable(f"{text[:80]!r} is neither Y nor N")), said)
 
     return apply(of_modules, list_names(folder))
 

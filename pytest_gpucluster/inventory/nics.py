@@ -69,7 +69,7 @@ _PAUSE = re.compile(r"[rt]x_prio\d_pause(_duration|_transition)?|tx_pause_storm_
 """Names of mlx5 (Linux' page on its counters). Other drivers have other names, and show none here."""
 _pci: Reader = matching(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z", "PCI device")
 _pkey: Reader = matching(r"0x[0-9a-fA-F]{4}\Z", "partition key such as '0xffff'", str.lower)
-_word: Reader = matching(r"\d+: *(\S.*)\Z", "state such as '4: ACTIVE'")
+_word: Reader = matching(r"\d+: *(?!<?(?i:unknown))(\S.*)\Z", "state such as '4: ACTIVE'")
 _rate: Callable[[str], float | NotAvailable] = matching(r"(\d+(?:\.\d+)?) Gb/sec\b", f"rate such as '{RATE}'", float)
 MOST_GBIT_S = 4800.0
 """12 lanes of GDR. No adapter has a faster port."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlError, NvmlField, NvmlFieldsByName, NvmlPart, optional
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, healthy, judged, row
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, healthy, judged, row, word_of, yes_or_no
 
 Value = TypeVar("Value")
 MB_PER_GB = 1000
@@ -90,7 +90,7 @@ class NvLink:
     """
 
     link: int = judged(EVIDENCE, "of `nvlink_links`; which link it is")
-    is_up: bool | NotAvailable = row(Nvml("nvmlDeviceGetNvLinkState", of_link=True), 1, "nvlink_links", convert=bool)
+    is_up: bool | NotAvailable = row(Nvml("nvmlDeviceGetNvLinkState", of_link=True), 1, "nvlink_links", convert=yes_or_no)
     speed_gb_s: float | NotAvailable = row(
         NvmlField(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, of_link=True), 26562, "nvlink_links", convert=_gb_s
     )
@@ -158,15 +158,23 @@ def read_fabric(part: NvmlPart) -> GpuFabric | NotAvailable:
         info = _FabricInfo(version=version)
         answer = optional("nvmlDeviceGetGpuFabricInfoV", part.handle, ctypes.byref(info))
         if not isinstance(answer, NotAvailable):
-            return GpuFabric(
-                state=STATES.get(info.state, f"unknown_{info.state}"),
-                error=None if info.status == pynvml.NVML_SUCCESS else str(pynvml.NVMLError(info.status)),
-                cluster_uuid=str(uuid.UUID(bytes=bytes(info.cluster_uuid))),
-                clique=info.clique,
-                troubles=_troubles(info.health_mask, info.health_summary),
-            )
+            return _fabric(info)
     assert isinstance(answer, NotAvailable)
     return answer
+
+
+def _fabric(info: _FabricInfo) -> GpuFabric | NotAvailable:
+    return apply(
+        lambda state, troubles: GpuFabric(
+            state=state,
+            error=None if info.status == pynvml.NVML_SUCCESS else str(pynvml.NVMLError(info.status)),
+            cluster_uuid=str(uuid.UUID(bytes=bytes(info.cluster_uuid))),
+            clique=info.clique,
+            troubles=troubles,
+        ),
+        word_of(STATES, "its state")(info.state),
+        _troubles(info.health_mask, info.health_summary),
+    )
 
 
 def fabric_between_nodes(fabric: GpuFabric | NotAvailable) -> str | None:
@@ -196,7 +204,7 @@ def read_nvlink_peer(part: NvmlPart) -> str | NotAvailable:
             if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise
         if not isinstance(answer, NotAvailable):
-            return PEERS.get(answer, f"unknown_{answer}")
+            return word_of(PEERS, "what NVLinks end at:")(answer)
     assert isinstance(answer, NotAvailable)
     return answer
 
@@ -215,7 +223,9 @@ class _FabricInfo(ctypes.Structure):
     )
 
 
-def _troubles(mask: int, summary: int) -> list[str]:
+def _troubles(mask: int, summary: int) -> list[str] | NotAvailable:
+    if summary > max(SUMMARIES) or any(mask >> shift & bits == bits for shift, bits, _, _ in TROUBLES):
+        return NotAvailable(f"its health {mask:#x}, in all {summary}, is not known")
     found = [text for shift, bits, bad, text in TROUBLES if mask >> shift & bits == bad]
     configuration = mask >> CONFIGURATION_SHIFT & CONFIGURATION_MASK
     if configuration > 1:

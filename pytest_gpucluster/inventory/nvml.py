@@ -47,11 +47,13 @@ from pytest_gpucluster.inventory.reading import (
     row,
     rows,
     split,
+    word_of,
+    yes_or_no,
 )
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 EVENT_REASONS: Mapping[int, str] = {
     pynvml.nvmlClocksEventReasonGpuIdle: "gpu_idle",
@@ -150,13 +152,9 @@ def _seconds(time_ns: float) -> float | NotAvailable:
     return apply(lambda known: known / NS_PER_S, _count(int(time_ns)))
 
 
-def _is_on(modes: list[int]) -> bool:
-    """The mode now; the second one is that after the next reboot."""
-    return bool(modes[0])
-
-
-def _compute_mode(mode: int) -> str:
-    return COMPUTE_MODES.get(mode, f"unknown_{mode}")
+def _flag(at: int) -> Callable[[Sequence[int]], bool | NotAvailable]:
+    """The flag at this place of an answer. Of modes the first is that of now, and the second that after the next reboot."""
+    return lambda answer: yes_or_no(answer[at])
 
 
 def _action(number: float) -> str:
@@ -207,7 +205,7 @@ class _SramStatus(ctypes.Structure):
 def _read_sram(part: NvmlPart) -> bool | NotAvailable:
     status = _SramStatus(version=SRAM_VERSION_1)
     answer = optional("nvmlDeviceGetSramEccErrorStatus", part.handle, ctypes.byref(status))
-    return apply(lambda _: bool(status.threshold_exceeded), answer)
+    return apply(lambda _: yes_or_no(status.threshold_exceeded), answer)
 
 
 class _PlatformInfo(ctypes.Structure):
@@ -281,12 +279,10 @@ class GpuRepair:
     """
 
     recovery_action: str | NotAvailable = row(NvmlField(RECOVERY_ACTION), 0, "recovery_action", convert=_action)
-    channel_repair_pending: bool | NotAvailable = row(REPAIRS, NO_REPAIRS, "memory_repair", convert=_is_on)
-    tpc_repair_pending: bool | NotAvailable = row(
-        REPAIRS, NO_REPAIRS, "memory_repair", convert=lambda pending: bool(pending[1])
-    )
+    channel_repair_pending: bool | NotAvailable = row(REPAIRS, NO_REPAIRS, "memory_repair", convert=_flag(0))
+    tpc_repair_pending: bool | NotAvailable = row(REPAIRS, NO_REPAIRS, "memory_repair", convert=_flag(1))
     memory_unrepairable: bool | NotAvailable = row(
-        Nvml("nvmlDeviceGetUnrepairableMemoryFlag_v1"), 0, "memory_repair", convert=bool
+        Nvml("nvmlDeviceGetUnrepairableMemoryFlag_v1"), 0, "memory_repair", convert=yes_or_no
     )
     sram_threshold_exceeded: bool | NotAvailable = row(_read_sram, healthy=False, judged="memory_repair")
 
@@ -336,18 +332,14 @@ class GpuState:
         "`no_foreign_process` reads it before the run, as `Occupancy`",
         convert=lambda memory: _gib(memory.used),
     )
-    ecc_enabled: bool | NotAvailable = row(Nvml("nvmlDeviceGetEccMode"), (1, 1), "ecc_enabled, gpu_worsened", convert=_is_on)
+    ecc_enabled: bool | NotAvailable = row(Nvml("nvmlDeviceGetEccMode"), (1, 1), "ecc_enabled, gpu_worsened", convert=_flag(0))
     ecc_uncorrected_volatile: int | NotAvailable = row(UNCORRECTED, 0, "ecc_uncorrected", convert=_count)
     ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, EVIDENCE, "of `ecc_uncorrected`", convert=_count)
     ecc_corrected_volatile: int | NotAvailable = row(CORRECTED, 0, NOBODY, REPAIRED, convert=_count)
     remapped_rows_correctable: int | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, NOBODY, REPAIRED, convert=itemgetter(0))
     remapped_rows_uncorrectable: int | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, NOBODY, REPAIRED, convert=itemgetter(1))
-    remapped_rows_pending: bool | NotAvailable = row(
-        REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=lambda found: bool(found[2])
-    )
-    remapped_rows_failed: bool | NotAvailable = row(
-        REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=lambda found: bool(found[3])
-    )
+    remapped_rows_pending: bool | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=_flag(2))
+    remapped_rows_failed: bool | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=_flag(3))
     spare_row_banks: dict[str, int] | NotAvailable = row(
         _read_spare_rows,
         {**dict.fromkeys(SPARE_ROWS, 0), "max": 2560},
@@ -370,10 +362,10 @@ class GpuState:
     power_limit_default_w: float | NotAvailable = row(
         Nvml("nvmlDeviceGetPowerManagementDefaultLimit"), 700000, "power_limit", convert=_watts
     )
-    mig: bool | NotAvailable = row(Nvml("nvmlDeviceGetMigMode"), (0, 0), "mig_disabled, gpu_worsened", convert=_is_on)
-    persistence: bool | NotAvailable = row(Nvml("nvmlDeviceGetPersistenceMode"), 1, "persistence", convert=bool)
+    mig: bool | NotAvailable = row(Nvml("nvmlDeviceGetMigMode"), (0, 0), "mig_disabled, gpu_worsened", convert=_flag(0))
+    persistence: bool | NotAvailable = row(Nvml("nvmlDeviceGetPersistenceMode"), 1, "persistence", convert=yes_or_no)
     compute_mode: str | NotAvailable = row(
-        Nvml("nvmlDeviceGetComputeMode"), 0, "compute_mode, gpu_worsened", convert=_compute_mode
+        Nvml("nvmlDeviceGetComputeMode"), 0, "compute_mode, gpu_worsened", convert=word_of(COMPUTE_MODES, "compute mode")
     )
     memory_temperature_c: float | NotAvailable = row(
         NvmlField(pynvml.NVML_FI_DEV_MEMORY_TEMP), 42, NOBODY, "no limit has a source yet"

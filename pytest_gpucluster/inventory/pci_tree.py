@@ -40,6 +40,8 @@ _ID = re.compile(r"0x[0-9a-fA-F]+")
 NO_WIDTH = (63, 255)
 """What the kernel reads of a device that does not answer."""
 FIRST_CAPABILITY = 0x100
+NO_ANSWER = b"\xff\xff"
+"""What the bus reads as the vendor of nobody."""
 ACCESS_CONTROL = 0x000D
 REDIRECTS = 0b11100
 """Redirection of requests and completions between peers, and their way over the root."""
@@ -64,6 +66,8 @@ def _redirects_peers(file: Path) -> bool | NotAvailable:
         return NotAvailable(f"{error.strerror} ({file})")
     if len(data) <= FIRST_CAPABILITY:
         return NotAvailable(f"{len(data)} bytes of the config space can be read ({file})")
+    if data.startswith(NO_ANSWER):
+        return NotAvailable(f"the device does not answer ({file})")
     at = FIRST_CAPABILITY
     for _ in range(MOST_CAPABILITIES):
         header = int.from_bytes(data[at : at + 4], "little")

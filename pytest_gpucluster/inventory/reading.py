@@ -95,6 +95,16 @@ def matching(pattern: str, what: str, convert: Callable[[str], Result] | None = 
     return of_text
 
 
+def yes_or_no(number: float, *, most: int = 1) -> bool | NotAvailable:
+    """A conversion: whether a flag is set. A number that its source does not define, beyond ``most``, says nothing."""
+    return bool(number) if 0 <= number <= most else NotAvailable(f"{number:g} is neither yes nor no")
+
+
+def word_of(words: Mapping[int, str], what: str) -> Callable[[float], str | NotAvailable]:
+    """A conversion: the word for a number of ``what``. A number without a word says nothing."""
+    return lambda number: words.get(int(number)) or NotAvailable(f"{what} {number:g} is not known")
+
+
 def split(readings: Mapping[Key, Value | NotAvailable]) -> tuple[dict[Key, Value], dict[Key, NotAvailable]]:
     """The values that are known, and why the others are not."""
     known = {key: one for key, one in readings.items() if not isinstance(one, NotAvailable)}

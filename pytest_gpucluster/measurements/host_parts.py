@@ -185,10 +185,16 @@ def _health(tool: str, answer: dict[str, Any]) -> DiskHealth:
     warning = log["critical_warning"]
     return DiskHealth(
         tool=tool,
-        passed=bool(answer["smart_status"]["passed"]) if "smart_status" in answer else None,
+        passed=_is_passed(answer["smart_status"]["passed"]) if "smart_status" in answer else None,
         critical_warning=int(warning["value"] if isinstance(warning, dict) else warning),
         spare_percent=int(log[names[0]]),
         spare_threshold_percent=int(log[names[1]]),
         used_percent=int(log[names[2]]),
         media_errors=int(log["media_errors"]),
     )
+
+
+def _is_passed(word: Any) -> bool:
+    if not isinstance(word, bool):
+        raise TypeError(f"smart_status is {word!r}")
+    return word

@@ -54,6 +54,8 @@ JOINED: dict[str, Any] = {
     "clique": 0,
     "troubles": [],
 }
+NEITHER = {"why": "2 is neither yes nor no"}
+"""Of a flag for which NVML answers 2."""
 UUIDS = [f"GPU-{index:08x}-0000-0000-0000-{index:012x}" for index in range(8)]
 
 
@@ -161,7 +163,18 @@ def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
         ("1.mig 1", 1, "mig", True),
         ("1.persistence 0", 1, "persistence", False),
         ("1.compute.mode 3", 1, "compute_mode", "exclusive_process"),
-        ("1.compute.mode 7", 1, "compute_mode", "unknown_7"),
+        ("1.compute.mode 7", 1, "compute_mode", {"why": "compute mode 7 is not known"}),
+        ("1.mig 2", 1, "mig", NEITHER),
+        ("1.persistence 2", 1, "persistence", NEITHER),
+        ("0.ecc 2", 0, "ecc_enabled", NEITHER),
+        ("5.remap.failed 2", 5, "remapped_rows_failed", NEITHER),
+        ("5.remap.pending 2", 5, "remapped_rows_pending", NEITHER),
+        ("2.repair.channel 2", 2, "repair", {**NEEDS_NOTHING, "channel_repair_pending": NEITHER}),
+        ("2.repair.tpc 2", 2, "repair", {**NEEDS_NOTHING, "tpc_repair_pending": NEITHER}),
+        ("2.unrepairable 2", 2, "repair", {**NEEDS_NOTHING, "memory_unrepairable": NEITHER}),
+        ("2.sram.threshold 2", 2, "repair", {**NEEDS_NOTHING, "sram_threshold_exceeded": NEITHER}),
+        ("6.nvlink.end 255", 6, "nvlink_peer", {"why": "what NVLinks end at: 255 is not known"}),
+        ("6.fabric.summary 4", 6, "fabric", {"why": "its health 0x0, in all 4, is not known"}),
         ("4.part 692-2G520-0000-000", 4, "board_part_number", "692-2G520-0000-000"),
         ("4.module 11", 4, "module_id", 11),
         ("4.platform 1821924190012 3 2 1", 4, "platform", {"chassis_serial": "1821924190012", "slot": 3, "tray": 2, "host": 1}),
@@ -176,7 +189,7 @@ def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
         ("4.temp.mem 95", 4, "memory_temperature_c", 95),
         ("6.nvlink.end 0", 6, "nvlink_peer", "gpu"),
         ("6.fabric.state 2", 6, "fabric", {**JOINED, "state": "in_progress"}),
-        ("6.fabric.state 9", 6, "fabric", {**JOINED, "state": "unknown_9"}),
+        ("6.fabric.state 9", 6, "fabric", {"why": "its state 9 is not known"}),
         ("6.fabric.status 10", 6, "fabric", {**JOINED, "error": "Timeout"}),
         ("6.fabric.clique 4", 6, "fabric", {**JOINED, "clique": 4}),
         ("6.fabric.cluster 0xab", 6, "fabric", {**JOINED, "cluster_uuid": "ab000000-0000-0000-0000-000000000000"}),
@@ -205,6 +218,7 @@ def test_fault_is_read_on_the_right_gpu(simulated: Readers, scenario: str, gpu: 
 @pytest.mark.parametrize(
     ("scenario", "seen"),
     [
+        ("2.nvlink.4 2", {"link": 4, "is_up": NEITHER, "speed_gb_s": 26.562, **NO_RATES}),
         ("2.nvlink.4 0", {"link": 4, "is_up": False, "speed_gb_s": 26.562, **NO_RATES}),
         ("2.nvlink.4.speed 12500", {"link": 4, "is_up": True, "speed_gb_s": 12.5, **NO_RATES}),
     ],

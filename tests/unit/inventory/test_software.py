@@ -198,6 +198,8 @@ def test_what_a_host_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.nested_guests, found.smmu_queues) == ("allowed", "NVDA200C:00")
     (kvm / "nested").write_text("N\n")
     assert offered(tmp_path).nested_guests == "not allowed"
+    (kvm / "nested").write_text("2\n")
+    assert isinstance(offered(tmp_path).nested_guests, NotAvailable)
 
 
 def test_a_host_that_offers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
