@@ -79,3 +79,40 @@ def test_a_reading_before_the_first_test(tmp_path: Path) -> None:
     assert set(run.outcomes("refused").values()) == {"error"}
     assert "no such counter" in run.stdout
     assert "the fixture over_run needs the mark @pytest.mark.over_run" in run.stdout
+
+
+BETWEEN = """
+import pytest
+
+
+def counts():
+    return 7
+
+
+@pytest.fixture(scope="session")
+def late(cluster):
+    yield
+    assert {*cluster.run(counts, per="gpu").values()} == {7}
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_first(cluster, late, number):
+    assert {*cluster.run(counts, per="gpu").values()} == {7}
+    assert number == 0, "made to fail"
+
+
+@pytest.mark.over_run(counts, per="host", between=True)
+def test_grew(over_run, node, late):
+    assert over_run[node] == (7, 7)
+"""
+EVERY_TIME = "import pytest_gpucluster.plugin.whole_run.run_readings as readings\n\nreadings.EVERY_S = readings.EACH = 0\n"
+
+
+@pytest.mark.parametrize("options", [[], ["-x"]])
+def test_what_is_measured_between_two_tests(tmp_path: Path, options: list[str]) -> None:
+    """Readings now and then, and the end of a session's fixture after ``-x``, are of no test, and end no run."""
+    (tmp_path / "conftest.py").write_text(EVERY_TIME, encoding="utf-8")
+    (tmp_path / "test_own.py").write_text(BETWEEN, encoding="utf-8")
+    ran = run_pytest(tmp_path, "test_own.py", *options)
+    assert "INTERNALERROR" not in ran.stdout
+    assert [row["outcome"] for row in ran.results["criteria"]][:2] == ["passed", "failed"]
