@@ -38,6 +38,8 @@ AUDIT_DIR = "gpucluster-audit"
 DEMO_DIR = "gpucluster-demo"
 RESULTS_DIR = "gpucluster-run"
 """Where the results of a demo, and of one criterion, lie: never among those of whole runs."""
+MOST_NAMED = 4
+"""Criteria that begin with what was typed."""
 NAMED_PER = {"gpu": "GPU", "node": "node", "cluster": "run"}
 
 
@@ -72,7 +74,9 @@ def _known(name: str, file: ThresholdsFile, *, otherwise: str) -> list[str]:
     known = [*file.content.criteria]
     keys = keys_of(name, known)
     if not keys:
-        raise ConfigurationError(f"{otherwise}{did_you_mean(name, known)}")
+        begun = [key for key in known if name and key.startswith(name)][:MOST_NAMED]
+        hint = f" Did you mean {' or '.join(map(repr, begun))}?" if begun else did_you_mean(name, known)
+        raise ConfigurationError(f"{otherwise}{hint}")
     return keys
 
 

@@ -130,6 +130,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     """
     end = words.index("--") if "--" in words else len(words)
     parser, parsers = _parser()
+    if not words:
+        parser.error("say a command; 'gpucluster --help' lists all")
     if end and not words[0].startswith("-") and words[0] not in parsers:
         hint = did_you_mean(words[0], [*parsers])
         parser.error(visible(f"there is no command {words[0]!r}.{hint} 'gpucluster --help' lists all."))

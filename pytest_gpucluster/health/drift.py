@@ -192,9 +192,12 @@ def summary(rows: Sequence[FactRow], *, num_nodes: int) -> str:
     """One line: how much was compared, and which parts differ in what."""
     compared = [row for row in rows if row.is_compared]
     odd = grouped((one.part, row.name) for row in compared for one in row.outliers)
-    what = f"{counted(len({row.name for row in compared}), 'fact')} compared over {counted(num_nodes, 'node')}"
+    facts = counted(len({row.name for row in compared}), "fact")
+    if num_nodes == 1 and not odd:
+        return f"{facts} read, and no second host to compare with"
+    what = f"{facts} compared over {counted(num_nodes, 'node')}"
     if not odd:
-        return f"{what}, all alike" if num_nodes > 1 else f"{what}, which has no other host to compare with"
+        return f"{what}, all alike"
     named = shortlist([f"{part} ({', '.join(dict.fromkeys(names))})" for part, names in odd.items()], most=NAMED)
     return f"{what}; {counted(len(odd), 'part differs', 'parts differ')}: {named}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
+from pytest_gpucluster.config.run_files import REPORT, RESULTS
 from pytest_gpucluster.judging.selection import ONLY, Selector
 from pytest_gpucluster.judging.verdict import FAILED, SHOWN_LIMITS, Verdict
 from pytest_gpucluster.page.outputs import Said
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.session import Session
 
-REPORTS = (REPORT, RESULTS, METRICS, JOURNAL)
 FROM_EARLIER_RUNS = ("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise")
 """Options that choose tests, or end a run, by what failed."""
 SELECTING = ("-k", ONLY)
@@ -95,10 +94,10 @@ class Terminal:
         """Print the verdict, after every other section."""
         setup = self._session.setup
         folder = setup.settings.results_dir
-        files = [name for name in REPORTS if (folder / name).is_file()]
+        files = [name for name in (REPORT, RESULTS) if (folder / name).is_file()]
         junit = getattr(self._config.option, "xmlpath", None)
         ending = Ending(
-            mode=header.mode(setup) if header.accepts_nothing(setup) else None,
+            mode=header.mode(setup) if setup.rehearsal and setup.simulation is None else None,
             timings=self._session.state.timings(),
             folder=str(folder),
             files=[*files, *([str(junit)] if junit else [])],

@@ -12,7 +12,6 @@ from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.judging.verdict import (
     MISSING,
     NOISY,
-    NOT_SELECTED,
     PASSED,
     SKIPPED,
     WORDS,
@@ -40,7 +39,7 @@ HANDOVER = {
     "finetune_loss": "Loss of the fine-tune",
     "finetune_throughput": "Speed of the fine-tune",
 }
-"""The criteria that the handover's documents name with a number, in their order. Each has a row, whatever its outcome."""
+"""The criteria that the handover's documents name with a number, in their order. Each has a row where it applies."""
 CAPTIONS = {
     "gpu_count": "GPUs of a node",
     "nvlink_links": "NVLinks",
@@ -64,7 +63,6 @@ CAPTIONS = {
 NEAR_PERCENT = 5.0
 """A value this close to its limit has a row, where the entry states no noise."""
 NEAR = ", near"
-ABOUT_NEAR = f"near: closer to its limit than the noise of its entry, or than {NEAR_PERCENT:.0f} % where that states none"
 MOST_ROWS = 8
 """Of bad criteria beside those of the handover; more are named in a line. And the most rows of criteria near their limit."""
 
@@ -182,7 +180,6 @@ class ChosenRows:
 
     rows: tuple[table_rows.TableRow, ...]
     more: tuple[str, ...]
-    is_any_near: bool
 
 
 def chosen_rows(
@@ -195,7 +192,7 @@ def chosen_rows(
         names: names places in short.
         noise: the noise that entries state, 0 to 1; None where no value says how near it is.
     """
-    first = {name: by_criterion[name] for name in HANDOVER if name in by_criterion and not _is_left_out(by_criterion[name])}
+    first = {name: by_criterion[name] for name in HANDOVER if name in by_criterion}
     others = {name: records for name, records in by_criterion.items() if name not in first}
     bad = [name for name, records in others.items() if table_rows.is_bad(records) or any(record.advisory for record in records)]
     judged = by_criterion if noise is not None else {}
@@ -206,11 +203,7 @@ def chosen_rows(
     shown = [*first, *(name for name in bad if name not in more), *(name for name in others if name in close)]
     rows = {name: table_rows.row_of(name, by_criterion[name], names) for name in shown}
     marked = [replace(row, outcome=f"{row.outcome}{NEAR}") if name in near else row for name, row in rows.items()]
-    return ChosenRows(rows=tuple(marked), more=tuple(more), is_any_near=any(name in near for name in shown))
-
-
-def _is_left_out(records: Sequence[Record]) -> bool:
-    return all(record.outcome == NOT_SELECTED for record in records)
+    return ChosenRows(rows=tuple(marked), more=tuple(more))
 
 
 def _distance(records: Sequence[Record], noise: float | None) -> float:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pytest_gpucluster.judging.culprits import HARDWARE
 from pytest_gpucluster.judging.forecast import clock
-from pytest_gpucluster.judging.verdict import BAD, PASSED, REJECTED, SIMULATED, WAIVED, Verdict, counted_as
+from pytest_gpucluster.judging.verdict import BAD, PASSED, REJECTED, WAIVED, Verdict, counted_as
 from pytest_gpucluster.reporting.hostlists import EXACT, hostlist, short_names
 from pytest_gpucluster.reporting.lines import shell_command, tied, wrapped
 from pytest_gpucluster.text import counted
@@ -25,7 +25,7 @@ MOST_COMMANDS = 4
 MOST_GOOD = 6
 """Lines of good nodes."""
 MINUTE_S = 60.0
-PARTS_OF_TIME = (("startup", "start-up"), ("measuring", "measuring"), ("other", "other"))
+PARTS_OF_TIME = {"startup_s": "start-up", "measuring_s": "measuring", "other_s": "other"}
 WIDTH_OF_THE_REST = len("drain: scontrol update 'nodename=' \\")
 
 
@@ -127,17 +127,20 @@ class Ending:
 
 
 def verdict_block(verdict: Verdict, ending: Ending, *, width: int, quiet: bool) -> list[Text]:
-    """A rule, the line that begins with ``verdict``, what it does not say, and a rule. Without rules if ``quiet``."""
+    """A rule, the line that begins with ``verdict``, and what it does not say. pytest's last line, a rule too, ends the block.
+
+    Without a rule if ``quiet``.
+    """
     colour = "green" if verdict.is_acceptance else "red" if verdict.word == REJECTED else "yellow"
     rule = [] if quiet else [Text("=" * width, colour)]
-    mode = [] if ending.mode is None else [Text(f"  {ending.mode.removeprefix(f'{SIMULATED}: ')}", "bold yellow")]
+    mode = [] if ending.mode is None else [Text(f"  {ending.mode}", "bold yellow")]
     seconds = ending.timings
-    parts = ", ".join(f"{tied(duration(seconds[f'{name}_s']))} {words}" for name, words in PARTS_OF_TIME)
+    parts = ", ".join(f"{words} {tied(duration(seconds[name]))}" for name, words in PARTS_OF_TIME.items())
     files = f"  {', '.join(ending.files)}" if ending.files else ""
-    waited = f"; all ranks waited {tied(duration(seconds['waited_s']))}" if "waited_s" in seconds else ""
+    waited = f"; ranks waited {tied(duration(seconds['waited_s']))}" if "waited_s" in seconds else ""
     facts = (f"took {tied(duration(seconds['total_s']))}: {parts}{waited}", f"reports in {ending.folder}{files}")
     lines = [Text(line) for fact in facts for line in wrapped(fact, width=width, indent="  ")]
-    return [*rule, Text(f"verdict {verdict.line}", f"bold {colour}"), *mode, *lines, *rule]
+    return [*rule, Text(f"verdict {verdict.line}", f"bold {colour}"), *mode, *lines]
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
 from pytest_gpucluster.records.columns import by_criterion
-from pytest_gpucluster.reporting.at_a_glance import ABOUT_NEAR, HANDOVER, chosen_rows, measured_texts, subject_lines
+from pytest_gpucluster.reporting.at_a_glance import HANDOVER, chosen_rows, measured_texts, subject_lines
 from pytest_gpucluster.reporting.lines import printed, width_of, wrapped
 from pytest_gpucluster.reporting.table_rows import (
     NOTHING,
@@ -114,16 +114,18 @@ def criteria_table(
     else:
         of_each = {criterion: subjects.get(criterion, OTHERS) for criterion in groups}
         seen = subject_lines(kept, of_each, unjudged=unjudged, is_rehearsal=layout.is_rehearsal)
-        every = {key: found for key, found in groups.items() if key in kept or key in HANDOVER}
+        every = {key: found for key, found in groups.items() if key in kept or (key in HANDOVER and left_out[key] == MISSING)}
         chosen = chosen_rows(every, names, noise=None if layout.is_rehearsal else layout.noise)
         lines = _at_a_glance(seen, chosen, [] if layout.is_rehearsal else measured_texts(kept), layout)
     reasons = summary_lines([groups[key] for key in left_out if not is_lost(groups[key], places)])
-    left = [text for outcome, words in reasons for text in _texts(words, layout, style=STYLES[outcome])]
+    not_here = ", ".join(key for key in HANDOVER if left_out.get(key) == SKIPPED)
+    more = {SKIPPED: f"; of the handover {not_here}" if not_here else ""}
+    left = [line for outcome, words in reasons for line in _texts(words + more.get(outcome, ""), layout, style=STYLES[outcome])]
     return [*lines, *printed(left, width=layout.width, color=layout.color)]
 
 
 def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequence[str], layout: Layout) -> list[str]:
-    """The lines of subjects, the chosen rows, what is bad besides, what "near" means, and what nothing judges."""
+    """The lines of subjects, the chosen rows, what is bad besides, and what nothing judges."""
     columns = max(len(line.subject) for line in seen), max(len(line.state) for line in seen)
     texts = [_subject_text(line, columns, layout) for line in seen]
     rows = ["", *_draw(chosen.rows, layout)] if chosen.rows else []
@@ -132,8 +134,6 @@ def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequ
         count = counted(len(chosen.more), "more bad criterion", "more bad criteria")
         words = f"and {count}: {shortlist(chosen.more, most=MOST_MORE)}"
         below += _texts(f"{words}; -v shows all", layout, style=STYLES[FAILED])
-    if chosen.is_any_near:
-        below += _texts(ABOUT_NEAR, layout)
     if measured:
         below += _texts(f"measured, not judged: {'; '.join(measured)}", layout)
     above, under = (printed(some, width=layout.width, color=layout.color) for some in (texts, below))

@@ -40,7 +40,7 @@ def test_a_run_with_a_page_and_one_whose_page_fails(
     assert "<h1>REJECTED</h1>" in page
     assert summary.read_text(encoding="utf-8").startswith("# REJECTED\n")
     assert "\n::error title=REJECTED::" in good.stdout
-    assert "report.html, results.json, metrics.prom" in " ".join(good.stdout.split())
+    assert "report.html, results.json" in " ".join(good.stdout.split())
     assert main(["bundle", str(results), "-o", str(tmp_path / "b.zip")]) == main(["verify", str(tmp_path / "b.zip")]) == 0
     assert [line[:3] for line in capsys.readouterr().out.splitlines()[-13:-1]].count("ok ") == 11  # and UNSIGNED
     for cut in (0, 1):

@@ -89,13 +89,16 @@ def test_the_next_command_is_the_demo(narrow: list[str], folder: Path) -> None:
     assert {row["place"]["node"] for row in rows if row["outcome"] == "passed" and row["place"] is not None} <= {1}
 
 
-@pytest.mark.parametrize("without", [{"NO_COLOR": "1"}, {}])
-def test_colours(tmp_path: Path, without: dict[str, str]) -> None:
-    """A terminal shows them, but not where ``NO_COLOR`` is set."""
+@pytest.mark.parametrize(("without", "selection"), [({"NO_COLOR": "1"}, ["--", *SELECTION]), ({}, [])])
+def test_a_terminal_of_80_columns(tmp_path: Path, without: dict[str, str], selection: list[str]) -> None:
+    """Colours, but not where ``NO_COLOR`` is set. A healthy node of 8 takes 40 rows, from our first line to pytest's last."""
     variables = {**environment(measured=True), "COLUMNS": "80", "TERM": "xterm", **without}
-    with at_terminal([*DEMO, "demo", "--", *SELECTION], cwd=tmp_path, environment=variables) as terminal:
+    with at_terminal([*DEMO, "demo", *selection], cwd=tmp_path, environment=variables) as terminal:
         assert terminal.end() == 0, terminal.seen
     assert bool(COLOUR.search(terminal.seen)) == (not without)
+    lines = [COLOUR.sub("", line.rstrip("\r")).rpartition("\r")[2] for line in terminal.seen.rstrip().split("\n")]
+    first = next(number for number, line in enumerate(lines) if line.startswith("gpucluster "))
+    assert sum(max(1, -(-len(line) // 80)) for line in lines[first:]) <= 40, lines
 
 
 SKEW = r"clock_skew[&#160;s]+[\d.]+&#160;node\d+[&#160;]*"  # of this machine's clock: the only value that is measured

@@ -60,9 +60,14 @@ def test_limits_of_a_site_are_shown(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_a_name_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says what is meant."""
+    """It says what is meant; a beginning names all that begin so. No word at all is no command."""
     assert main.main(["show", "bf16_tflop"]) == 4
     assert "Did you mean 'bf16_tflops'?" in capsys.readouterr().err
+    assert main.main(["show", "bf16"]) == 4
+    assert "Did you mean 'bf16_tflops' or 'bf16_" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main.main([])
+    assert capsys.readouterr().err.endswith("error: say a command; 'gpucluster --help' lists all\n")
 
 
 def test_results_in_a_folder_that_is_called_as_a_criterion(

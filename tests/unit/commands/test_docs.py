@@ -82,7 +82,9 @@ def test_in_a_checkout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["docs", "handover"]) == 0
     assert capsys.readouterr().out == (REPOSITORY / "docs" / "handover.md").read_text(encoding="utf-8")
     assert main(["docs"]) == 0
-    assert "\nhandover " in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("handover ") for line in lines)
+    assert max(map(len, lines)) <= 80, "a title is longer than a screen"
     assert main(["docs", "nowhere"]) == 2
 
 

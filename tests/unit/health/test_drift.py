@@ -165,7 +165,7 @@ def test_only_like_with_like() -> None:
                 "node7 (kernel), node8 (kernel), node9 (kernel), node10 (kernel) and 2 more"
             ),
         ),
-        (["6.8"], "1 fact compared over 1 node, which has no other host to compare with"),
+        (["6.8"], "1 fact read, and no second host to compare with"),
     ],
 )
 def test_summary(values: list[str], said: str) -> None:
