@@ -183,7 +183,7 @@ def _compare_order(order: Path, inventories: Sequence[Path]) -> int:
     found = [one for file in inventories for one in read_parts(file, is_order=False)]
     differs = compare_with_order(ordered, found if inventories else parts_of(read_machine()))
     counts = f"{counted(len(differs.wrong), 'difference')}, {len(differs.undecided)} unknown"
-    lines = [f"{differs.same} of {len(ordered)} parts as ordered, {counts}"]
+    lines = [f"{differs.same} of {counted(len(ordered), 'part')} as ordered, {counts}"]
     lines += [f"differs: {text}" for text in differs.wrong] + [f"unknown: {text}" for text in differs.undecided]
     sys.stdout.write("\n".join(lines) + "\n")
     return WORSE if differs.wrong else UNKNOWN if differs.undecided else SAME

@@ -72,7 +72,7 @@ def _exclude(folders: Sequence[Path], out: Path, hosts: Sequence[str]) -> int:
     if not good:
         sys.stderr.write(f"none of {counted(len(bad), 'node')} passed: there is nothing to run the next job on\n")
         return BAD
-    sys.stderr.write(f"passed: {len(good)} of {len(good) + len(bad)} nodes: {hostlist(good)}\n")
+    sys.stderr.write(f"passed: {len(good)} of {counted(len(good) + len(bad), 'node')}: {hostlist(good)}\n")
     options = [f"--nodes={len(good)}", f"--nodelist={hostlist(good)}", *([f"--exclude={hostlist(bad)}"] if bad else [])]
     sys.stdout.write(f"{' '.join(options)}\n")
     return GOOD

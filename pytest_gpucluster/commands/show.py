@@ -12,7 +12,7 @@ from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, p
 from pytest_gpucluster.config.run_files import RESULTS
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import OUTCOMES, SEVERITY, SKIPPED, count_of
+from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, SEVERITY, SKIPPED, count_of
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.records.spreadsheet import csv_text
 from pytest_gpucluster.text import counted, framed, one_line
@@ -138,10 +138,26 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
     left = max(0, len(good) - MOST_PLACES) if len(places) > 1 else 0
     shown = [row for row in ranked if row["outcome"] not in GOOD] + good[: len(good) - left]
     same = {"criterion", "limit"} if len(names) == 1 else {"where", "part"} if len(places) == 1 else set()
-    lines = [{heading: text for heading, text in _row(row).items() if heading not in same} for row in shown]
+    lines = [{heading: text for heading, text in _row(row).items() if heading not in same} for row in _by_node(shown)]
     parts.append(table_by_heading(lines, right=RIGHT))
     parts += [Text(f"... and {left} more that are good; --csv writes all")] if left else []
     return [*parts, Text(""), *_reasons(shown)]
+
+
+def _by_node(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows, with one for all GPUs of a node that are missing for one reason: an absent node is one fact."""
+    alike: dict[Any, list[Mapping[str, Any]]] = {}
+    for at, row in enumerate(rows):
+        node = (row["place"] or {}).get("node") if row["outcome"] == MISSING else None
+        alike.setdefault(at if node is None else (row["criterion"], row["reason"], node), []).append(row)
+    whole = {"gpu": None, "uuid": None}
+    return [
+        some[0]
+        if len(some) == 1
+        else {**some[0], "place": {**place, **whole, "id": f"node{place['node']}", "serial": counted(len(some), "GPU")}}
+        for some in alike.values()
+        for place in [some[0]["place"]]
+    ]
 
 
 def _reasons(rows: Iterable[Mapping[str, Any]]) -> list[Shown]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as ET
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.reporting.junit import OWN_CLASS
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def read_cases(content: bytes) -> CaseFile:
     seen: Counter[tuple[str, str]] = Counter()  # the file of merged runs has a testcase of each of them
     elements = suite.findall("testcase")
     for element in elements:
-        key = (element.get("classname", ""), element.get("name", ""))
+        key = (element.get("classname") or OWN_CLASS, element.get("name", ""))  # an older version had none of its own
         seen[key] += 1
         cases[(key[0], f"{key[1]} ({seen[key]})") if seen[key] > 1 else key] = _case(element)
     return CaseFile(

@@ -131,13 +131,13 @@ def _too_few(threshold: Threshold, facts: Mapping[str, int]) -> Iterator[Rule]:
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
     if group < needs.places:
         why = "to compare" if threshold.per == "gpu" else "that work together"
-        text = f"needs {counted(needs.places, 'GPU')} {why}, and {group} is expected"
+        text = f"needs {counted(needs.places, 'GPU')} {why}, and {_expected(group)}"
         yield Rule(text=text, cause=_number_of(group, "GPU"))
     if facts["nodes"] < needs.nodes:
-        text = f"needs {counted(needs.nodes, 'node')}, and {facts['nodes']} is expected"
+        text = f"needs {counted(needs.nodes, 'node')}, and {_expected(facts['nodes'])}"
         yield Rule(text=text, cause=_number_of(facts["nodes"], "node"))
     if facts["gpus_per_node"] < needs.gpus_per_node:
-        text = f"needs {counted(needs.gpus_per_node, 'GPU')} in each node, and {facts['gpus_per_node']} is expected"
+        text = f"needs {counted(needs.gpus_per_node, 'GPU')} in each node, and {_expected(facts['gpus_per_node'])}"
         yield Rule(text=text, cause=f"{_number_of(facts['gpus_per_node'], 'GPU')} a node")
 
 
@@ -146,8 +146,12 @@ def _domain_rule(needed: int, inventory: Inventory) -> Rule:
         return Rule(
             text="needs an NVLink domain of several nodes, and NVLink ends at the node", cause="NVLink ends at the node"
         )
-    text = f"needs {needed} NVLink domains, and {inventory.num_domains} is expected"
+    text = f"needs {needed} NVLink domains, and {_expected(inventory.num_domains)}"
     return Rule(text=text, cause=_number_of(inventory.num_domains, "NVLink domain"))
+
+
+def _expected(number: int) -> str:
+    return f"{number} {'is' if number == 1 else 'are'} expected"
 
 
 def _number_of(number: int, part: str) -> str:

@@ -143,14 +143,14 @@ def _map(run: RunDocument) -> ClusterMap:
         for number in range(blocks)
         for column in range(columns + 1)
     ]
-    bad = sum(cell.is_bad for cell in cells)
+    bad = f"{sum(cell.is_bad for cell in cells)} bad of {counted(len(cells), 'place')}"
     return ClusterMap(
         width=max(1, blocks * (block + 4 * GAP)),
         height=CELL + min(len(nodes), BLOCK) * (CELL + GAP) + GAP,
         cells=tuple(cells),
         labels=tuple(labels),
         heads=tuple(heads),
-        label=f"Map of {len(nodes)} nodes with up to {counted(columns, 'GPU')} each: {bad} bad of {len(cells)} places",
+        label=f"Map of {counted(len(nodes), 'node')} with up to {counted(columns, 'GPU')} each: {bad}",
     )
 
 

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 TONES = {ACCEPTED: GOOD, REJECTED: BAD}
 WITHOUT = {
-    ERROR: "were not measured",
-    MISSING: "are missing",
-    NOISY: "are too close to call",
-    NOT_SELECTED: "were not selected",
+    ERROR: ("was", "were", "not measured"),
+    MISSING: ("is", "are", "missing"),
+    NOISY: ("is", "are", "too close to call"),
+    NOT_SELECTED: ("was", "were", "not selected"),
 }
 MOST_NAMED, MOST_OBJECTIONS, MOST_REASONS = 12, 2, 24
 
@@ -110,12 +110,12 @@ def _reason(run: RunDocument, counts: Counter[str]) -> str:
     applied = sum(counts.values()) - counts[SKIPPED]
     parts = [_named(one, run) for one in run.culprits if one.get("place") is not None]
     named = f"; named: {shortlist(parts, most=3)}" if parts else ""
-    without = [f"{counts[outcome]:,} {words}" for outcome, words in WITHOUT.items() if counts[outcome]]
-    checks = f"{counts[PASSED]:,} {'check' if counts[PASSED] == 1 else 'checks'}"
+    without = [f"{counts[outcome]:,} {_without(outcome, counts[outcome])}" for outcome in WITHOUT if counts[outcome]]
+    checks = _checks(counts[PASSED])
     text = {
-        ACCEPTED: f"all {checks} that apply passed",
+        ACCEPTED: f"all {checks} that apply passed" if counts[PASSED] > 1 else "the one check that applies passed",
         WITH_WAIVERS: f"{checks} passed and {counts[WAIVED]:,} failed that somebody answers for",
-        REJECTED: f"{counts[FAILED]:,} of {applied:,} checks failed{named}",
+        REJECTED: f"{counts[FAILED]:,} of {_checks(applied)} failed{named}",
         INCOMPLETE: _open_text(applied, without, named, run),
         REHEARSED: "the tests ran without a GPU, which shows that they work and accepts nothing",
     }[run.word]
@@ -123,9 +123,18 @@ def _reason(run: RunDocument, counts: Counter[str]) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
+def _checks(number: int) -> str:
+    return f"{number:,} {'check' if number == 1 else 'checks'}"
+
+
+def _without(outcome: str, number: int) -> str:
+    one, many, words = WITHOUT[outcome]
+    return f"{one if number == 1 else many} {words}"
+
+
 def _open_text(applied: int, without: Sequence[str], named: str, run: RunDocument) -> str:
     """What has no result, then what forbids an acceptance beside that."""
-    counts = [f"of {applied:,} checks {', '.join(without)}"] if without else []
+    counts = [f"of {_checks(applied)} {', '.join(without)}"] if without else []
     objections = [str(text) for text in run.facts.get("objections") or ()]
     found = [*counts, *objections[:MOST_OBJECTIONS]]
     return f"{'; '.join(found)}{named}" if found else "the verdict line says what is open"
@@ -203,7 +212,8 @@ def _without_result(run: RunDocument) -> Iterator[Gap]:
         open_ = [record for record in run.records if counted_as(record) == outcome]
         if open_:
             criteria = list(dict.fromkeys(record.criterion for record in open_))
-            words = f"{counted(len(open_), 'check')} of {counted(len(criteria), 'criterion', 'criteria')} {WITHOUT[outcome]}."
+            of = counted(len(criteria), "criterion", "criteria")
+            words = f"{counted(len(open_), 'check')} of {of} {_without(outcome, len(open_))}."
             yield Gap(title=title, text=words, tone=OPEN, items=(shortlist(criteria, most=MOST_NAMED), *_reasons(open_)))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jinja2
 
+from pytest_gpucluster.judging.failure_text import unit_beside
 from pytest_gpucluster.text import one_line, shortlist, visible
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -51,6 +52,7 @@ def _template(name: str) -> jinja2.Template:
         finalize=_fit if name.endswith(".html.j2") else None,
     )
     environment.filters.update(cell=cell, short=_short, shortlist=shortlist)
+    environment.globals["beside"] = lambda unit, number: unit_beside(unit, number.text.rpartition(" ")[2])
     return environment.get_template(name)
 
 

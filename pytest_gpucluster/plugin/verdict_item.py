@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.reporting.junit import VERDICT_CASE
+from pytest_gpucluster.reporting.junit import OWN_CLASS, VERDICT_CASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pytest_gpucluster.reporting.junit import Testcase
 
-NODEID = f"::{VERDICT_CASE}"
+NODEID = f"{OWN_CLASS}::{VERDICT_CASE}"
 """Its node id: a test of no file. Allure takes every node id for ``file::name``."""
 RUNNER = "runner"
 """pytest's plugin that sets collectors up and tears them down. A test that was interrupted has left some of them."""

@@ -55,6 +55,8 @@ WORST_FIRST: tuple[Kind, ...] = ("failure", "error", "skipped", "passed")
 SAID: dict[Kind, str] = {"failure": "failed", "error": "not measured", "skipped": "skipped"}
 VERDICT_CASE = "gpucluster.verdict"
 SELFTEST_CASE = "gpucluster.selftest"
+OWN_CLASS = "gpucluster"
+"""The class name of what is of no file: readers group testcases by it."""
 SUITE, REHEARSAL_SUITE = "pytest", "gpucluster-rehearsal"
 OWN_TESTS = "only tests of your own were given, so no cluster is judged"
 PLACE_PROPERTIES = ("hostname", "rank", "uuid", "serial", "pci")
@@ -86,7 +88,7 @@ class Testcase:
     def names(self) -> tuple[str, str]:
         """(classname, name)."""
         classname, name = names_of(self.nodeid)
-        return visible(classname), visible(name)
+        return visible(classname) or OWN_CLASS, visible(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +283,6 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         """Add the properties to the elements that junit-xml makes, and escape what XML cannot hold."""
         suite: ET.Element = super().build_xml_doc(encoding)
         for element, testcase in zip(suite.findall("testcase"), self._testcases, strict=True):
-            element.attrib.setdefault("classname", "")  # junit-xml leaves an empty one out, and Buildkite demands it
             _add_properties(element, testcase.properties)
         _add_properties(suite, self._properties)
         if self._is_strict:

@@ -24,7 +24,7 @@ from pytest_gpucluster.inventory import slurm
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.reporting.node_runs import unusable
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -120,7 +120,7 @@ def _start(stages: Stages, names: Sequence[str]) -> int:
     for name, why in gone.items():
         sys.stdout.write(f"left out: {name} is {why}\n")
     if not able:
-        sys.stdout.write(f"none of {len(names)} nodes can take a job: nothing was submitted\n")
+        sys.stdout.write(f"none of {counted(len(names), 'node')} can take a job: nothing was submitted\n")
         return BAD
     _make_folders(stages.folder, names)
     array = stages.submit(
@@ -132,7 +132,7 @@ def _start(stages: Stages, names: Sequence[str]) -> int:
     except BaseException:
         _said(("scancel", array))
         raise
-    sys.stdout.write(f"job {array} runs on each of {len(able)} nodes alone: {hostlist(able)}\n")
+    sys.stdout.write(f"job {array} runs on each of {counted(len(able), 'node')} alone: {hostlist(able)}\n")
     sys.stdout.write(f"job {merge} then merges the runs and starts the fabric stage; all of it is in {stages.folder}\n")
     return GOOD
 

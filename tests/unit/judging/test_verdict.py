@@ -99,6 +99,21 @@ def test_a_count_is_no_objection_too(outcome: str) -> None:
     assert decide(records(v.PASSED, outcome), more).line == f"INCOMPLETE: 1 passed, 1 {v.WORDS[outcome]} ({low}; a debugger)"
 
 
+@pytest.mark.parametrize("outcome", [v.PASSED, v.FAILED, v.ERROR])
+def test_why_tests_did_not_run_is_in_the_line(outcome: str) -> None:
+    """Once, whatever the verdict; what an absent part took along has its own name elsewhere."""
+    ended = [
+        Record(criterion=name, place=None, outcome=v.MISSING, reason="not run: the run was interrupted\nmore") for name in "ab"
+    ]
+    absent = Record(criterion="c", place="node1", outcome=v.MISSING, reason="node1 never joined", blames="node")
+    line = decide([*records(outcome), *ended, absent], GOOD).line
+    assert "3 missing (not run: the run was interrupted" in line
+    assert line.count("interrupted") == 1
+    assert "joined" not in line
+    other = replace(ended[0], criterion="d", reason="not run: a tool is away")
+    assert "(not run: the run was interrupted and 1 more)" in decide([*records(v.PASSED), *ended, other], GOOD).line
+
+
 @pytest.mark.parametrize(
     ("outcomes", "terms", "word"),
     [

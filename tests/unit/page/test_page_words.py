@@ -13,6 +13,7 @@ from pytest_gpucluster.judging.verdict import PASSED, Record
 from pytest_gpucluster.page.criteria_view import plain
 from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.page.render import model_of, page_from
+from pytest_gpucluster.page.summary import markdown_of
 from pytest_gpucluster.page.templating import TEMPLATES
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes
@@ -98,6 +99,35 @@ def test_no_word_twice_and_numbers_that_agree_with_their_nouns() -> None:
     assert [one.text for one in read.all("p", class_="small") if "worst" in one.text] == []
 
 
+ONE_OF_MANY = re.compile(
+    r"(?<![\d.,-])1 (?:[a-z]+ )?(?:checks|criteria|places|rows|GPUs|hosts|nodes|values|facts|texts|others)\b"
+)
+"""A noun of many behind the number one."""
+
+
+@pytest.mark.parametrize("others", [[], [PASSED]])
+@pytest.mark.parametrize("outcome", [PASSED, "failed", "error", "missing", "noisy", "not_selected", "skipped"])
+def test_one_of_a_thing_is_no_plural(outcome: str, others: list[str]) -> None:
+    """On the page, in the summary, and in tickets: one check, one row, one fact; and its verb agrees."""
+    rows = limit("max", 0, "rows")
+    records = [
+        Record(
+            criterion=f"c{at}", place="node0-gpu0", outcome=word, value=1.0, limit=rows, reason="why", culprits=("node0-gpu0",)
+        )
+        for at, word in enumerate([outcome, *others])
+    ]
+    drift = {"facts": [{**FACT, "unread": [], "usual": "a", "alike": 2}]}
+    if others:
+        records += [replace(records[0], criterion="drift", place=None, limit=limit("max", 0, "count"), evidence=drift)]
+    model = model_of(document_of(text_of(document(records, fleet(1, 1)))))
+    for text in (Page(page_from(model)).text, markdown_of(model), *(part.ticket for part in model.parts)):
+        words = " ".join(text.split())
+        assert ONE_OF_MANY.findall(words) == []
+        assert not re.search(r"\b1 (?:check of 1 criterion )?(?:were|are)\b", words)
+    if outcome == "failed":
+        assert "1 row " in markdown_of(model)
+
+
 def test_the_command_can_be_copied() -> None:
     """A word with a blank or a sign of the shell is quoted."""
     assert shlex.join(["pytest", "--x=two words", "a;b"]) in page_of(2).text
@@ -154,3 +184,12 @@ def test_a_host_without_gpus_is_named_once() -> None:
     record = replace(RECORDS[-3], evidence={"facts": [{**FACT, "usual": "on", "alike": 1, "outliers": UNREAD, "unread": []}]})
     text = Page(page_from(model_of(document_of(text_of(document([record], PLACES)))))).text
     assert "node0: no such file, node1 gpu2: no" in text
+
+
+def test_each_criterion_says_what_it_asks_before_it_is_unfolded() -> None:
+    """Its name is an id of this project; a customer who signs reads the sentence. Why, recipe and source are inside."""
+    for one in page_of(2).all("details", class_="criterion"):
+        name = one.text.split()[0]
+        assert f"{name} is as promised." in one.text
+    summaries = [one.text for one in page_of(2).all("summary") if "is as promised." in one.text]
+    assert len(summaries) == len({record.criterion for record in RECORDS})

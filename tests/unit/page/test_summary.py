@@ -39,7 +39,7 @@ def test_the_summary() -> None:
     for words in (
         "### gpu-node-1 GPU 2: GPU",
         "Serial number 1654923000006",
-        "| bf16_tflops | 543.3 TFLOPS | > 700 | 768.2 to 799.6, median 783.9 (7 places) |",
+        "| bf16_tflops | 543.3 TFLOPS | > 700 TFLOPS | 768.2 to 799.6, median 783.9 (7 places) |",
         "| Matrix products (BF16) | 543.3 TFLOPS | node1-gpu2 | > 700 TFLOPS | -22 % | 1 of 8 failed |",
         "| GPU memory bandwidth | 3.875 TB/s | node0-gpu1 | > 4.1 TB/s | -5.5 % | 1 of 8 failed |",
         "* No self-test: No faults were planted",

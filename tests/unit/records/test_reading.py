@@ -166,6 +166,24 @@ def test_yes_or_no_has_no_unit_and_what_does_not_apply_is_one_line(tmp_path: Pat
     assert "does not apply" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("subject", ["bf16_tflops", "bf16"])
+def test_an_absent_node_is_one_row(subject: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each criterion, with the number of its GPUs; one missing GPU, and one with another reason, keep their own rows."""
+    cluster, rows = KeptCluster(nodes=3), []
+    for name in ("bf16_tflops", "bf16"):
+        lost = {"node1": "host1 never joined", "node2-gpu3": "it fell off the bus"}
+        found = [(one, lost.get(str(one.place), lost.get(str(one.place)[:5]))) for one in cluster.records(criterion=name)]
+        rows += [one if why is None else replace(one, outcome="missing", value=None, reason=why) for one, why in found]
+    rows = [replace(one, criterion=f"bf16[{one.criterion}]") if subject == "bf16" else one for one in rows]
+    assert main.main(["show", str(keep(tmp_path, cluster.document(rows))), subject]) == 0
+    missing = [line for line in capsys.readouterr().out.splitlines() if " missing " in f"{line} " and "host" in line]
+    of_node = [line for line in missing if "host1 (node1)" in line]
+    assert len(of_node) == (2 if subject == "bf16" else 1)
+    assert all("4 GPUs" in line for line in of_node)
+    assert len(missing) == 2 * len(of_node)
+    assert all("host2 (node2-gpu3)" in line for line in missing if line not in of_node)
+
+
 @pytest.mark.parametrize("width", [60, 80, None])
 def test_no_table_of_history_cuts_a_cell(
     width: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

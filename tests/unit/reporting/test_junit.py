@@ -16,7 +16,7 @@ from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.junit import finish_junit, keep_less
 from pytest_gpucluster.records.run_identity import run_identity
-from pytest_gpucluster.reporting.junit import junit_text, properties_of, suite_element
+from pytest_gpucluster.reporting.junit import SELFTEST_CASE, VERDICT_CASE, junit_text, properties_of, suite_element
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport, place_facts
@@ -269,6 +269,14 @@ def test_what_a_testcase_says(run: Run) -> None:
     assert dict(found["test_noise[node0-gpu0]"].properties)["failure_type"] == "noisy"
 
 
+def test_every_testcase_has_a_class(run: Run) -> None:
+    """GitLab, Jenkins and Azure group testcases by it; the verdict and the self-test are in no file, and are ours."""
+    for suite in (run.live, run.final, run.rebuilt):
+        names = {element.get("name"): element.get("classname") for element in suite.iter("testcase")}
+        assert all(names.values())
+        assert {names[name] for name in (VERDICT_CASE, SELFTEST_CASE)} == {"gpucluster"}
+
+
 def test_the_last_testcase_is_the_verdict(run: Run) -> None:
     """That of the ended run in two of the files; INCOMPLETE or REJECTED in the file of a run that goes on."""
     last = [list(suite.iter("testcase"))[-1] for suite in (run.live, run.final, run.rebuilt)]
@@ -312,7 +320,10 @@ def test_a_prefix_and_testcases_of_nobody(tmp_path: Path) -> None:
     suite = written_by_pytest(tmp_path / "final.xml", report, prefix="site")
     names = [(element.get("classname"), element.get("name")) for element in suite.iter("testcase")]
     assert len(names) == len(STARTED) + 2
-    assert names[-2:] == [("site.tests.test_rates.TestRates", "test_rate[node0-gpu0]"), ("site", "gpucluster.verdict")]
+    assert names[-2:] == [
+        ("site.tests.test_rates.TestRates", "test_rate[node0-gpu0]"),
+        ("site.gpucluster", "gpucluster.verdict"),
+    ]
     assert suite.get("name") == "gpucluster-rehearsal"
 
 
