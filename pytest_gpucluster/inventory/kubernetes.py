@@ -295,7 +295,8 @@ def _schedulers(apis: list[str]) -> list[str]:
 
 
 def _granted(said: dict[str, str | NotAvailable]) -> list[str] | NotAvailable:
-    answers = all_or_why(apply(matching("(yes|no)\\b", "answer of kubectl auth can-i"), one) for one in said.values())
+    decided: Callable[[str], str | NotAvailable] = matching("(yes|no)\\b", "answer of kubectl auth can-i")
+    answers = all_or_why(apply(decided, one) for one in said.values())
     return apply(lambda words: [name for name, one in zip(said, words, strict=True) if one == "yes"], answers)
 
 

@@ -29,6 +29,7 @@ from pytest_gpucluster.inventory.nvml_calls import (
     NvmlField,
     NvmlPart,
     each_link,
+    flag,
     naming,
     optional,
     read_part,
@@ -112,8 +113,6 @@ REPAIRED = "errors that were repaired: they foretell, and no limit has a source 
 IDLE = "of an idle GPU; `clocks_under_load` judges them under load"
 IDLE_LINK = "an idle link slows down; `pcie_link` judges it under load"
 NS_PER_S = 1e9
-NO_VALUE = 2**64 - 1
-"""NVML_VALUE_NOT_AVAILABLE (nvml.h), -1, in 64 bits without a sign."""
 GIB = 2**30
 PLATFORM_VERSION_2 = 0x200002C
 SRAM_VERSION_1 = 0x1000068
@@ -137,22 +136,17 @@ def _gib(size_bytes: int) -> float:
     return round(int(size_bytes) / GIB, 3)
 
 
-def _watts(power_mw: int) -> float | NotAvailable:
-    return NotAvailable("NVML answers 2^32-1, its word for no value") if power_mw == 2**32 - 1 else power_mw / 1000
+def _watts(power_mw: int) -> float:
+    return power_mw / 1000
 
 
-def _count(number: int) -> int | NotAvailable:
-    """A counter of 64 bits without a sign."""
-    return NotAvailable("NVML answers -1, its word for no value") if number == NO_VALUE else number
+def _seconds(time_ns: float) -> float:
+    return time_ns / NS_PER_S
 
 
-def _seconds(time_ns: float) -> float | NotAvailable:
-    return apply(lambda known: known / NS_PER_S, _count(int(time_ns)))
-
-
-def _is_on(modes: list[int]) -> bool:
+def _is_on(modes: list[int]) -> bool | NotAvailable:
     """The mode now; the second one is that after the next reboot."""
-    return bool(modes[0])
+    return flag(modes[0])
 
 
 def _compute_mode(mode: int) -> str:
@@ -207,7 +201,7 @@ class _SramStatus(ctypes.Structure):
 def _read_sram(part: NvmlPart) -> bool | NotAvailable:
     status = _SramStatus(version=SRAM_VERSION_1)
     answer = optional("nvmlDeviceGetSramEccErrorStatus", part.handle, ctypes.byref(status))
-    return apply(lambda _: bool(status.threshold_exceeded), answer)
+    return apply(lambda _: flag(status.threshold_exceeded), answer)
 
 
 class _PlatformInfo(ctypes.Structure):
@@ -283,10 +277,10 @@ class GpuRepair:
     recovery_action: str | NotAvailable = row(NvmlField(RECOVERY_ACTION), 0, "recovery_action", convert=_action)
     channel_repair_pending: bool | NotAvailable = row(REPAIRS, NO_REPAIRS, "memory_repair", convert=_is_on)
     tpc_repair_pending: bool | NotAvailable = row(
-        REPAIRS, NO_REPAIRS, "memory_repair", convert=lambda pending: bool(pending[1])
+        REPAIRS, NO_REPAIRS, "memory_repair", convert=lambda pending: flag(pending[1])
     )
     memory_unrepairable: bool | NotAvailable = row(
-        Nvml("nvmlDeviceGetUnrepairableMemoryFlag_v1"), 0, "memory_repair", convert=bool
+        Nvml("nvmlDeviceGetUnrepairableMemoryFlag_v1"), 0, "memory_repair", convert=flag
     )
     sram_threshold_exceeded: bool | NotAvailable = row(_read_sram, healthy=False, judged="memory_repair")
 
@@ -337,16 +331,16 @@ class GpuState:
         convert=lambda memory: _gib(memory.used),
     )
     ecc_enabled: bool | NotAvailable = row(Nvml("nvmlDeviceGetEccMode"), (1, 1), "ecc_enabled, gpu_worsened", convert=_is_on)
-    ecc_uncorrected_volatile: int | NotAvailable = row(UNCORRECTED, 0, "ecc_uncorrected", convert=_count)
-    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, EVIDENCE, "of `ecc_uncorrected`", convert=_count)
-    ecc_corrected_volatile: int | NotAvailable = row(CORRECTED, 0, NOBODY, REPAIRED, convert=_count)
+    ecc_uncorrected_volatile: int | NotAvailable = row(UNCORRECTED, 0, "ecc_uncorrected")
+    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, EVIDENCE, "of `ecc_uncorrected`")
+    ecc_corrected_volatile: int | NotAvailable = row(CORRECTED, 0, NOBODY, REPAIRED)
     remapped_rows_correctable: int | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, NOBODY, REPAIRED, convert=itemgetter(0))
     remapped_rows_uncorrectable: int | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, NOBODY, REPAIRED, convert=itemgetter(1))
     remapped_rows_pending: bool | NotAvailable = row(
-        REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=lambda found: bool(found[2])
+        REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=lambda found: flag(found[2])
     )
     remapped_rows_failed: bool | NotAvailable = row(
-        REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=lambda found: bool(found[3])
+        REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=lambda found: flag(found[3])
     )
     spare_row_banks: dict[str, int] | NotAvailable = row(
         _read_spare_rows,
@@ -371,7 +365,7 @@ class GpuState:
         Nvml("nvmlDeviceGetPowerManagementDefaultLimit"), 700000, "power_limit", convert=_watts
     )
     mig: bool | NotAvailable = row(Nvml("nvmlDeviceGetMigMode"), (0, 0), "mig_disabled, gpu_worsened", convert=_is_on)
-    persistence: bool | NotAvailable = row(Nvml("nvmlDeviceGetPersistenceMode"), 1, "persistence", convert=bool)
+    persistence: bool | NotAvailable = row(Nvml("nvmlDeviceGetPersistenceMode"), 1, "persistence", convert=flag)
     compute_mode: str | NotAvailable = row(
         Nvml("nvmlDeviceGetComputeMode"), 0, "compute_mode, gpu_worsened", convert=_compute_mode
     )
@@ -399,9 +393,9 @@ class GpuCounters:
     links NVML refuses all: one without NVLink.
     """
 
-    ecc_uncorrected: int | NotAvailable = row(UNCORRECTED, 0, "ecc_growth, gpu_errors_soak", convert=_count)
-    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, "ecc_growth", convert=_count)
-    ecc_corrected: int | NotAvailable = row(CORRECTED, 0, EVIDENCE, "of `ecc_growth`; nobody publishes a limit", convert=_count)
+    ecc_uncorrected: int | NotAvailable = row(UNCORRECTED, 0, "ecc_growth, gpu_errors_soak")
+    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, "ecc_growth")
+    ecc_corrected: int | NotAvailable = row(CORRECTED, 0, EVIDENCE, "of `ecc_growth`; nobody publishes a limit")
     pcie_replays: int | NotAvailable = row(PCIE_REPLAYS, 0, "pcie_replays, gpu_errors_soak")
     pcie_errors: dict[str, int] = row(
         _read_pcie,
