@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.commands.packaged.names_of_tests import JudgingTests, read_tests, tests_beside
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.text import counted
-from pytest_gpucluster.thresholds import no_effect
+from pytest_gpucluster.thresholds import no_effect, versions
 from pytest_gpucluster.thresholds.layers import packaged_path
 from pytest_gpucluster.thresholds.load import check
 from pytest_gpucluster.thresholds.schema import File
@@ -48,6 +48,7 @@ def _lint(path: Path, named: list[JudgingTests], *, has_tests: bool) -> bool:
     remarks: list[Problem] = []
     if file is not None and not problems:
         problems, remarks = no_effect.problems(file), no_effect.remarks(file)
+        remarks += versions.remarks_of(file.content.versions, file.document)
         is_problem = has_tests or _is_about_the_suite(file)
         for one, name in _without_test(file, named):
             (problems if is_problem or _is_near(name, file) else remarks).append(one)

@@ -97,7 +97,8 @@ def _of_links(gpu: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "look at the GPU and at the switch: nvidia-smi nvlink --status, kernel log (SXid)",
         )
     if gpu["nvlink_peer"] == "switch" and unavailable(fabric) is None:
-        wrong = [*fabric["troubles"], *([fabric["error"]] if fabric["error"] else [])]
+        troubles = fabric["troubles"] if isinstance(fabric["troubles"], list) else []
+        wrong = [*troubles, *([fabric["error"]] if fabric["error"] else [])]
         wrong += [f"state {fabric['state']}"] if fabric["state"] not in (JOINED, "not_supported") else []
         if wrong:
             yield f"NVLink fabric: {', '.join(wrong)}", "look at the fabric manager (systemctl status nvidia-fabricmanager)"

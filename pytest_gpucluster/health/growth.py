@@ -438,7 +438,10 @@ def _fabric(before: GpuFabric | NotAvailable, now: GpuFabric | NotAvailable) -> 
         return _unclear(f"the fabric is {now}")
     changed = [name for name in ("state", "error", "clique") if _differs(before, now, name)]
     facts = [f"fabric {name} is {getattr(now, name)}, was {getattr(before, name)}" for name in changed]
-    return _worse(*facts, *(f"fabric: {trouble}" for trouble in now.troubles if trouble not in before.troubles))
+    known = or_none(before.troubles) or ()
+    facts += [f"fabric: {trouble}" for trouble in or_none(now.troubles) or () if trouble not in known]
+    is_unclear = isinstance(now.troubles, NotAvailable) and now.troubles != before.troubles
+    return merge([_worse(*facts), _unclear(f"the fabric's health is {now.troubles}") if is_unclear else Finding()])
 
 
 def _differs(before: GpuFabric, now: GpuFabric, name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.agreement import is_majority, majority
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import counted
@@ -114,6 +114,8 @@ def judge_fabric(peers: Mapping[Any, str | NotAvailable], fabrics: Mapping[Any, 
             unknown[gpu] = (f"its NVLinks end at a {peer}, and it shows no fabric",)
         elif (fault := _fabric_fault(fabric)) is not None:
             bad[gpu] = (fault,)
+        elif isinstance(fabric.troubles, NotAvailable):
+            unknown[gpu] = (f"its health is {fabric.troubles}",)
         else:
             joined[gpu] = (fabric.cluster_uuid, fabric.clique)
     usual = majority(joined.values())
@@ -131,7 +133,7 @@ def _fabric_fault(fabric: GpuFabric) -> str | None:
         return f"its state is {fabric.state}"
     if fabric.error is not None:
         return f"its registration failed: {fabric.error}"
-    return ", ".join(fabric.troubles) or None
+    return ", ".join(or_none(fabric.troubles) or ()) or None
 
 
 def judge_domain(node: str, fabrics: Mapping[str, Sequence[str | None]], *, nodes_per_domain: int) -> Finding:

@@ -38,14 +38,15 @@ def judge_versions(
 ) -> Finding:
     """Driver, CUDA, NCCL, kernel, OFED and firmware with a known fault.
 
-    ``num_nodes``: some faults show on several only. ``fabric``: adapters that cannot be listed are unknown where it needs them.
+    ``num_nodes``: some faults show on several only. ``fabric``: adapters that cannot be listed are unknown where it needs them,
+    which is between nodes: a node of a run of its own may have none.
     """
     found: dict[str, list[tuple[str, str | NotAvailable]]] = defaultdict(list)
     found["driver"] = [("", state.versions.get("driver", NotAvailable("NVML gives no version of the driver")))]
     found |= {component: [("", state.versions.get(name, NONE))] for component, name in OF_TORCH.items()}
     found["kernel"] = [("", state.facts.kernel)]
     found |= {"cuda_toolkit": [("", state.software.cuda_toolkit)], "ofed": [("", state.software.ofed)]}
-    if isinstance(nics, NotAvailable) and fabric in RDMA:
+    if isinstance(nics, NotAvailable) and fabric in RDMA and num_nodes > 1:
         found["nic_firmware"] = [("", nics)]
     for nic in or_none(nics) or ():
         if nic.driver == NVIDIA_ADAPTERS:

@@ -26,10 +26,20 @@ from pytest_gpucluster.inventory.reading import apply, or_none, yes_or_no
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+MOST_GPUS = 256
+"""More than any host has; NVML's own numbers of GPUs are of 32 bits."""
+
 
 def gpu_count() -> int:
-    """Number of GPUs NVML knows."""
-    return int(required(pynvml.nvmlDeviceGetCount))
+    """Number of GPUs NVML knows.
+
+    Raises:
+        NvmlError: NVML does not say it, or says a number that no host has.
+    """
+    count = int(required(pynvml.nvmlDeviceGetCount))
+    if count > MOST_GPUS:
+        raise NvmlError(f"NVML counts {count} GPUs, and no host has more than {MOST_GPUS} (nvmlDeviceGetCount)")
+    return count
 
 
 def is_in_mig_mode(index: int) -> bool:
@@ -196,11 +206,11 @@ def _index_of(entry: str, uuids: list[str]) -> int | None:
 
 def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
     """Bytes in use, and whether they include the driver's own (before driver 510); None if NVML gives neither."""
-    memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2))
-    if memory is not None:
-        return int(memory.used), False
-    memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle))
-    return None if memory is None else (int(memory.used), True)
+    for version in ((pynvml.nvmlMemory_v2,), ()):
+        memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle, *version))
+        if memory is not None and memory.used <= memory.total:
+            return int(memory.used), not version
+    return None
 
 
 def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
@@ -223,6 +233,6 @@ def read_process_name(pid: int) -> str | None:
 
 
 def read_utilization_percent(handle: Any) -> int | None:
-    """Share of the last 1/6 s to 1 s in which a kernel ran; None if NVML does not give it."""
+    """Share of the last 1/6 s to 1 s in which a kernel ran; None if NVML does not give it, or gives more than 100 %."""
     rates = or_none(optional("nvmlDeviceGetUtilizationRates", handle))
-    return None if rates is None else int(rates.gpu)
+    return None if rates is None or rates.gpu > 100 else int(rates.gpu)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from pytest_gpucluster.protocol.rank import own_hostname
 
@@ -185,10 +186,10 @@ def read_switch(environment: Mapping[str, str]) -> str | None:
     return names[-2] or None
 
 
-def read_boot_id() -> str | None:
-    """The kernel's random id of this boot (random(4)); None where it cannot be read."""
+def read_boot_id(file: Path | None = None) -> str | None:
+    """The kernel's random id of this boot (random(4)); None where it cannot be read, or is none."""
     try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
+        return str(UUID((file or BOOT_ID).read_text(encoding="ascii").strip()))
     except (OSError, ValueError):
         return None
 

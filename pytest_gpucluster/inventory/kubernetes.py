@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpucluster.inventory.program import MOST_BYTES, run_by_name
-from pytest_gpucluster.inventory.reading import EVIDENCE, NONE, NotAvailable, all_or_why, apply, read, row
+from pytest_gpucluster.inventory.reading import EVIDENCE, NONE, NotAvailable, all_or_why, apply, matching, read, row
 from pytest_gpucluster.inventory.sysfs import PROC, read_text
 from pytest_gpucluster.text import one_line
 
@@ -90,7 +90,7 @@ def ask(*arguments: str) -> str | NotAvailable:
     ended = run_by_name("kubectl", (*arguments, OF_SERVER), within_s=DEADLINE_S, absent="is not on the PATH")
     if isinstance(ended, NotAvailable):
         return ended
-    if ended.exit_code != 0 and not (arguments[0] == "auth" and ended.printed.strip() == "no"):
+    if ended.exit_code != 0 and not (arguments[0] == "auth" and ended.printed.split()[:1] == ["no"]):
         said = _line(ended.complained.strip() or ended.printed.strip() or "it printed nothing")
         return NotAvailable(f"{FORBIDDEN if '(Forbidden)' in ended.complained else 'no answer'}: {name}: {said}")
     if len(ended.printed.encode()) >= MOST_BYTES:
@@ -136,7 +136,15 @@ def _list(value: Any, *keys: str) -> list[Any]:
 
 def _items(document: Any) -> list[Any] | NotAvailable:
     found = _at(document, "items")
-    return found if isinstance(found, list) else NotAvailable("kubectl's answer is no list of the API")
+    is_list = isinstance(found, list) and all(isinstance(_at(one, "metadata", "name"), str) for one in found)
+    return found if is_list else NotAvailable("kubectl's answer is no list of the API")
+
+
+def _apis(text: str) -> list[str] | NotAvailable:
+    """Groups with their versions. Each cluster has the core API, ``v1``; a text without it, or with other words, is no list."""
+    words = text.split()
+    is_list = "v1" in words and all(re.fullmatch(r"([a-z0-9.-]+/)?v\d+((alpha|beta)\d+)?", one, re.ASCII) for one in words)
+    return words if is_list else NotAvailable(f"kubectl api-versions: {_line(text)!r} is no list of APIs")
 
 
 def _name(item: Any) -> str:
@@ -277,18 +285,19 @@ def _balanced(items: list[Any]) -> str:
     return f"{sum(bool(_at(one, 'status', 'loadBalancer', 'ingress')) for one in found)} of {len(found)}"
 
 
-def _has(api: str) -> Callable[[str], bool]:
-    return lambda text: api in text.split()
+def _has(api: str) -> Callable[[list[str]], bool]:
+    return lambda apis: api in apis
 
 
-def _schedulers(text: str) -> list[str]:
-    groups = {one.partition("/")[0] for one in text.split()}
+def _schedulers(apis: list[str]) -> list[str]:
+    groups = {one.partition("/")[0] for one in apis}
     return sorted(name for group, name in SCHEDULERS.items() if group in groups)
 
 
 def _granted(said: dict[str, str | NotAvailable]) -> list[str] | NotAvailable:
-    answers = all_or_why(said.values())
-    return apply(lambda words: [name for name, one in zip(said, words, strict=True) if one.split()[:1] == ["yes"]], answers)
+    decided: Callable[[str], str | NotAvailable] = matching("(yes|no)\\b", "answer of kubectl auth can-i")
+    answers = all_or_why(apply(decided, one) for one in said.values())
+    return apply(lambda words: [name for name, one in zip(said, words, strict=True) if one == "yes"], answers)
 
 
 _CLUSTER = "kubernetes_operators"
@@ -313,7 +322,7 @@ class KubernetesCluster:
     daemonsets: dict[str, str | NotAvailable] | NotAvailable = row(_of("daemonsets", _daemonsets), None, _CLUSTER)
     mpi_operator: bool | NotAvailable = row(_of("apis", _has("kubeflow.org/v2beta1")), None, EVIDENCE, _SHOWN)
     schedulers: list[str] | NotAvailable = row(_of("apis", _schedulers), None, EVIDENCE, _SHOWN)
-    device_classes: bool | NotAvailable = row(_of("apis", lambda text: "resource.k8s.io/" in text), None, EVIDENCE, _SHOWN)
+    device_classes: bool | NotAvailable = row(_of("apis", lambda apis: "resource.k8s.io/" in f"{apis}"), None, EVIDENCE, _SHOWN)
     exporters: list[str] | NotAvailable = row(_of("daemonsets", _named(EXPORTERS)), None, EVIDENCE, _SHOWN)
     metrics_by_pod: bool | NotAvailable = row(_of("daemonsets", _by_pod), None, EVIDENCE, _SHOWN)
     remediation: list[str] | NotAvailable = row(_of("daemonsets", _named(DOCTORS)), None, EVIDENCE, _SHOWN)
@@ -330,7 +339,7 @@ def read_cluster() -> KubernetesCluster:
         said = {name: asked.submit(ask, *words) for name, words in QUESTIONS.items()}
         rights = {name: asked.submit(ask, "auth", "can-i", *words) for name, words in RIGHTS.items()}
     texts = {name: one.result() for name, one in said.items()}
-    answers: dict[str, Any] = {name: one if name == "apis" else apply(parse, one) for name, one in texts.items()}
+    answers: dict[str, Any] = {name: apply(_apis if name == "apis" else parse, one) for name, one in texts.items()}
     answers |= {name: apply(_items, answers[name]) for name, words in QUESTIONS.items() if words[0] == "get"}
     return read(KubernetesCluster, {**answers, "rights": {name: one.result() for name, one in rights.items()}})
 

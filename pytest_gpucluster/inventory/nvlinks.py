@@ -40,7 +40,7 @@ TROUBLES = (
     (12, 3, 2, "no partition assigned"),
     (14, 3, 2, "global fabric manager disconnected"),
 )
-"""Shift and mask of each part of the health mask, the value that is not good, and what it says (nvml.h); 0 says nothing."""
+"""Shift and mask of each part of the health mask, the bad value, and what it says (nvml.h); 0 says nothing, 3 is no value."""
 CONFIGURATION_SHIFT, CONFIGURATION_MASK = 8, 0xF
 CONFIGURATIONS = {
     2: "incorrect system GUID",
@@ -139,7 +139,7 @@ class GpuFabric:
     error: str | None = judged("fabric_state")
     cluster_uuid: str = judged("fabric_state")
     clique: int = judged("fabric_state")
-    troubles: list[str] = judged("fabric_state")
+    troubles: list[str] | NotAvailable = judged("fabric_state")
 
 
 ALONE = GpuFabric(state=JOINED, error=None, cluster_uuid="00000000-0000-0000-0000-000000000000", clique=0, troubles=[])
@@ -224,10 +224,10 @@ class _FabricInfo(ctypes.Structure):
 
 
 def _troubles(mask: int, summary: int) -> list[str] | NotAvailable:
-    if summary > max(SUMMARIES) or any(mask >> shift & bits == bits for shift, bits, _, _ in TROUBLES):
-        return NotAvailable(f"its health {mask:#x}, in all {summary}, is not known")
     found = [text for shift, bits, bad, text in TROUBLES if mask >> shift & bits == bad]
     configuration = mask >> CONFIGURATION_SHIFT & CONFIGURATION_MASK
     if configuration > 1:
         found.append(CONFIGURATIONS.get(configuration, f"incorrect configuration {configuration}"))
-    return [*found, SUMMARIES[summary]] if summary in SUMMARIES else found
+    found += [SUMMARIES[summary]] if summary in SUMMARIES else []
+    is_known = summary <= max(SUMMARIES) and not any(mask >> shift & bits == bits for shift, bits, _, _ in TROUBLES)
+    return found if found or is_known else NotAvailable(f"its summary is {summary} and its mask {mask:#x}: not known here")

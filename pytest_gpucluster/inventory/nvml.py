@@ -114,8 +114,6 @@ REPAIRED = "errors that were repaired: they foretell, and no limit has a source 
 IDLE = "of an idle GPU; `clocks_under_load` judges them under load"
 IDLE_LINK = "an idle link slows down; `pcie_link` judges it under load"
 NS_PER_S = 1e9
-NO_VALUE = 2**64 - 1
-"""NVML_VALUE_NOT_AVAILABLE (nvml.h), -1, in 64 bits without a sign."""
 GIB = 2**30
 PLATFORM_VERSION_2 = 0x200002C
 SRAM_VERSION_1 = 0x1000068
@@ -139,17 +137,12 @@ def _gib(size_bytes: int) -> float:
     return round(int(size_bytes) / GIB, 3)
 
 
-def _watts(power_mw: int) -> float | NotAvailable:
-    return NotAvailable("NVML answers 2^32-1, its word for no value") if power_mw == 2**32 - 1 else power_mw / 1000
+def _watts(power_mw: int) -> float:
+    return power_mw / 1000
 
 
-def _count(number: int) -> int | NotAvailable:
-    """A counter of 64 bits without a sign."""
-    return NotAvailable("NVML answers -1, its word for no value") if number == NO_VALUE else number
-
-
-def _seconds(time_ns: float) -> float | NotAvailable:
-    return apply(lambda known: known / NS_PER_S, _count(int(time_ns)))
+def _seconds(time_ns: float) -> float:
+    return time_ns / NS_PER_S
 
 
 def _flag(at: int) -> Callable[[Sequence[int]], bool | NotAvailable]:
@@ -333,9 +326,9 @@ class GpuState:
         convert=lambda memory: _gib(memory.used),
     )
     ecc_enabled: bool | NotAvailable = row(Nvml("nvmlDeviceGetEccMode"), (1, 1), "ecc_enabled, gpu_worsened", convert=_flag(0))
-    ecc_uncorrected_volatile: int | NotAvailable = row(UNCORRECTED, 0, "ecc_uncorrected", convert=_count)
-    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, EVIDENCE, "of `ecc_uncorrected`", convert=_count)
-    ecc_corrected_volatile: int | NotAvailable = row(CORRECTED, 0, NOBODY, REPAIRED, convert=_count)
+    ecc_uncorrected_volatile: int | NotAvailable = row(UNCORRECTED, 0, "ecc_uncorrected")
+    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, EVIDENCE, "of `ecc_uncorrected`")
+    ecc_corrected_volatile: int | NotAvailable = row(CORRECTED, 0, NOBODY, REPAIRED)
     remapped_rows_correctable: int | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, NOBODY, REPAIRED, convert=itemgetter(0))
     remapped_rows_uncorrectable: int | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, NOBODY, REPAIRED, convert=itemgetter(1))
     remapped_rows_pending: bool | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=_flag(2))
@@ -391,9 +384,9 @@ class GpuCounters:
     links NVML refuses all: one without NVLink.
     """
 
-    ecc_uncorrected: int | NotAvailable = row(UNCORRECTED, 0, "ecc_growth, gpu_errors_soak", convert=_count)
-    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, "ecc_growth", convert=_count)
-    ecc_corrected: int | NotAvailable = row(CORRECTED, 0, EVIDENCE, "of `ecc_growth`; nobody publishes a limit", convert=_count)
+    ecc_uncorrected: int | NotAvailable = row(UNCORRECTED, 0, "ecc_growth, gpu_errors_soak")
+    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, "ecc_growth")
+    ecc_corrected: int | NotAvailable = row(CORRECTED, 0, EVIDENCE, "of `ecc_growth`; nobody publishes a limit")
     pcie_replays: int | NotAvailable = row(PCIE_REPLAYS, 0, "pcie_replays, gpu_errors_soak")
     pcie_errors: dict[str, int] = row(
         _read_pcie,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,8 @@ _NO_VALUE = frozenset(
 """Errors by which NVML says that this GPU, driver or permission does not give the value."""
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Where the value of a field stands, by ``nvmlValueType_t``."""
+_MINUS_ONE = (2**32 - 1, 2**64 - 1)
+"""NVML_VALUE_NOT_AVAILABLE (nvml.h), -1, in numbers without a sign."""
 
 
 class NvmlError(GpuclusterError):
@@ -91,11 +94,13 @@ def session() -> Iterator[None]:
 
 
 def required(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's value; every error of NVML is raised as :class:`NvmlError`."""
+    """The function's value; every error of NVML, and a text that is none, is raised as :class:`NvmlError`."""
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
         raise _refused(error, function.__name__) from error
+    except UnicodeDecodeError:
+        raise NvmlError(f"its answer is no text ({function.__name__})", code=pynvml.NVML_ERROR_NO_DATA) from None
 
 
 def value_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -119,11 +124,16 @@ def optional(name: str, *arguments: Any) -> Any:
     if function is None:
         return NotAvailable(f"this version of nvidia-ml-py does not know it ({name})")
     try:
-        return required(function, *arguments)
+        return _known(required(function, *arguments))
     except NvmlError as error:
         if error.code in _NO_VALUE:
             return NotAvailable(str(error))
         raise
+
+
+def _known(number: Any) -> Any:
+    """A number, unless it stands for none."""
+    return NotAvailable("NVML answers -1, its word for no value") if type(number) is int and number in _MINUS_ONE else number
 
 
 def read_fields(handle: Any, *fields: tuple[int, int]) -> list[float | NotAvailable]:
@@ -140,7 +150,10 @@ def read_fields(handle: Any, *fields: tuple[int, int]) -> list[float | NotAvaila
 def _field(answer: Any) -> float | NotAvailable:
     """A driver that is older than a field calls its number an invalid argument."""
     if answer.nvmlReturn == pynvml.NVML_SUCCESS:
-        return float(getattr(answer.value, _MEMBERS[answer.valueType]))
+        kind = answer.valueType
+        value = getattr(answer.value, _MEMBERS[kind]) if 0 <= kind < len(_MEMBERS) else math.nan
+        is_number = math.isfinite(value)
+        return apply(float, _known(value)) if is_number else NotAvailable(f"NVML answers no number (field {answer.fieldId})")
     error = _refused(pynvml.NVMLError(answer.nvmlReturn), f"nvmlDeviceGetFieldValues, field {answer.fieldId}")
     if error.code in _NO_VALUE or error.code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
         return NotAvailable(str(error))

@@ -97,7 +97,7 @@ def matching(pattern: str, what: str, convert: Callable[[str], Result] | None = 
 
 def yes_or_no(number: float, *, most: int = 1) -> bool | NotAvailable:
     """A conversion: whether a flag is set. A number that its source does not define, beyond ``most``, says nothing."""
-    return bool(number) if 0 <= number <= most else NotAvailable(f"{number:g} is neither yes nor no")
+    return bool(number) if number in range(most + 1) else NotAvailable(f"{number:g} is neither yes nor no")
 
 
 def word_of(words: Mapping[int, str], what: str) -> Callable[[float], str | NotAvailable]:

@@ -79,7 +79,8 @@ class Criterion:
         if program is not None:
             self.left_out = DoesNotApplyError(f"needs {program}, which is not installed {where}", cause=f"no {program}")
         elif self.threshold.needs.root:
-            self.left_out = DoesNotApplyError(f"needs to run as root {where}", cause="not root")
+            text = f"needs to run as root {where}; root would see: {self.threshold.criterion}"
+            self.left_out = DoesNotApplyError(text, cause="not root")
         elif self.threshold.needs.error_counts:
             text = f"needs counts of errors (EDAC, AER), which the kernel does not show {where}"
             self.left_out = DoesNotApplyError(text, cause="no counts of errors")

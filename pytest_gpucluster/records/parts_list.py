@@ -27,8 +27,10 @@ KINDS = ("chassis", "board", "nic", "gpu")
 NOT_WRITTEN = ("to be filled", "not specified", "default string", "system serial", "chassis serial", "none", "n/a")
 PLACEHOLDERS = (*NOT_WRITTEN, "0123456789")
 """What firmware has in place of a serial that nobody wrote."""
-SHORTENED = re.compile(r"\d(?:[.,]\d+)?[eE]\+?\d+")
+SHORTENED = re.compile(r"\d(?:[.,]\d+)?[eE]\+?\d+|\d+[.,]0+")
 """A serial that a spreadsheet took for a number: its digits are lost."""
+NO_DIGIT = re.compile("[\\s\u200b\ufeff'\"=]")
+"""What people and spreadsheets put into or around a serial."""
 MOST_BYTES = 64 * 2**20
 """Of a file that is read."""
 
@@ -47,9 +49,14 @@ class ListedPart:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Which part it is; letters count alike in both cases, and a GUID in all its spellings."""
-        serial = self.serial.casefold()
-        return self.part, re.sub("^0x|[:-]", "", serial) if self.part == "nic" else serial
+        """Which part it is: letters count alike in both cases, a number with and without zeros before it, a GUID as it may be.
+
+        Spreadsheets drop such zeros, and write ``="0324"`` or an apostrophe to keep them.
+        """
+        serial = NO_DIGIT.sub("", self.serial).casefold()
+        if self.part == "nic":
+            return self.part, re.sub("^0x|[:-]", "", serial)
+        return self.part, serial.lstrip("0") if serial.isdecimal() else serial
 
     @property
     def label(self) -> str:
@@ -107,7 +114,7 @@ def _part(host: str, kind: str, name: str, readings: Mapping[str, Any]) -> Liste
 
 
 def _is_serial(text: str) -> bool:
-    return bool(text.strip("0:. -")) and not text.casefold().startswith(PLACEHOLDERS)
+    return bool(text.strip("0:. -")) and "\ufffd" not in text and not text.casefold().startswith(PLACEHOLDERS)
 
 
 def _text(value: Any) -> str:
@@ -138,7 +145,7 @@ def read_parts(file: Path, *, is_order: bool) -> list[ListedPart]:
     try:
         with file.open("rb") as opened:
             content = opened.read(MOST_BYTES + 1)
-        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = content.replace(b"\0", b"\xff").decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise ConfigurationError(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -179,12 +186,23 @@ def _csv_rows(text: str, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _json_rows(text: str, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{file} is no JSON: {one_line(str(error))}") from None
     if not isinstance(content, list) or not all(isinstance(one, dict) for one in content):
         raise ConfigurationError(f"{file} is no list of objects, each with part and serial")
     yield from ((f"{file}, object {number}", one) for number, one in enumerate(content, 1))
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON.
+
+    Raises:
+        ValueError: a key is there twice, and nobody knows which one counts.
+    """
+    if len({name.strip().casefold() for name, _ in pairs}) != len(pairs):
+        raise ValueError(f"a key is there twice in {', '.join(name for name, _ in pairs)}")
+    return dict(pairs)
 
 
 def _checked(row: Mapping[str, Any], where: str, *, is_order: bool) -> ListedPart:
@@ -208,12 +226,12 @@ def _checked(row: Mapping[str, Any], where: str, *, is_order: bool) -> ListedPar
             raise ConfigurationError(f"{where}: a {kind} without a serial")
         texts |= {"serial": "", "unread": texts.get("unread") or f"the file says {serial!r}"}
     if SHORTENED.fullmatch(serial):
-        raise ConfigurationError(f"{where}: {serial!r} is a number that a spreadsheet shortened, and no serial")
+        raise ConfigurationError(f"{where}: {serial!r} is a number that a spreadsheet made, and no serial")
     return ListedPart(**{**texts, "part": kind})
 
 
 def _cell(text: str) -> str:
-    text = one_line(text).strip()
+    text = one_line(text.strip()).strip()
     return text[1:] if text[:1] == "'" and text[1:].startswith(FORMULA) else text
 
 

@@ -247,6 +247,9 @@ class CriterionEntry(EntryKeys):
     profiles: dict[str, Override] = {}
 
 
+NOT_DATED = "not dated"
+
+
 class KnownFault(_StrictModel):
     """A fault of versions of a component: ``fixed`` are the first ones without it, of each branch; ``since`` the first with it.
 
@@ -259,7 +262,7 @@ class KnownFault(_StrictModel):
     older: Literal["failure", "remark"] = "failure"
     fault: Text
     source: Text
-    date: Text = "not dated"
+    date: Text = NOT_DATED
     machine: Text | None = None
     flavour: Text | None = None
     algorithm: Text | None = None

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.schema_errors import listed
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds.schema import KnownFault, Versions, part_of, read_model
+from pytest_gpucluster.thresholds.schema import NOT_DATED, KnownFault, Versions, part_of, read_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -145,11 +146,30 @@ def packaged_versions() -> Versions:
 
 
 def problems_of(versions: Versions, document: Document, path: KeyPath = ()) -> Iterator[Problem]:
-    """The versions of a table that their own scheme does not know, and faults that no host could have."""
+    """The versions of a table that their own scheme does not know, dates that are none, and faults twice or of no host."""
     for component, faults in versions.written().items():
         for number, fault in enumerate(faults):
-            for why in _wrong(component, fault):
+            twice = ["the same fault stands above, in all its words"] if fault in faults[:number] else []
+            for why in (*_wrong(component, fault), *twice):
                 yield document.problem((*path, component, number), f"{why} (in 'versions').")
+
+
+def remarks_of(versions: Versions, document: Document) -> Iterator[Problem]:
+    """Faults whose date lies ahead of this machine's clock. A date changes no outcome, so it stops no run."""
+    for component, faults in versions.written().items():
+        for number, fault in enumerate(faults):
+            if _day(fault.date) > date.today():  # noqa: DTZ011 -- a day of the local calendar, as people write it
+                text = f"the date {fault.date} of a fault of {SCHEMES[component].title} lies in the future (in 'versions')."
+                yield document.problem(("versions", component, number), text)
+
+
+def _day(text: str) -> date:
+    """The day of a fault; the first of all where it is not dated.
+
+    Raises:
+        ValueError: the text is no day.
+    """
+    return date.min if text == NOT_DATED else date.fromisoformat(text)
 
 
 def _wrong(component: str, fault: KnownFault) -> Iterator[str]:
@@ -162,6 +182,10 @@ def _wrong(component: str, fault: KnownFault) -> Iterator[str]:
         yield f"only a kernel has a 'flavour', and {SCHEMES[component].title} has none"
     elif fault.flavour is not None and not re.fullmatch(r"[a-z]+\d*", fault.flavour):
         yield f"{fault.flavour!r} is no flavour such as 'nvidia' or 'el9'"
+    try:
+        _day(fault.date)
+    except ValueError:
+        yield f"{fault.date!r} is no date such as '2026-01-31'"
     if fault.machine not in (None, *MACHINES):
         yield f"'machine' is {fault.machine!r}, and must be one of {', '.join(MACHINES)}"
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +16,7 @@ from tests.support.fleets import not_green, simulate
 from tests.support.launching import ACCEPTANCE
 from tests.support.nvml_simulator import build, environment
 from tests.support.runs import run_pytest
+from tests.support.strangers import as_stranger, home_of_stranger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,3 +57,32 @@ def test_beside_a_job_without_load_or_acceptance(tmp_path: Path) -> None:
     assert [row["outcome"] for row in ran.results["criteria"]] == ["passed"] * 6, ran.stdout
     assert (ran.results["verdict"], ran.returncode != 0) == ("INCOMPLETE", True)
     assert AUDIT in ran.results["verdict_line"]
+
+
+def test_as_a_user_who_is_not_root() -> None:
+    """The whole command, beside a job: each outcome with its reason, no traceback, and root is never named without its use.
+
+    Torch here has no CUDA, so ``torch_sees_gpus`` fails; nothing else is bad or unread for lack of rights.
+    """
+    with home_of_stranger() as home:
+        variables = {**environment(build(home), BUSY), "HOME": str(home), "TMPDIR": str(home)}
+        for file in (home, *home.iterdir()):
+            file.chmod(0o755 if file.is_dir() else 0o644)
+        command = as_stranger([sys.executable, "-m", "pytest_gpucluster.cli", "audit", "--", "--gpucluster-profile=h200-sxm"])
+        done = subprocess.run(command, cwd=home, env=variables, capture_output=True, text=True, timeout=300, check=False)
+        said = done.stdout + done.stderr
+        results = json.loads((home / "gpucluster-audit" / "results.json").read_text(encoding="utf-8"))
+    assert "Traceback" not in said
+    assert "ACCEPTED" not in said
+    assert (results["verdict"], done.returncode) == ("REJECTED", 1)
+    assert AUDIT in results["verdict_line"]
+    rows = [row for row in results["criteria"] if row["outcome"] != "not_selected"]
+    assert [row["criterion"] for row in rows if row["outcome"] in ("failed", "error", "noisy", "missing")] == [
+        "torch_sees_gpus"
+    ]
+    assert len({row["criterion"] for row in rows if row["outcome"] == "passed"}) >= 25
+    reasons = [row["reason"] for row in rows if row["outcome"] != "passed"]
+    assert all(reasons)
+    asking = [line for line in [*said.splitlines(), *reasons] if re.search(r"\b(as|needs|only|which) root\b", line)]
+    assert [line for line in asking if not re.search(r"root would see|which root reads", line)] == []
+    assert results["timings"]["measuring_s"] < 20

@@ -54,7 +54,7 @@ class Host:
     folder: Path
     library: Path
 
-    def set(self, *, log: str | None = DRIVER, boot: str = "first") -> None:
+    def set(self, *, log: str | None = DRIVER, boot: str = "1" * 32) -> None:
         """What its kernel has logged since which boot."""
         (self.folder / "boot").write_text(boot, encoding="utf-8")
         if log is not None:
@@ -148,7 +148,7 @@ def test_the_node_crashed(tmp_path: Path, library: Path) -> None:
     host = Host(folder=tmp_path, library=library)
     host.set()
     host.cut()
-    host.set(boot="second")
+    host.set(boot="2" * 32)
     ran = host.go_on(f"{HEALTHY}1.ecc.unc.agg 7\n")
     assert "soak_resumed" not in ran.results
     assert "a new soak begins, as node0-gpu0 has another boot id" in ran.stdout

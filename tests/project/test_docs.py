@@ -370,6 +370,10 @@ def test_every_requirement_is_answered_once() -> None:
     found = made.answers(content, criteria)
     assert found["N-011"] == ("judged", "`shared_paths`")
     assert [name for name, (kind, words) in found.items() if kind == "refused" and not words.endswith(".")] == []
+    by_id = {one for entry in criteria.values() for one in entry.ids}
+    assert {name for name, (kind, _) in found.items() if kind == "judged" and name not in by_id} == {
+        name for name, one in content["requirements"].items() if one["list"] == "expectations" and "judged" in one
+    }
     page = made.page(content, criteria)
     for name in content["requirements"]:
         assert f"| {name} | " in page

@@ -53,7 +53,12 @@ def healthy(name: str) -> dict[str, Any]:
     """The answer to each question of a cluster in which all is well."""
     by_pod = [{"name": "DCGM_EXPORTER_KUBERNETES", "value": "true"}]
     default = {"storageclass.kubernetes.io/is-default-class": "true"}
-    claim = {"spec": {"storageClassName": "shared-nfs"}, "status": {"phase": "Bound", "accessModes": ["ReadWriteMany"]}}
+    named: dict[str, Any] = {"metadata": {"name": "made"}}
+    claim = {
+        **named,
+        "spec": {"storageClassName": "shared-nfs"},
+        "status": {"phase": "Bound", "accessModes": ["ReadWriteMany"]},
+    }
     address = {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}
     return {
         "node": node(name),
@@ -71,7 +76,9 @@ def healthy(name: str) -> dict[str, Any]:
         ),
         "persistentvolumeclaims": listed(claim),
         "ingressclasses": listed({"metadata": {"name": "nginx"}}),
-        "services": listed({"spec": {"type": "LoadBalancer"}, "status": address}, {"spec": {"type": "ClusterIP"}}),
+        "services": listed(
+            {**named, "spec": {"type": "LoadBalancer"}, "status": address}, {**named, "spec": {"type": "ClusterIP"}}
+        ),
     }
 
 

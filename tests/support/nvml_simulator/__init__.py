@@ -115,7 +115,7 @@ def plant(environment: dict[str, str], scenario: str) -> None:
     """Replace the scenario under a process that runs with ``environment``: its next NVML call sees the new one."""
     target = Path(environment["FAKE_NVML"])
     fresh = target.with_suffix(".new")
-    fresh.write_text(scenario, encoding="utf-8")
+    fresh.write_text(scenario, encoding="utf-8", errors="surrogateescape")
     fresh.replace(target)
 
 

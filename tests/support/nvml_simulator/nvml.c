@@ -611,7 +611,7 @@ static void read_field(int gpu, Field *field)
     field->value.number = (unsigned)number(gpu, key, healthy_number(name));
 }
 
-/* nvlink.tx and nvlink.rx, in KiB: 0; pcie.tx and pcie.rx, in bytes: 0 */
+/* nvlink.tx and nvlink.rx, in KiB: 0; pcie.tx and pcie.rx, in bytes: 0. Of all fields: field.type 0 (double), field.bits 0x7ff8... */
 static void answer(int gpu, Field *field)
 {
     char key[KEY_LENGTH];
@@ -634,6 +634,8 @@ static void answer(int gpu, Field *field)
         else
             read_field(gpu, field);
     }
+    field->type = (int)number(gpu, "field.type", field->type);
+    field->value.wide = (unsigned long long)number(gpu, "field.bits", (long long)field->value.wide);
 }
 
 Return nvmlDeviceGetFieldValues(Device device, int count, Field *fields)

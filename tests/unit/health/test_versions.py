@@ -34,6 +34,7 @@ def judged(
     **software: Any,
 ) -> Finding:
     """What is found of a host that is healthy but for this."""
+    num_nodes = software.pop("num_nodes", 16)
     state = HostState(
         facts=healthy(HostFacts, kernel=kernel),
         versions={**GOOD, **(versions or {})},
@@ -41,7 +42,7 @@ def judged(
         management=healthy(Management),
         variables={},
     )
-    return judge_versions(state, nics, known, num_nodes=16, fabric=fabric)
+    return judge_versions(state, nics, known, num_nodes=num_nodes, fabric=fabric)
 
 
 def adapters(*firmware: Any, driver: str = "mlx5_core") -> list[Nic]:
@@ -64,6 +65,7 @@ def test_adapters_that_cannot_be_read(fabric: str) -> None:
     needs_adapters = fabric in ("infiniband", "roce", "efa")
     assert (found.unknown == {HERE: ("firmware is not available: Permission denied",)}) == needs_adapters
     assert bool(found.unknown) == needs_adapters
+    assert judged(nics=REFUSED, fabric=fabric, num_nodes=1).unknown == {}
 
 
 @pytest.mark.parametrize(
@@ -78,9 +80,11 @@ def test_adapters_that_cannot_be_read(fabric: str) -> None:
         ({"nics": adapters("28.39.1002")}, "firmware of mlx5_0 28.39.1002 is older than 39.8002: CVE-2025-23351"),
         ({"nics": adapters("28.41.1000")}, "older than 43.8002"),
         ({"kernel": "6.8.0-60-generic"}, "kernel 6.8.0-60-generic is older than 6.8.0-124: CVE-2026-46300"),
+        ({"kernel": "5.15.0-1053-azure"}, "kernel 5.15.0-1053-azure is older than 5.15.0-1059: CVE-2024-1086"),
         ({"kernel": "5.15.0-1046-nvidia"}, "kernel 5.15.0-1046-nvidia is older than 5.15.0-1047: CVE-2024-1086"),
         ({"cuda_toolkit": "12.4.1"}, "CUDA toolkit 12.4.1 is older than 13.1"),
         ({"ofed": "MLNX_OFED_LINUX-23.10-1.1.9.0"}, "is older than 23.10-5.1.4.0: CVE-2025-23263"),
+        ({"ofed": "24.10-1.1.4.0"}, "OFED 24.10-1.1.4.0 is older than 24.10-3.2.5.0: CVE-2025-23263"),
         ({"ofed": "OFED-internal-24.04-0.7.0"}, "is older than 24.10-3.2.5.0"),
     ],
 )
@@ -115,11 +119,14 @@ def test_what_is_not_old(changes: dict[str, Any]) -> None:
     ("changes", "says"),
     [
         ({"versions": {"driver": "simulated"}}, "NVIDIA driver is 'simulated', which is no version of NVIDIA driver"),
+        ({"versions": {"driver": "550.54.15-0ubuntu1"}}, "NVIDIA driver is '550.54.15-0ubuntu1', which is no version"),
         ({"versions": {"driver": REFUSED}}, "NVIDIA driver is not available: Permission denied"),
         ({"versions": {"NCCL": "master"}}, "NCCL is 'master'"),
         ({"nics": adapters(REFUSED)}, "firmware of mlx5_0 is not available: Permission denied"),
         ({"nics": adapters("N/A")}, "firmware of mlx5_0 is 'N/A'"),
         ({"kernel": "rolling"}, "kernel is 'rolling'"),
+        ({"kernel": "1:5.15.0-1053-azure"}, "kernel is '1:5.15.0-1053-azure'"),
+        ({"ofed": "2:24.10-1.1.4.0"}, "OFED is '2:24.10-1.1.4.0'"),
         ({"cuda_toolkit": REFUSED}, "CUDA toolkit is not available"),
         ({"ofed": "a build of ours"}, "OFED is 'a build of ours'"),
     ],

@@ -239,8 +239,8 @@ def test_a_healthy_cluster(on_path: Path) -> None:
         (daemonset("nvidia-driver-daemonset", ready="many"), [], ["nvidia-driver-daemonset: not available: no counts"]),
         (daemonset("kube-proxy", ready=0, namespace="kube-system"), [], []),
         (daemonset("nvidia-mig-manager", ready=0, wanted=0), [], []),
-        ({"metadata": 7}, [], []),
-        ("no object", [], []),
+        ({"metadata": 7}, [], ["the DaemonSets: not available: kubectl's answer is no list"]),
+        ("no object", [], ["the DaemonSets: not available: kubectl's answer is no list"]),
     ],
 )
 def test_a_planted_daemonset(planted: Any, facts: list[str], doubts: list[str], on_path: Path) -> None:
@@ -281,12 +281,31 @@ def test_a_question_that_is_forbidden(question: str, field: str, on_path: Path) 
     assert sum("not available" in words for words in found.evidence.values()) < 7
 
 
-@pytest.mark.parametrize("answer", ["{}", '{"items": 7}', "[]", '{"items": [7, null, {"metadata": {"name": 7}}]}'])
-def test_lists_that_are_none(answer: str, on_path: Path) -> None:
-    """No answer stops the readers."""
-    answers = {name: answer if name not in ("node", "version", "api-versions") else one for name, one in healthy(NAME).items()}
-    fake_kubectl.install(on_path, answers)
-    health.judge_operators(read_cluster())
+NO_LISTS = ("{}", '{"items": 7}', "[]", '{"items": [null]}', '{"items": [{"metadata": {"name": 7}}]}', "null", "404", "<html>")
+NO_APIS = (
+    "Welcome to nginx!",
+    "v2",
+    "apps/v1\nnvidia.com/v1",
+    "v1 <html>",
+    '{"kind": "APIGroupList"}',
+    "nvidia.com/v1\nv1\n\ufffd",
+)
+
+
+@pytest.mark.parametrize("answer", [*NO_LISTS, *NO_APIS])
+def test_garbage_is_no_bare_cluster(answer: str, on_path: Path) -> None:
+    """Of no question: what was not understood is unknown, and never that there is nothing."""
+    fake_kubectl.install(on_path, dict.fromkeys(healthy(NAME), answer), before=f"[ $1 = auth ] && echo '{answer}' && exit 0")
+    found = health.judge_operators(read_cluster())
+    assert (found.facts, len(found.doubts)) == ((), 3)
+    assert {name for name, words in found.evidence.items() if "not available" not in words} == set()
+
+
+@pytest.mark.parametrize("said", ["no", "no - no RBAC policy matched"])
+def test_a_right_that_is_not_granted(said: str, on_path: Path) -> None:
+    """Some servers say why."""
+    fake_kubectl.install(on_path, healthy(NAME), before=f"[ $1 = auth ] && echo '{said}' && exit 1")
+    assert read_cluster().rights == []
 
 
 def test_info(on_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,7 +183,7 @@ def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
             "4.power.limit_mw 4294967295",
             4,
             "power_limit_w",
-            {"why": "NVML answers 2^32-1, its word for no value"},
+            {"why": "NVML answers -1, its word for no value"},
         ),
         ("4.power.default_mw 600000", 4, "power_limit_default_w", 600.0),
         ("4.temp.mem 95", 4, "memory_temperature_c", 95),

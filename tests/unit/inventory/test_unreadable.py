@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.inventory import host, host_load, kubernetes, machine, nics, numa, pci_tree, program, slurm, watched_node
+from pytest_gpucluster.inventory import (
+    host,
+    host_load,
+    identity,
+    kubernetes,
+    machine,
+    nics,
+    numa,
+    pci_tree,
+    program,
+    slurm,
+    watched_node,
+)
+from pytest_gpucluster.inventory.driver_events import KernelLog
 from pytest_gpucluster.inventory.host_load import HostWatch
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.sysfs import MOST_BYTES, read_text
@@ -56,6 +69,8 @@ FILES = {
     "proc/self/cgroup": "0::/job_1/step",
     "proc/sys/kernel/numa_balancing": "0",
     "proc/sys/kernel/perf_event_paranoid": "2",
+    "proc/sys/kernel/random/boot_id": "0b5cbd4e-6f3f-4d4b-9d1c-5a6c3f1f2e11",
+    "dev/kmsg": "6,1,1,-;NVRM: loading NVIDIA UNIX Open Kernel Module\n",
     "proc/driver/nvidia/params": "RmProfilingAdminOnly: 1",
     "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module  570",
     "proc/driver/nvidia-nvswitch/devices/0000:05:00.0/information": "BIOS Version: 96.10.57.00.01",
@@ -79,12 +94,21 @@ def watched(root: Path) -> Any:
     return watch.load
 
 
+def logged(root: Path) -> Any:
+    """What the kernel log shows, and whether that is all."""
+    log = KernelLog(root / "dev/kmsg")
+    return log.read(), log.why
+
+
 READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "host": (
         lambda root: host.read_host(sys=root / "sys", proc=root / "proc", os_release=root / "os-release", shm=root),
         (f"{CPUS}/[osv]*", f"{CPUS}/cpu0/[!t]*", f"{CPUS}/cpu0/topology/[!t]*", "sys/kernel", "sys/module/[mg]*",
-         "proc/cpuinfo", "proc/meminfo", "proc/self/status", "proc/sys", "proc/driver/nvidia/params", "os-release"),
+         "proc/cpuinfo", "proc/meminfo", "proc/self/status", "proc/sys/kernel/[np]*", "proc/driver/nvidia/params",
+         "os-release"),
     ),
+    "boot": (lambda root: identity.read_boot_id(root / "proc/sys/kernel/random/boot_id"), ("**/boot_id",)),
+    "kernel log": (logged, ("dev/kmsg",)),
     "memory limit": (
         lambda root: host.read_memory_limit("1", own=root / "proc/self/cgroup", cgroups=root / "cgroups"),
         ("proc/self/cgroup", "cgroups"),

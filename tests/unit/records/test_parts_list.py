@@ -81,14 +81,45 @@ def test_what_differs(tmp_path: Path, changed: dict[str, Any], wrong: list[str],
         "\n\nPART,SERIAL,,\n,,,\ngpu,1654024000001,,\n",
         '[{"Part": "GPU", " Serial": "1654024000001"}]',
         '\ufeff[{"part": "nic", "serial": "0x946DAE0300112233"}]',
+        '"part";"serial"\n"gpu";"1654024000001\n"\n',
+        "part,serial\ngpu,1654 0240 00001\nchassis,\u200bc-1\n",
+        "part,serial\ngpu,'1654024000001\n",
+        'part,serial\ngpu,"=""1654024000001"""\n',
+        "part,serial\ngpu,01654024000001\n",
         "part,serial\nnic,946dae0300112233\n",
         "part,serial\nnic,946d-ae03-0011-2233\n",
     ],
-    ids=["Excel", "old Macs", "empty columns", "JSON in capitals", "a GUID in hex", "a GUID without colons", "with hyphens"],
+    ids=[
+        "Excel",
+        "old Macs",
+        "empty columns",
+        "JSON in capitals",
+        "a GUID in hex",
+        "quoted, with a new line",
+        "with blanks",
+        "with an apostrophe",
+        "as a formula",
+        "with a zero",
+        "a GUID without colons",
+        "with hyphens",
+    ],
 )
 def test_other_spellings_of_the_same_order(tmp_path: Path, order: str) -> None:
     """As spreadsheets and other tools write it."""
     assert compared(tmp_path, order, parts_of(machine())) == ([], [])
+
+
+def test_a_zero_that_is_a_part_of_a_text(tmp_path: Path) -> None:
+    """Only of numbers it counts for nothing."""
+    chassis = machine(dmi={**DMI, "chassis_serial": "0C-1"})
+    assert compared(tmp_path, "part,serial\nchassis,C-1\n", parts_of(chassis))[0] != []
+
+
+def test_a_serial_that_is_no_text(tmp_path: Path) -> None:
+    """Firmware that has bytes of another kind there: not known, so nothing is missing."""
+    chassis = machine(dmi={**DMI, "chassis_serial": "\ufffd\ufffd"})
+    wrong, unknown = compared(tmp_path, "part,serial\nchassis,C-1\n", parts_of(chassis))
+    assert (wrong, len(unknown)) == ([], 2)
 
 
 @pytest.mark.parametrize("serial", ["N/A", "none", "To be filled by O.E.M.", "0000000", "-"])
@@ -151,11 +182,24 @@ def test_written_and_read_again(tmp_path: Path, text: Any) -> None:
         ("part,serial\ngpu,\n", ":2: a gpu without a serial"),
         ("part,serial\ngpus,1\n", "'gpus' is no part; say chassis, board, nic, gpu. Did you mean 'gpu'?"),
         ("part,serial\ngpu,1\ngpu,1\n", ":3: gpu 1 is listed twice, first at"),
-        ("part,serial\ngpu,1.65402E+12\n", "a number that a spreadsheet shortened"),
+        ("part,serial\ngpu,1.65402E+12\n", "a number that a spreadsheet made"),
+        ("part;serial\ngpu;1,65E+12\n", "a number that a spreadsheet made"),
+        ("part,serial\ngpu,1654024000001.0\n", "a number that a spreadsheet made"),
+        ("part,serial\nchassis,c-1\nchassis,C-1\n", ":3: chassis C-1 is listed twice"),
+        ("part,serial\ngpu,01\ngpu,1\n", ":3: gpu 1 is listed twice"),
+        ("part\ngpu\n", "no column serial"),
+        ("part,serial,qty\ngpu,1,8\n", "no column 'qty'"),
+        ("part,serial\npsu,1\n", "'psu' is no part"),
+        ("sep=;\npart;serial\ngpu;1\n", "no column 'sep='"),
+        ("p\0a\0r\0t\0,\0s\0e\0r\0i\0a\0l\0", "is no text in UTF-8"),
         ('part,serial\ngpu,"1\n', "no CSV"),
         ("[1]", "no list of objects"),
         ("{}", "no list of objects"),
         ("[", "is no JSON"),
+        ('[{"part": "gpu", "serial": "1", "serial": "2"}]', "a key is there twice in part, serial, serial"),
+        ('[{"part": "gpu", "serial": "1", "Serial": "2"}]', "a key is there twice"),
+        ('[{"part": "gpu", "serial": "1", "model": null}]', "model is no text"),
+        ('{"parts": [{"part": "gpu", "serial": "1"}]}', "no list of objects"),
         ('[{"part": "gpu", "serial": 1654024000001}]', "serial is no text"),
     ],
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import date
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import versions
 from pytest_gpucluster.thresholds.load import load
@@ -137,13 +139,16 @@ def test_what_to_update_to(component: str, text: str, one: KnownFault, update: s
     assert needed(component, known(component, text), one) == update
 
 
+TWICE = "{fixed: ['1.2.8'], fault: x, source: y}"
+
+
 def test_the_packaged_table() -> None:
     """It is read, covers every component, and each fault has a date, a source and versions that its scheme knows."""
     table = packaged_versions()
     assert set(SCHEMES) == set(type(table).model_fields)
     every = [one for component in SCHEMES for one in getattr(table, component)]
     assert len(every) >= 15
-    assert {one.date == "not dated" or len(one.date) != len("2024-01-31") for one in every} == {False}
+    assert all(date.fromisoformat(one.date) for one in every)
     assert {one.older for one in table.container_toolkit} == {"failure"}
 
 
@@ -162,6 +167,10 @@ def test_the_packaged_table() -> None:
         ("versions: {driver: [{fixed: ['570.86.10'], flavour: generic, fault: x, source: y}]}", "only a kernel has"),
         ("versions: {kernel: [{fixed: ['6.8.0-8'], flavour: Nvidia-64k, fault: x, source: y}]}", "'Nvidia-64k' is no flavour"),
         ("versions: {nccl: [{fixed: ['2.28.9'], machine: arm64, fault: x, source: y}]}", "'machine' is 'arm64'"),
+        ("versions: {runc: [{fixed: ['1.2.8'], fault: x, source: y, date: soon}]}", "'soon' is no date such as '2026-01-31'"),
+        ("versions: {runc: [{fixed: ['1.2.8'], fault: x, source: y, date: '2026-02-30'}]}", "'2026-02-30' is no date"),
+        (f"versions: {{runc: [{TWICE}, {TWICE}]}}", "the same fault stands above"),
+        ("versions: {runc: [], runc: []}", "twice"),
         ("versions: {driver: [{fixed: ['535.1.1'], since: '570.1.1', fault: x, source: y}]}", "no version is between"),
     ],
 )
@@ -173,6 +182,18 @@ def test_a_table_of_a_site_that_is_wrong(tmp_path: Path, text: str, says: str) -
         load(path)
     assert "site.yaml:3: " in str(caught.value)
     assert says in str(caught.value)
+
+
+def test_a_date_in_the_future(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A remark of lint: the clock of a host may be wrong, so no run is refused for it. A past one is none."""
+    path = tmp_path / "site.yaml"
+    for day, remarks in (("2999-01-31", 1), ("2026-01-31", 0)):
+        fault = f"{{fixed: ['1.2.8'], fault: x, source: y, date: '{day}'}}"
+        path.write_text(f"{OVERLAY}versions: {{runc: [{fault}]}}\n", encoding="utf-8")
+        assert main(["lint", str(path)]) == 0
+        assert load(path).versions["runc"]
+        shown = capsys.readouterr().out
+        assert shown.count(f"site.yaml:3: the date {day} of a fault of runc lies in the future") == remarks
 
 
 def test_a_table_of_a_site(tmp_path: Path) -> None:
