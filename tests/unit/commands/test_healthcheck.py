@@ -11,12 +11,14 @@ from pytest_gpucluster.commands import healthcheck
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.inventory import machine
 from tests.support import fake_slurm
-from tests.support.nvml_simulator import Readers, build, environment, readers
+from tests.support.nvml_simulator import environment
 from tests.support.sysfs import GPU_CLASS, MadeSys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.support.nvml_simulator import Readers
 
 GRES = "gpu:h200:8"
 OURS = " Reason=gpucluster: 2 uncorrected memory errors [root@2026-11-26T12:00:00]"
@@ -40,13 +42,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     return folder
-
-
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
-    """One process that reads NVML for all tests but those of :func:`plant_for_child`."""
-    with readers(build(tmp_path_factory.mktemp("nvml"))) as started:
-        yield started
 
 
 @pytest.fixture
