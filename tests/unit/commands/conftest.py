@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.nvml_simulator import build
+from tests.support.nvml_simulator import Readers, build, readers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -16,3 +17,10 @@ if TYPE_CHECKING:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The simulated NVML."""
     return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="module")
+def simulated(library: Path) -> Iterator[Readers]:
+    """One process that reads NVML, in place of a child for each reading."""
+    with readers(library) as started:
+        yield started

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.nvml_simulator import Readers
+
 GRES = "gpu:h200:8"
 OURS = " Reason=gpucluster: 2 uncorrected memory errors [root@2026-11-26T12:00:00]"
 FOREIGN = " Reason=bad cable, ticket 4711 [me@2026-11-26T12:00:00]"
@@ -43,8 +45,18 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def plant(library: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Simulates GPUs for the child that reads NVML."""
+def plant(simulated: Readers, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Simulates GPUs: what the child would read of them."""
+
+    def planted(scenario: str) -> None:
+        monkeypatch.setattr(machine, "survey_gpus", lambda _within_s: simulated.survey(scenario))
+
+    return planted
+
+
+@pytest.fixture
+def plant_for_child(library: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Simulates GPUs for the child that reads NVML, as on a real node: it costs a start of Python for each reading."""
 
     def planted(scenario: str) -> None:
         for name, value in environment(library, scenario).items():
@@ -153,9 +165,9 @@ def test_asked_for_by_the_environment(plant: Callable[[str], None], monkeypatch:
         assert len(updates(slurm)) == words
 
 
-def test_the_same_reason_is_written_once(plant: Callable[[str], None], slurm: Path) -> None:
+def test_the_same_reason_is_written_once(plant_for_child: Callable[[str], None], slurm: Path) -> None:
     """Slurm adds who and when to it; that is no other reason."""
-    plant("2.ecc.unc.vol 4")
+    plant_for_child("2.ecc.unc.vol 4")
     says(slurm)
     assert main(["healthcheck", "--drain"]) == 1
     reason = updates(slurm)[-1]
@@ -175,11 +187,11 @@ def test_a_missing_driver_drains(slurm: Path) -> None:
 
 @pytest.mark.parametrize("state", ["IDLE", "IDLE+DRAIN"])
 def test_a_driver_that_hangs_drains(
-    state: str, slurm: Path, plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, sysfs: MadeSys
+    state: str, slurm: Path, plant_for_child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, sysfs: MadeSys
 ) -> None:
     """``nvidia-smi`` would hang too: the node is drained in time, also where a drain of ours is there."""
     says(slurm, state=state, reason=" Reason=gpucluster: other [root@x]" if "DRAIN" in state else "")
-    plant("delay_ms 60000")
+    plant_for_child("delay_ms 60000")
     monkeypatch.setattr(healthcheck, "read_machine", lambda: machine.read_machine(root=sysfs.root, nvml_s=0.5))
     assert main(["healthcheck", "--drain"]) == 1
     reason = updates(slurm)[-1]
@@ -188,13 +200,13 @@ def test_a_driver_that_hangs_drains(
     assert reason.endswith("then reboot the node")
 
 
-def test_the_driver_has_ten_seconds(monkeypatch: pytest.MonkeyPatch, plant: Callable[[str], None]) -> None:
+def test_the_driver_has_ten_seconds(monkeypatch: pytest.MonkeyPatch, plant_for_child: Callable[[str], None]) -> None:
     """And Slurm's commands what is left of 12, so that all of it ends within 15 s."""
-    plant("delay_ms 60000")
+    plant_for_child("delay_ms 60000")
     monkeypatch.undo()
     assert healthcheck.NVML_S + healthcheck.LEAST_S <= healthcheck.WITHIN_S < 15
     monkeypatch.setattr(healthcheck, "NVML_S", 0.3)
-    plant("delay_ms 60000")
+    plant_for_child("delay_ms 60000")
     assert "within 0.3 s" in healthcheck.read_machine()["gpus"]["error"]
 
 
@@ -294,9 +306,9 @@ def test_wrong_usage_of_node_problem_detector() -> None:
     assert left.value.code == 2
 
 
-def test_more_than_one_problem_is_counted(plant: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_than_one_problem_is_counted(plant_for_child: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
     """And the count is not cut off."""
-    plant("".join(f"{index}.remap.failed 1\n" for index in range(8)))
+    plant_for_child("".join(f"{index}.remap.failed 1\n" for index in range(8)))
     assert main(["kubernetes-condition"]) == 1
     assert capsys.readouterr().out.endswith(" and 7 more\n")
 

@@ -24,6 +24,8 @@ from tests.support.sysfs import GPU_CLASS, MadeSys, efa, infiniband, roce
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.nvml_simulator import Readers
+
 WITH_GPUS = ("summary", "gpu", "links", "all")
 
 
@@ -36,10 +38,9 @@ def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSys:
     return made
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, library: Path, scenario: str = "") -> None:
-    """Simulated GPUs for the child that reads NVML."""
-    for name, value in environment(library, scenario).items():
-        monkeypatch.setenv(name, value)
+def plant(monkeypatch: pytest.MonkeyPatch, simulated: Readers, scenario: str = "") -> None:
+    """Simulated GPUs: what the child would read of them."""
+    monkeypatch.setattr(machine, "survey_gpus", lambda _within_s: simulated.survey(scenario))
 
 
 @pytest.mark.parametrize(
@@ -72,15 +73,16 @@ def test_a_machine_without_gpus(view: str, code: int, capsys: pytest.CaptureFixt
         ("Permission denied (/sys/class/infiniband)", "Permission denied"),
     ],
 )
-def test_no_driver_of_adapters(why: str, words: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_driver_of_adapters(why: str, words: str, simulated: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is not there is no adapter; one that cannot be read may hide some."""
-    plant(monkeypatch, library)
+    plant(monkeypatch, simulated)
     assert unseen({**info.read_machine(), "nics": {"not_available": why}})["nics"].startswith(words)
 
 
 def test_gpus_of_one_kind(library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Have their name once, above the table; every column of a quantity has its unit; a bad GPU's rows are red."""
-    plant(monkeypatch, library, "3.ecc.unc.vol 2")
+    for name, value in environment(library, "3.ecc.unc.vol 2").items():  # read by a child, as on a real machine
+        monkeypatch.setenv(name, value)
     assert main(["info", "gpu"]) == 1
     first, headings, *_ = capsys.readouterr().out.splitlines()
     assert first.strip() == "8 x H200"
@@ -114,10 +116,10 @@ def test_a_view_with_nothing_to_show_has_no_heading(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_eight_gpus_fit_the_screen(
-    width: int, library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    width: int, simulated: Readers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No line is longer than the screen, none is cut, and nothing is coloured outside a terminal."""
-    plant(monkeypatch, library)
+    plant(monkeypatch, simulated)
     monkeypatch.setenv("COLUMNS", str(width))
     read = info.read_machine()
     monkeypatch.setattr(info, "read_machine", lambda: read)
@@ -152,9 +154,11 @@ def test_eight_gpus_fit_the_screen(
         ("2.throttle 64", "GPU 2", "held back by hw_thermal_slowdown"),
     ],
 )
-def test_what_is_wrong_is_named(scenario: str, part: str, what: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_named(
+    scenario: str, part: str, what: str, simulated: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One fault is one finding, at its part, with what to do; the exit code is 1."""
-    plant(monkeypatch, library, f"count 4\n{scenario}")
+    plant(monkeypatch, simulated, f"count 4\n{scenario}")
     read = machine.read_machine()
     (found,) = find(read)
     assert found.part == part
@@ -164,13 +168,13 @@ def test_what_is_wrong_is_named(scenario: str, part: str, what: str, library: Pa
     assert main(["info", "software"]) == 1
 
 
-def test_healthy_gpus_have_no_finding(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_gpus_have_no_finding(simulated: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor has a GPU alone, whose NVLinks are all down, nor one that refuses what older GPUs do not tell."""
-    plant(monkeypatch, library)
+    plant(monkeypatch, simulated)
     assert find(machine.read_machine()) == []
-    plant(monkeypatch, library, "count 1\n" + "\n".join(f"0.nvlink.{link} 0" for link in range(18)))
+    plant(monkeypatch, simulated, "count 1\n" + "\n".join(f"0.nvlink.{link} 0" for link in range(18)))
     assert find(machine.read_machine()) == []
-    plant(monkeypatch, library, "count 1\n0.err.nvmlDeviceGetRepairStatus 3\n0.err.nvmlDeviceGetNvLinkState 3")
+    plant(monkeypatch, simulated, "count 1\n0.err.nvmlDeviceGetRepairStatus 3\n0.err.nvmlDeviceGetNvLinkState 3")
     assert find(machine.read_machine()) == []
 
 

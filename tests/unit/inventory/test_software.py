@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.inventory.machine import Software, read_installed, read_offered, read_software
+from pytest_gpucluster.inventory.machine import WHEELS, Software, read_installed, read_offered, read_software
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def test_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", missing)
-    monkeypatch.setattr(metadata, "distributions", list)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "none")])
     found = read(tmp_path)
     assert [name for name, value in found.items() if not isinstance(value, NotAvailable)] == ["python"]
     assert found["torch"] == NotAvailable("not installed")
@@ -70,13 +71,24 @@ def test_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_wheels_by_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the CUDA that stands in them; a distribution without a name is no trouble."""
-    wheels = [("nvidia-nccl-cu12", "2.27.5"), ("nvidia-cuda-runtime", "13.0.96"), (None, "1")]
-    monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name=name, version=text) for name, text in wheels])
+    """With the CUDA that stands in them; a folder that a broken removal left is no wheel."""
+    wheels = ("nvidia_nccl_cu12-2.27.5", "nvidia_cuda_runtime-13.0.96", "nvidia_nccl_cu13-2.28.9")
+    for name in wheels:
+        (tmp_path / f"{name}.dist-info").mkdir()
+    for name in wheels[:2]:
+        (tmp_path / f"{name}.dist-info" / "METADATA").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "none"), str(tmp_path)])
     found = read(tmp_path)
-    assert found["nvidia-nccl-cu12"] == "2.27.5"
-    assert found["nvidia-cuda-runtime"] == "13.0.96"
-    assert "nvidia-nccl" not in found
+    assert {name: version for name, version in found.items() if name.startswith(WHEELS)} == {
+        "nvidia-nccl-cu12": "2.27.5", "nvidia-cuda-runtime": "13.0.96",
+    }  # fmt: skip
+
+
+def test_the_wheels_of_this_environment(tmp_path: Path) -> None:
+    """Are those that their own metadata name."""
+    wheels = {one.name: one.version for one in metadata.distributions() if str(one.name).startswith(WHEELS)}
+    found = read(tmp_path)
+    assert {name: version for name, version in found.items() if name.startswith(WHEELS) and name not in WHEELS} == wheels
 
 
 def test_kernel_modules_and_toolkit(tmp_path: Path) -> None:
