@@ -113,6 +113,7 @@ def _about(key: str, file: ThresholdsFile) -> list[Shown]:
 def _limit(entry: Threshold) -> str:
     """``> 700 TFLOPS``, by number of GPUs where that decides; what asks for any value judges nothing."""
     written = f"{entry.written_limit.replace(entry.kind, SIGNS[entry.kind], 1)} {entry.unit}"
+    written += ", by number of GPUs" if len(entry.numbers) > 1 else ""
     is_none = all(Limit(kind=entry.kind, value=one, unit=entry.unit).is_none for one in entry.numbers.values())
     return f"{written}: measured, not judged" if is_none and not entry.by_shape else written
 

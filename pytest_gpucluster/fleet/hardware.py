@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds.specs import load_specs
 
@@ -95,8 +96,9 @@ def require_model(gpu: str) -> None:
         ConfigurationError: it cannot.
     """
     if gpu not in load_specs():
-        known = ", ".join({**dict.fromkeys(MODELS), **load_specs()})
-        raise ConfigurationError(f"there is no simulated {gpu}; simulated GPUs: {known}")
+        known = [*{**dict.fromkeys(MODELS), **load_specs()}]
+        hint = did_you_mean(gpu, known)
+        raise ConfigurationError(f"there is no simulated {gpu}; simulated GPUs: {', '.join(known)}.{hint}")
 
 
 def usual(gpu: str, quantity: str) -> float:

@@ -90,7 +90,8 @@ def _sorted(found: Iterable[Problem]) -> list[Problem]:
 
 
 def _dead(document: Document, fates: list[_Fate]) -> Problem:
-    losses = "; ".join(f"{fate.loses_to} for {fate.profile}" for fate in fates)
+    winners = grouped((fate.loses_to, fate.profile) for fate in fates)
+    losses = "; ".join(f"{winner} for {', '.join(profiles)}" for winner, profiles in winners.items())
     return document.problem(fates[0].said.path, f"no effect for any profile: {losses} ({_described(fates[0].said)}).")
 
 

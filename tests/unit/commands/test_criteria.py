@@ -48,6 +48,7 @@ def test_a_family_is_shown_member_by_member(capsys: pytest.CaptureFixture[str]) 
     assert "busbw[all_reduce]: " in text
     assert "busbw[all_gather]: " in text
     assert "busbw_scaling: " not in text
+    assert "8: 400 GB/s, by number of GPUs" in " ".join(text.split())
 
 
 def test_limits_of_a_site_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -68,6 +69,9 @@ def test_a_name_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit, match="2"):
         main.main([])
     assert capsys.readouterr().err.endswith("error: say a command; 'gpucluster --help' lists all\n")
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["info", "--josn"])
+    assert capsys.readouterr().err.endswith("info: error: unrecognized arguments: --josn. Did you mean '--json'?\n")
 
 
 def test_results_in_a_folder_that_is_called_as_a_criterion(

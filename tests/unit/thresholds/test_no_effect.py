@@ -159,6 +159,15 @@ def test_what_no_profile_uses_is_a_problem(loaded: Load) -> None:
     assert no_effect.problems(loaded(own_skips)) == []
 
 
+def test_who_wins_for_many_profiles_is_named_once(loaded: Load) -> None:
+    """With all of them: a line of the packaged file wins for several."""
+    limit = "{above: 720, profiles: {h100-sxm: {above: 710}}}"
+    (dead,) = no_effect.problems(loaded(f"{OVERLAY}criteria:\n  bf16_tflops: {limit}\n"))
+    winners = [one.rpartition(" ")[2] for one in dead.message.split(" overrides it")[:-1]]
+    assert len(winners) == len({*winners}) > 1
+    assert " overrides it for gb200-nvl72, gb300-nvl72; " in dead.message
+
+
 def test_a_rule_wins_over_an_entry_of_mine(loaded: Load) -> None:
     """As a packaged override does; and a rule of mine that no entry follows is a problem."""
     file = loaded(f"{OVERLAY}criteria:\n  hbm_bandwidth: {{noise: 0.5}}\n  bf16_soak: {{above: 650}}\n")
