@@ -131,8 +131,7 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
     if len(names) == 1:
         parts += [pairs(_limit_of(document, names[0], rows)), Text("")]
     if len(places) == 1 and rows[0]["place"] is not None:
-        known = rows[0]["place"].items()
-        parts += [pairs([(name, one_line(str(value))) for name, value in known if value is not None]), Text("")]
+        parts += [pairs([(key, one_line(str(fact))) for key, fact in rows[0]["place"].items() if fact is not None]), Text("")]
     ranked = sorted(rows, key=lambda row: (row["outcome"] == SKIPPED, -SEVERITY.index(row["outcome"]), _margin(row)))
     good = [row for row in ranked if row["outcome"] in GOOD]
     left = max(0, len(good) - MOST_PLACES) if len(places) > 1 else 0
@@ -150,14 +149,11 @@ def _by_node(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     for at, row in enumerate(rows):
         node = (row["place"] or {}).get("node") if row["outcome"] == MISSING else None
         alike.setdefault(at if node is None else (row["criterion"], row["reason"], node), []).append(row)
-    whole = {"gpu": None, "uuid": None}
-    return [
-        some[0]
-        if len(some) == 1
-        else {**some[0], "place": {**place, **whole, "id": f"node{place['node']}", "serial": counted(len(some), "GPU")}}
-        for some in alike.values()
-        for place in [some[0]["place"]]
-    ]
+    return [some[0] if len(some) == 1 else _of_node(some[0], len(some)) for some in alike.values()]
+
+
+def _of_node(row: Mapping[str, Any], gpus: int) -> Mapping[str, Any]:
+    return {**row, "place": {**row["place"], "id": f"node{row['place']['node']}", "serial": counted(gpus, "GPU")}}
 
 
 def _reasons(rows: Iterable[Mapping[str, Any]]) -> list[Shown]:

@@ -137,7 +137,6 @@ class CriterionView:
     name: str
     anchor: str
     title: str
-    per: str
     tone: str
     outcome: str
     worst: Number
@@ -178,7 +177,6 @@ def _view(anchor: str, records: Sequence[Record], run: RunDocument, shown: tuple
         name=criterion,
         anchor=anchor,
         title=str(entry.get("title") or ""),
-        per=str(entry.get("per") or ""),
         tone=BAD if row.counted_as == FAILED else OPEN if row.misses else TONES.get(row.counted_as, OPEN),
         outcome=row.outcome,
         worst=exact(row.worst, worst.value if worst is not None else None),

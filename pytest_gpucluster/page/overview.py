@@ -22,6 +22,7 @@ from pytest_gpucluster.judging.verdict import (
     SKIPPED,
     WAIVED,
     WITH_WAIVERS,
+    count_of,
     counted_as,
     is_only_measured,
 )
@@ -44,12 +45,9 @@ if TYPE_CHECKING:
     from pytest_gpucluster.page.drawing import Strip
 
 TONES = {ACCEPTED: GOOD, REJECTED: BAD}
-WITHOUT = {
-    ERROR: ("was", "were", "not measured"),
-    MISSING: ("is", "are", "missing"),
-    NOISY: ("is", "are", "too close to call"),
-    NOT_SELECTED: ("was", "were", "not selected"),
-}
+COUNT_TONES = {PASSED: GOOD, FAILED: BAD, SKIPPED: "none"}
+WITHOUT = (ERROR, MISSING, NOISY, NOT_SELECTED)
+SHOWN = (PASSED, FAILED, ERROR, MISSING, NOISY, WAIVED, NOT_SELECTED, SKIPPED)
 MOST_NAMED, MOST_OBJECTIONS, MOST_REASONS = 12, 2, 24
 
 
@@ -88,9 +86,6 @@ class Headline:
 def banner_of(run: RunDocument) -> Banner:
     """The verdict with everything that says what it is about."""
     counts = Counter(counted_as(record) for record in run.records)
-    shown = [("passed", PASSED, GOOD), ("failed", FAILED, BAD), ("not measured", ERROR, OPEN), ("missing", MISSING, OPEN)]
-    shown += [("too close to call", NOISY, OPEN), ("waived", WAIVED, OPEN), ("not selected", NOT_SELECTED, OPEN)]
-    shown += [("do not apply", SKIPPED, "none")]
     is_simulated = bool(run.facts.get("simulated"))
     return Banner(
         word=run.word.replace("_", " "),
@@ -98,8 +93,12 @@ def banner_of(run: RunDocument) -> Banner:
         reason=_reason(run, counts),
         line=str(run.facts.get("verdict_line", run.word)),
         facts=_facts(run),
-        counts=tuple((word, counts[outcome], tone) for word, outcome, tone in shown if counts[outcome]),
+        counts=tuple((_word(one, counts[one]), counts[one], COUNT_TONES.get(one, OPEN)) for one in SHOWN if counts[one]),
     )
+
+
+def _word(outcome: str, number: int) -> str:
+    return count_of(outcome, number).partition(" ")[2]
 
 
 def _reason(run: RunDocument, counts: Counter[str]) -> str:
@@ -110,11 +109,10 @@ def _reason(run: RunDocument, counts: Counter[str]) -> str:
     applied = sum(counts.values()) - counts[SKIPPED]
     parts = [_named(one, run) for one in run.culprits if one.get("place") is not None]
     named = f"; named: {shortlist(parts, most=3)}" if parts else ""
-    without = [f"{counts[outcome]:,} {_without(outcome, counts[outcome])}" for outcome in WITHOUT if counts[outcome]]
-    checks = _checks(counts[PASSED])
+    without = [f"{counts[one]:,} {_word(one, counts[one])}" for one in WITHOUT if counts[one]]
     text = {
-        ACCEPTED: f"all {checks} that apply passed" if counts[PASSED] > 1 else "the one check that applies passed",
-        WITH_WAIVERS: f"{checks} passed and {counts[WAIVED]:,} failed that somebody answers for",
+        ACCEPTED: f"all that applies passed: {_checks(counts[PASSED])}",
+        WITH_WAIVERS: f"{_checks(counts[PASSED])} passed and {counts[WAIVED]:,} failed that somebody answers for",
         REJECTED: f"{counts[FAILED]:,} of {_checks(applied)} failed{named}",
         INCOMPLETE: _open_text(applied, without, named, run),
         REHEARSED: "the tests ran without a GPU, which shows that they work and accepts nothing",
@@ -127,14 +125,9 @@ def _checks(number: int) -> str:
     return f"{number:,} {'check' if number == 1 else 'checks'}"
 
 
-def _without(outcome: str, number: int) -> str:
-    one, many, words = WITHOUT[outcome]
-    return f"{one if number == 1 else many} {words}"
-
-
 def _open_text(applied: int, without: Sequence[str], named: str, run: RunDocument) -> str:
     """What has no result, then what forbids an acceptance beside that."""
-    counts = [f"of {_checks(applied)} {', '.join(without)}"] if without else []
+    counts = [f"of {_checks(applied)}: {', '.join(without)}"] if without else []
     objections = [str(text) for text in run.facts.get("objections") or ()]
     found = [*counts, *objections[:MOST_OBJECTIONS]]
     return f"{'; '.join(found)}{named}" if found else "the verdict line says what is open"
@@ -207,14 +200,13 @@ def _of_the_mode(run: RunDocument) -> Iterator[Gap]:
 
 def _without_result(run: RunDocument) -> Iterator[Gap]:
     """What has no result although it applies, each outcome with its reasons."""
-    titles = {ERROR: "Not measured", MISSING: "Missing", NOISY: "Too close to call", NOT_SELECTED: "Not selected"}
-    for outcome, title in titles.items():
+    for outcome in WITHOUT:
         open_ = [record for record in run.records if counted_as(record) == outcome]
         if open_:
             criteria = list(dict.fromkeys(record.criterion for record in open_))
-            of = counted(len(criteria), "criterion", "criteria")
-            words = f"{counted(len(open_), 'check')} of {of} {_without(outcome, len(open_))}."
-            yield Gap(title=title, text=words, tone=OPEN, items=(shortlist(criteria, most=MOST_NAMED), *_reasons(open_)))
+            words = f"{counted(len(open_), 'check')} of {counted(len(criteria), 'criterion', 'criteria')}."
+            items = (shortlist(criteria, most=MOST_NAMED), *_reasons(open_))
+            yield Gap(title=_word(outcome, len(open_)).capitalize(), text=words, tone=OPEN, items=items)
 
 
 def _reasons(records: Sequence[Record]) -> list[str]:
@@ -245,8 +237,7 @@ def _other_terms(run: RunDocument) -> Iterator[Gap]:
     if changed:
         entries = run.facts.get("changed_entries") or {}
         items = tuple(f"{name}: {plain(entries[name]) if name in entries else 'changed'}" for name in changed[:40])
-        several = f"{counted(len(changed), 'limit')} differ from the packaged ones."
-        words = several if len(changed) > 1 else "1 limit differs from the packaged one."
+        words = f"{counted(len(changed), 'limit differs', 'limits differ')} from what is packaged."
         yield Gap(title="Changed limits", text=words, tone=OPEN, items=items)
     terms = tuple(map(str, run.facts.get("changed_terms") or ()))
     if terms:

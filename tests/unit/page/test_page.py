@@ -217,9 +217,9 @@ def test_what_is_not_recorded_is_said() -> None:
 @pytest.mark.parametrize(
     ("terms", "records", "words"),
     [
-        (Terms(rehearsal=False, level_reached=True), outcomes(PLACES), ("ACCEPTED", "All 24 checks that apply passed.")),
+        (Terms(rehearsal=False, level_reached=True), outcomes(PLACES), ("ACCEPTED", "All that applies passed: 24 checks.")),
         (Terms(rehearsal=False, level_reached=True), RECORDS, ("REJECTED", "1 of 34 checks failed; named: gpu-node-1 GPU 2.")),
-        (Terms(rehearsal=False, level_reached=True), MORE, ("INCOMPLETE", "1 was not measured, 1 is too close to call")),
+        (Terms(rehearsal=False, level_reached=True), MORE, ("INCOMPLETE", ": 1 not measured, 1 too close to call")),
         (Terms(rehearsal=True, level_reached=True), outcomes(PLACES), ("REHEARSED", "accepts nothing")),
         (Terms(rehearsal=False, level_reached=True), [], ("INCOMPLETE", "Nothing was expected")),
         (
