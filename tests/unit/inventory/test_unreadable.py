@@ -1,4 +1,4 @@
-"""Every reader of files on a kernel that shows something else: each file, in turn, is unreadable, binary, or a number too long.
+"""Every reader of files on a kernel that shows something else: each file, in turn, is absent, unreadable, or full of garbage.
 
 A reader never raises, and what it says is never what it says of a healthy host.
 """
@@ -154,6 +154,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
 """Each reader, and the files that it reads."""
 GARBAGE: dict[str, bytes | None] = {
     "unreadable": None,
+    "absent": b"absent",
     "empty": b"",
     "binary": bytes(range(128, 256)),
     "too long a number": b"9" * 5000,
@@ -178,9 +179,10 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoil(file: Path, content: bytes | None) -> None:
-    """Put this in place of a file; None: what nobody, not even root, can read."""
+    """Put this in place of a file; None: what nobody, not even root, can read; ``absent``: nothing."""
     file.unlink()
-    file.mkdir() if content is None else file.write_bytes(content)
+    if content != GARBAGE["absent"]:
+        file.mkdir() if content is None else file.write_bytes(content)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -198,7 +200,7 @@ def test_no_garbage_is_a_healthy_reading(healthy: Path, name: str, monkeypatch: 
         for kind, content in GARBAGE.items():
             spoil(file, content)
             assert str(reader(healthy)) != right, (kind, file)
-            file.rmdir() if content is None else file.unlink()
+            file.rmdir() if content is None else file.unlink(missing_ok=True)
             file.write_bytes(kept)
     assert str(reader(healthy)) == right
 
