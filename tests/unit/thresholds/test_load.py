@@ -18,6 +18,7 @@ from pytest_gpucluster.thresholds.load import check, load
 from pytest_gpucluster.thresholds.resolve import OF_FABRIC
 from pytest_gpucluster.thresholds.schema import Needs
 from pytest_gpucluster.thresholds.specs import GpuSpec
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +166,7 @@ def test_a_criterion_without_its_figure_is_skipped_by_rule(write: Write) -> None
 
 def test_packaged_dtypes_require_their_units() -> None:
     """A GPU without FP8, TF32 or INT8 is skipped by rule; every figure that a spec may lack is required by its criterion."""
-    criteria = load(None).criteria(load(None).profiles["h200-sxm"])
+    criteria = packaged().criteria(packaged().profiles["h200-sxm"])
     may_lack = {name for name, kind in get_type_hints(GpuSpec).items() if type(None) in get_args(kind)}
     assert may_lack == {"fp8_tflops", "tf32_tflops", "int8_tops", "nvlink_ber", "nvlink_links", "nvlink_gb_s"}
     judged = {key: key for key in may_lack - {"nvlink_ber", "nvlink_gb_s"}} | {
@@ -208,7 +209,7 @@ def test_limit_of_the_cluster(write: Write) -> None:
 
 def test_profile_by_gpu_name() -> None:
     """Equal and known GPUs choose their profile; without a GPU the run is a rehearsal."""
-    file = load(None)
+    file = packaged()
     assert file.profile_for(name=None, gpu_names=[H200, H200]).name == "h200-sxm"
     assert file.profile_for(name=None, gpu_names=["NVIDIA H100 80GB HBM3"]).name == "h100-sxm"
     assert file.profile_for(name=None, gpu_names=[]).name == "rehearsal"
@@ -216,7 +217,7 @@ def test_profile_by_gpu_name() -> None:
 
 def test_profile_by_name() -> None:
     """An explicit name wins where it fits; a rehearsal fits everywhere."""
-    file = load(None)
+    file = packaged()
     assert file.profile_for(name="lab-2x2", gpu_names=[H200]).name == "lab-2x2"
     assert file.profile_for(name="rehearsal", gpu_names=[H200, "NVIDIA L4"]).name == "rehearsal"
     assert file.profile_for(name="rehearsal", gpu_names=[]).name == "rehearsal"
@@ -240,7 +241,7 @@ def test_profile_by_name() -> None:
 def test_a_profile_is_never_guessed(name: str | None, gpu_names: list[str], expected: str) -> None:
     """Unknown profiles, and missing, wrong, mixed or unknown GPUs, are errors that say what to do."""
     with pytest.raises(ConfigurationError) as caught:
-        load(None).profile_for(name=name, gpu_names=gpu_names)
+        packaged().profile_for(name=name, gpu_names=gpu_names)
     assert expected in str(caught.value)
 
 
@@ -252,7 +253,7 @@ def test_a_known_gpu_without_a_profile(write: Write) -> None:
 
 def test_a_named_profile_takes_a_machine_with_one_wrong_gpu() -> None:
     """The wrong GPU then fails gpu_model at its place, and the run goes on."""
-    assert load(None).profile_for(name="h200-sxm", gpu_names=[H200, "NVIDIA L4"]).name == "h200-sxm"
+    assert packaged().profile_for(name="h200-sxm", gpu_names=[H200, "NVIDIA L4"]).name == "h200-sxm"
 
 
 def test_no_rehearsal_profile(write: Write) -> None:
@@ -309,53 +310,76 @@ def test_an_overlay_is_checked_where_it_is_written(write: Write) -> None:
     assert lines[1] == "site.yaml:6: 'hbm_bandwidth' must be a mapping, not nothing."
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("needs: 4", "needs: {places: 4}"),
-        ("needs_nodes: 3", "needs: {nodes: 3}"),
-        ("needs: 4, needs_nodes: 3", "needs: {places: 4, nodes: 3}"),
-        ("needs: {places: 4}, needs_nodes: 3", "needs: {places: 4, nodes: 3}"),
-        ("needs: {nodes: 9}, needs_nodes: 3", "needs: {nodes: 3}"),  # a copy of an entry with the older key added
-        ("needs_domains: 2, needs_shared_paths: true", "needs: {domains: 2, shared_paths: true}"),
-        ("needs_kernel_log: true, needs_rails: true", "needs: {kernel_log: true, rails: true}"),
-        ("needs_slurm: true, needs_program: dcgmi", "needs: {slurm: true, program: dcgmi}"),
-        ("profiles: {h200-sxm: {needs_nodes: 1, needs: 3}}", "profiles: {h200-sxm: {needs: {nodes: 1, places: 3}}}"),
-        ("recipe: {needs_nodes: 3}", "recipe: {needs_nodes: 3}"),  # a recipe is a site's own
-    ],
-)
-def test_the_older_keys_of_what_an_entry_needs(old: str, new: str, write: Write) -> None:
+OLDER_KEYS = {
+    "inter_node_busbw[all_reduce]": ("needs: 4", "needs: {places: 4}"),
+    "inter_node_busbw[all_gather]": ("needs_nodes: 3", "needs: {nodes: 3}"),
+    "inter_node_busbw[reduce_scatter]": ("needs: 4, needs_nodes: 3", "needs: {places: 4, nodes: 3}"),
+    "inter_node_busbw[all_to_all]": ("needs: {places: 4}, needs_nodes: 3", "needs: {places: 4, nodes: 3}"),
+    "inter_node_busbw_soak": (
+        "profiles: {h200-sxm: {needs_nodes: 1, needs: 3}}",
+        "profiles: {h200-sxm: {needs: {nodes: 1, places: 3}}}",
+    ),
+    # a copy of an entry with the older key added
+    "busbw[all_reduce]": ("needs: {nodes: 9}, needs_nodes: 3", "needs: {nodes: 3}"),
+    "busbw[all_gather]": ("needs_domains: 2, needs_shared_paths: true", "needs: {domains: 2, shared_paths: true}"),
+    "busbw[reduce_scatter]": ("needs_kernel_log: true, needs_rails: true", "needs: {kernel_log: true, rails: true}"),
+    "busbw[all_to_all]": ("needs_slurm: true, needs_program: dcgmi", "needs: {slurm: true, program: dcgmi}"),
+    "busbw[broadcast]": ("recipe: {needs_nodes: 3}", "recipe: {needs_nodes: 3}"),  # a recipe is a site's own
+}
+"""An entry each, what it says by older keys, and by those of today."""
+
+
+@pytest.fixture(scope="module")
+def by_older_keys(tmp_path_factory: pytest.TempPathFactory) -> list[ThresholdsFile]:
+    """Two files that say the same of many entries, the first by the older keys."""
+    file = tmp_path_factory.mktemp("site") / "site.yaml"
+    return [loaded(file, {key: said[number] for key, said in OLDER_KEYS.items()}) for number in (0, 1)]
+
+
+def loaded(file: Path, entries: dict[str, str]) -> ThresholdsFile:
+    """An overlay with these keys of entries: one file for all cases, as each costs a third of a second."""
+    file.write_text(f"{OVERLAY}criteria:\n" + "".join(f"  '{key}': {{{text}}}\n" for key, text in entries.items()))
+    return load(file)
+
+
+@pytest.mark.parametrize("key", OLDER_KEYS)
+def test_the_older_keys_of_what_an_entry_needs(key: str, by_older_keys: list[ThresholdsFile]) -> None:
     """They mean the same, part by part over what the packaged entry needs, in an entry and in an override."""
-    key = "inter_node_busbw[all_reduce]"
-    found = [load(write(f"{OVERLAY}criteria: {{'{key}': {{{text}}}}}\n")) for text in (old, new)]
-    entries = [resolved(file, "h200-sxm", key) for file in found]
-    assert entries[0] == entries[1]
-    assert [file.changed_entries(file.profiles["h200-sxm"]) for file in found[:1]] == [
-        file.changed_entries(file.profiles["h200-sxm"]) for file in found[1:]
-    ]
-    assert entries[0].needs != Needs(places=2, nodes=2) or "recipe" in old
+    older, newer = (resolved(file, "h200-sxm", key) for file in by_older_keys)
+    assert older == newer
+    changes = [file.changed_entries(file.profiles["h200-sxm"])[key] for file in by_older_keys]
+    assert changes[0] == changes[1]
+    assert (older.needs != resolved(packaged(), "h200-sxm", key).needs) is ("recipe" not in OLDER_KEYS[key][0])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "bf16_tflops: {recipe: {data: zeros}}",
-        "bf16_tflops: {severity: advisory}",
-        "bf16_tflops: {level: soak}",
-        "bf16_tflops: {noise: 0.5}",
-        "bf16_tflops: {deadline_s: 7}",
-        "bf16_tflops: {profiles: {h200-sxm: {skip: too slow}}}",
-        "bf16_tflops: {min: 700}",
-        "bf16_tflops: {bound: 9999}",
-        "bf16_tflops: {bound: null}",
-        "host_memory: {bound: 600}",
-        "'busbw[all_reduce]': {needs: 9}",
-    ],
-)
-def test_whatever_can_change_an_outcome_is_a_changed_limit(change: str, write: Write) -> None:
-    """A recipe, a severity or a skip weakens a criterion as much as a number."""
-    file = load(write(f"{OVERLAY}criteria:\n  {change}\n"))
-    assert file.changed_limits(file.profiles["h200-sxm"]) == [change.partition(": ")[0].strip("'")]
+CHANGES = {
+    "bf16_tflops": "recipe: {data: zeros}",
+    "fp16_tflops": "severity: advisory",
+    "fp8_tflops": "level: soak",
+    "tf32_tflops": "noise: 0.5",
+    "fp32_tflops": "deadline_s: 7",
+    "int8_tops": "profiles: {h200-sxm: {skip: too slow}}",
+    "bf16_sustained": "min: 700",
+    "fp64_tflops": "bound: 9999",
+    "hbm_bandwidth": "bound: null",
+    "host_memory": "bound: 600",
+    "busbw[all_reduce]": "needs: 9",
+}
+"""An entry each, and what changes its outcome."""
+
+
+@pytest.fixture(scope="module")
+def with_changes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The changed limits of a file with all of :data:`CHANGES`."""
+    file = loaded(tmp_path_factory.mktemp("site") / "site.yaml", CHANGES)
+    return file.changed_limits(file.profiles["h200-sxm"])
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_whatever_can_change_an_outcome_is_a_changed_limit(key: str, with_changes: list[str]) -> None:
+    """A recipe, a severity or a skip weakens a criterion as much as a number; no other entry is named."""
+    assert key in with_changes
+    assert set(with_changes) <= set(CHANGES)
 
 
 def test_a_changed_bound_is_told_in_words(write: Write) -> None:
@@ -448,7 +472,7 @@ def test_a_file_of_its_own_names_what_it_left_out(write: Write) -> None:
     file = load(write(GOOD))
     changed = file.changed_limits(file.profiles["h200-sxm"])
     assert "hbm_bandwidth" in changed
-    assert len(changed) == len(load(None).content.criteria)
+    assert len(changed) == len(packaged().content.criteria)
 
 
 def test_a_new_name_does_not_hide_a_change(write: Write) -> None:
@@ -482,7 +506,7 @@ def test_a_lab_profile_stands_for_the_production_profile_of_its_gpus(overlay: st
 def test_the_packaged_file_is_good_and_complete() -> None:
     """No problems, and every profile has a limit or a reason for every entry."""
     assert check(None)[1] == []
-    file = load(None)
+    file = packaged()
     tried = ["h100-sxm", "h200-sxm"]
     untried = ["a100-sxm", "h100-pcie", "h100-nvl", "b200-sxm", "gb200-nvl72", "gb300-nvl72"]
     untried += ["h20", "b300-sxm", "gh200", "h200-nvl", "rtx-pro-6000", "l40s"]
@@ -514,14 +538,14 @@ def test_the_packaged_file_is_good_and_complete() -> None:
 )
 def test_the_handover_limits(key: str, gpus: int, expected: tuple[str, str]) -> None:
     """The limits of the handover for H100 and H200."""
-    file = load(None)
+    file = packaged()
     found = [resolved(file, name, key).limit(gpus=gpus, cluster=SHAPE).text for name in ("h100-sxm", "h200-sxm")]
     assert tuple(found) == expected
 
 
 def test_a_rehearsal_asks_of_a_rate_only_that_it_is_there() -> None:
     """No floor on something that depends on the machine's speed is above zero."""
-    file = load(None)
+    file = packaged()
     judged = [entry for entry in file.criteria(file.profiles["rehearsal"]).values() if entry.skip is None]
     rates = [entry for entry in judged if entry.unit in ("TFLOPS", "TOPS", "TB/s", "GB/s", "tokens/s/GPU", "%")]
     assert len(rates) > 20
@@ -534,7 +558,7 @@ def test_a_rehearsal_asks_of_a_rate_only_that_it_is_there() -> None:
 
 def test_a_rehearsal_is_small() -> None:
     """No recipe of what is measured on a CPU has a size for GPUs; a new entry is named by a rule, or says its own sizes."""
-    file = load(None)
+    file = packaged()
     most = {"size_bytes": 1 << 26, "large_size_bytes": 1 << 26, "size": 256, "sizes": 512, "seconds": 0.2, "iterations": 5}
     for entry in file.criteria(file.profiles["rehearsal"]).values():
         for name, value in entry.recipe.items() if entry.skip is None else ():
