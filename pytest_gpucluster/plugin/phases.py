@@ -161,7 +161,7 @@ class Phases:
             with counted(item, "runtest"):
                 return (yield)
         finally:
-            self.running = None
+            self.running, self._own = None, _Own()
             self._collection.earlier.write_new_readings(self._readings)
             if self._termination.signal is not None:
                 item.session.shouldstop = f"terminated by {self._termination.signal}"

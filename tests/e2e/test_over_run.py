@@ -63,6 +63,32 @@ def test_reads_the_first_one(readings, node):
 def test_without_its_mark(over_run):
     pass
 """
+BETWEEN = """
+import pytest
+from pytest_gpucluster.plugin.whole_run import run_readings
+
+run_readings.EVERY_S = 1e-9
+
+
+def counter():
+    return 0
+
+
+@pytest.fixture(scope="module")
+def measures_at_end(cluster):
+    yield
+    cluster.run(counter, per="gpu").each(int)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_short(number, measures_at_end):
+    pass
+
+
+@pytest.mark.over_run(counter, per="gpu", between=lambda begin, end, place: None)
+def test_kept(over_run, place):
+    assert over_run[place] == (0, 0)
+"""
 
 
 def test_a_reading_before_the_first_test(tmp_path: Path) -> None:
@@ -79,3 +105,12 @@ def test_a_reading_before_the_first_test(tmp_path: Path) -> None:
     assert set(run.outcomes("refused").values()) == {"error"}
     assert "no such counter" in run.stdout
     assert "the fixture over_run needs the mark @pytest.mark.over_run" in run.stdout
+
+
+def test_a_reading_between_two_tests(tmp_path: Path) -> None:
+    """What is read now and then, between two tests, is of no test, ends no run, and stands in the journal."""
+    (tmp_path / "test_between.py").write_text(BETWEEN, encoding="utf-8")
+    run = run_pytest(tmp_path, "test_between.py", timeout_s=120)
+    assert set(run.outcomes("kept").values()) == {"passed"}, run.stdout
+    assert "INTERNALERROR" not in run.stdout
+    assert sum(event["event"] == "soak_reading" for event in run.journal) > 2
