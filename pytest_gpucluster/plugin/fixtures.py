@@ -110,9 +110,9 @@ def readings(pytestconfig: pytest.Config) -> Readings:
 
 
 @pytest.fixture
-def over_run(request: pytest.FixtureRequest) -> OverRun:
+def over_run(pytestconfig: pytest.Config) -> OverRun:
     """Of a test with the mark ``over_run(function, per=...)``: ``first, last = over_run[place]``, and ``over_run.seconds``."""
-    return run_of(request.config).readings.over_run(request.node)
+    return run_of(pytestconfig).readings.over_run(run_of(pytestconfig).phases.running)
 
 
 class Entries:
