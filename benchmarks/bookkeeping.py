@@ -10,6 +10,8 @@ of pytest's process alone and of all processes of a run, the simulated agents in
 On a busy machine the clock says little: CPU seconds are what compares two commits. ``--checkout`` measures another checkout,
 ``--before`` draws what was measured there beside it. Since waited_s is stated, so are the seconds in which all ranks waited.
 
+``further`` is what a test costs beyond a plain one where a fleet has more of them than the one before: without start and end.
+
 Prints commit, cores, repeats and a table; with ``--out`` also writes results.json and plot.svg there.
 """
 
@@ -85,8 +87,19 @@ class Cost:
     @property
     def ms_a_test(self) -> float:
         """The median CPU time of a test in pytest's process beyond that of a plain test, in milliseconds."""
-        ours_s, plain_s = (statistics.median(run.own_cpu_s for run in runs) for runs in (self.runs, self.plain))
+        ours_s, plain_s = self.own_s
         return 1000 * (ours_s - plain_s) / self.testcases
+
+    @property
+    def own_s(self) -> tuple[float, float]:
+        """The median CPU seconds of pytest's process, with the plugin and of as many plain tests."""
+        ours_s, plain_s = (statistics.median(run.own_cpu_s for run in runs) for runs in (self.runs, self.plain))
+        return ours_s, plain_s
+
+    def further(self, smaller: Cost) -> float:
+        """What each further test of this fleet costs beyond a plain one, as a multiple of that: without what any run costs."""
+        ours_s, plain_s = (mine - its for mine, its in zip(self.own_s, smaller.own_s, strict=True))
+        return (ours_s - plain_s) / plain_s
 
 
 def pytest_run(folder: Path, words: Sequence[str], checkout: Path) -> Run:
@@ -156,12 +169,13 @@ def document(costs: Sequence[Cost], loads: Sequence[Sequence[float]], checkout: 
             {
                 **asdict(cost),
                 "ms_a_test": cost.ms_a_test,
+                "further": cost.further(before) if before is not None else None,
                 "wall_s": spread([run.wall_s for run in cost.runs]),
                 "own_cpu_s": spread([run.own_cpu_s for run in cost.runs]),
                 "cpu_s": spread([run.cpu_s for run in cost.runs]),
                 "peak_mib": spread([run.peak_mib for run in cost.runs]),
             }
-            for cost in costs
+            for before, cost in zip((None, *costs), costs, strict=False)
         ],
     }
 
@@ -250,13 +264,14 @@ def main() -> int:
     before, costs = os.getloadavg(), []
     cores = len(os.sched_getaffinity(0))
     print(f"commit {commit_of(chosen.checkout)}, {cores} cores, load {before[0]:.1f}, {chosen.repeats} repeats; medians")
-    print("places  testcases  wall, s  own CPU, s  CPU, s  plain CPU, s  ms a test  peak, MiB  waited, s")
+    print("places  testcases  wall, s  own CPU, s  CPU, s  plain CPU, s  ms a test  further  peak, MiB  waited, s")
     for fleet in chosen.fleet:
         costs.append(cost := measure(fleet, chosen.bad, chosen.repeats, chosen.checkout))
         medians = {what: statistics.median(getattr(run, what) for run in cost.runs) for what in asdict(cost.runs[0])}
         wall_s, own_s, cpu_s, peak = medians.values()
-        plain_s = statistics.median(run.own_cpu_s for run in cost.plain)
-        measured = f"{wall_s:7.1f}  {own_s:10.1f}  {cpu_s:6.1f}  {plain_s:12.1f}  {cost.ms_a_test:9.2f}  {peak:9.0f}"
+        plain_s = cost.own_s[1]
+        further = f"{cost.further(costs[-2]):7.2f}" if costs[1:] else f"{'-':>7}"
+        measured = f"{wall_s:7.1f}  {own_s:10.1f}  {cpu_s:6.1f}  {plain_s:12.1f}  {cost.ms_a_test:9.2f}  {further}  {peak:9.0f}"
         waited = f"{statistics.median(cost.waited_s):9.1f}" if cost.waited_s else f"{'-':>9}"
         print(f"{cost.places:6}  {cost.testcases:9}  {measured}  {waited}", flush=True)
     if chosen.out is not None:

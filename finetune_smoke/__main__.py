@@ -97,11 +97,7 @@ def _preprocess(arguments: Sequence[str], *, first: bool) -> int:
     config = options.config_of(given)
     if config.scratch is None:
         raise InputError("preprocess needs --scratch DIR")
-    from finetune_smoke.data import (  # noqa: PLC0415 -- torch takes seconds; options are checked first
-        batches,
-        cache,
-        hub,
-    )
+    from finetune_smoke.data import batches, cache, hub  # noqa: PLC0415 -- torch takes seconds; options are checked first
 
     begin = time.monotonic()
     step_rows = batches.local_rows(config, int(ranks)) * int(ranks)

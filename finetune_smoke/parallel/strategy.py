@@ -75,11 +75,7 @@ def compile_layers(model: SummedLoss) -> None:
 def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ranks, *, cpu_offload: bool) -> None:
     """Shard the frozen weights of every decoder layer over the ranks, in place."""
     from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 -- only for FSDP2
-    from torch.distributed.fsdp import (  # noqa: PLC0415 -- as above; torch 2.7 and newer has ignored_params
-        CPUOffloadPolicy,
-        OffloadPolicy,
-        fully_shard,
-    )
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415 -- as above
 
     group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 -- dist.group.WORLD, with its type
     mesh = DeviceMesh.from_group(group, ranks.device.type)

@@ -77,20 +77,12 @@ def settings(
 def _of_file(file: str, *, quiet: bool) -> dict[str, object]:
     """The settings in ``file``. The file may be wrong on this node only; then this rank prints the message."""
     try:
-        return configfile.read(Path(file), tell=_silent if quiet else _say)
+        return configfile.read(Path(file), tell=(lambda _line: None) if quiet else print)
     except InputError as error:
         if not quiet:
             raise
         wait_for_rank_0()  # torchrun ends this rank meanwhile if rank 0 found the same
         raise OwnInputError(f"rank {os.environ.get('RANK')}: {error}") from error
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-
-
-def _silent(_line: str) -> None:
-    """Rank 0 says it."""
 
 
 def config_of(given: dict[str, object]) -> Config:

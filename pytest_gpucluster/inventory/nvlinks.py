@@ -165,15 +165,14 @@ def read_fabric(part: NvmlPart) -> GpuFabric | NotAvailable:
 
 def _fabric(info: _FabricInfo) -> GpuFabric | NotAvailable:
     return apply(
-        lambda state, troubles: GpuFabric(
+        lambda state: GpuFabric(
             state=state,
             error=None if info.status == pynvml.NVML_SUCCESS else str(pynvml.NVMLError(info.status)),
             cluster_uuid=str(uuid.UUID(bytes=bytes(info.cluster_uuid))),
             clique=info.clique,
-            troubles=troubles,
+            troubles=_troubles(info.health_mask, info.health_summary),
         ),
         word_of(STATES, "its state")(info.state),
-        _troubles(info.health_mask, info.health_summary),
     )
 
 

@@ -221,7 +221,7 @@ class Criterion:
 
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        if isinstance(value, bool) or not isinstance(value, (float, int, numbers.Real)):
             raise MeasurementError(
                 f"{self.threshold.key}{where}: {text_of(value, repr)} is {type(value).__name__}, "
                 f"not a number in {self.limit.unit}"

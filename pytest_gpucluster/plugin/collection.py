@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,7 +73,7 @@ class Collection:
         self._begin = begin
         self._places_of_parts = places_of_parts
         self._is_partial = False
-        self._limits: dict[str, Limit | str] = {}
+        self._shared: dict[str, tuple[Limit | str, Callable[[Place | None], Sequence[str]]]] = {}
         self.earlier = EarlierParts(session)
         self.tests = SelectedTests()
         """The tests that will run."""
@@ -136,17 +136,18 @@ class Collection:
         if rule is not None:
             item.stash[RULE] = rule
             return
-        limit = self._limits.get(key) or self._limits.setdefault(key, _limit_of(threshold, facts))
+        if key not in self._shared:
+            self._shared[key] = _limit_of(threshold, facts), partial(self._tests_at, key)
+        limit, selection = self._shared[key]
         if isinstance(limit, str):
             item.stash[NO_LIMIT] = limit
             return
-        item.stash[CRITERION] = Criterion(
-            threshold=threshold,
-            limit=limit,
-            place=place,
-            selection=lambda at: self._tests.arguments([(key, at.id if at is not None else None)], at),
-            expected=places_covered_by(place, setup.inventory),
-        )
+        expected = places_covered_by(place, setup.inventory)
+        item.stash[CRITERION] = Criterion(threshold=threshold, limit=limit, place=place, selection=selection, expected=expected)
+
+    def _tests_at(self, criterion: str, place: Place | None) -> Sequence[str]:
+        """The arguments of pytest that select a criterion at a place."""
+        return self._tests.arguments([(criterion, place.id if place is not None else None)], place)
 
     @cached_property
     def _tests(self) -> Selector:
@@ -161,6 +162,7 @@ class Collection:
         if self._session.recorder.is_open:
             add_verdict(session)
         leave_out_logging(session.config, session.items)
+        share_locations(session.items)
         session.config.add_cleanup(collect_seldom())  # nothing of what was collected ends before the run
 
     def criteria(self) -> list[str]:
@@ -335,6 +337,15 @@ def leave_out_logging(config: pytest.Config, items: Iterable[pytest.Item]) -> No
     plugin = config.pluginmanager.get_plugin("logging-plugin")
     if plugin is not None and not any(asked) and not any(uses):
         config.pluginmanager.unregister(plugin)
+
+
+def share_locations(items: Iterable[pytest.Item]) -> None:
+    """Find the file and the line of each function once: pytest asks the file system for them at each place."""
+    found: dict[Any, tuple[str, int | None, str]] = {}
+    for item in items:
+        if type(item) is pytest.Function:  # another kind may say something else
+            file, line, _ = found.get(item.function) or found.setdefault(item.function, item.location)
+            item.location = file, line, item.getmodpath()
 
 
 def is_packaged(item: pytest.Item) -> bool:

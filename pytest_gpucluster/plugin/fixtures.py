@@ -126,9 +126,10 @@ def readings(pytestconfig: pytest.Config) -> Readings:
 
 
 @pytest.fixture
-def over_run(request: pytest.FixtureRequest) -> OverRun:
+def over_run(pytestconfig: pytest.Config) -> OverRun:
     """Of a test with the mark ``over_run(function, per=...)``: ``first, last = over_run[place]``, and ``over_run.seconds``."""
-    return _run(request.config).readings.over_run(request.node)
+    run = _run(pytestconfig)
+    return run.readings.over_run(run.phases.running)
 
 
 class Entries:

@@ -96,7 +96,8 @@ class SecondChance:
         may_wait = waited is None and self._may_wait(item)
         if waited is None and not may_wait and (nextitem is not None or not self._waiting):
             return None
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        hook = item.ihook  # pytest looks for conftest files each time that it is asked for
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         if waited is None:
             item.stash[WAITS] = may_wait
             self._run(item, nextitem)
@@ -105,7 +106,7 @@ class SecondChance:
         else:
             self._begin(item, waited)
             self._run(item, nextitem)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
     @pytest.hookimpl(tryfirst=True)
@@ -224,6 +225,6 @@ def _has_raised(fixture: Any) -> bool:
 
 
 def _log(item: pytest.Item, reports: Iterable[pytest.TestReport]) -> None:
-    hook = item.ihook  # pytest looks for conftest files each time that it is asked for
+    hook = item.ihook
     for report in reports:
         hook.pytest_runtest_logreport(report=report)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -64,9 +65,13 @@ class Journal:
             self._file.close()
 
 
+USUAL = {field.name: field.default for field in fields(Record) if field.name != "advisory"}
+"""What a record is where nothing else is said. Records of version 0.1.0 know no ``advisory``, so that is always said."""
+
+
 def record_facts(record: Record) -> dict[str, Any]:
-    """A record as plain data but for its limit, a dataclass, and its evidence, which may be anything."""
-    return {name: getattr(record, name) for name in record.__slots__}
+    """A record as plain data but for its limit, a dataclass, and its evidence, which may be anything; less what is usual."""
+    return {name: fact for name in record.__slots__ if (fact := getattr(record, name)) is not USUAL.get(name, MISSING)}
 
 
 def record_from_facts(facts: Mapping[str, Any]) -> Record:

@@ -333,9 +333,9 @@ class Readings:
         Raises:
             CriterionFailedError: something was bad then.
         """
-        mark, unknown, self._unwatched = item.get_closest_marker(MARK), None, None
-        place = item.stash[PAIR].place
-        if mark is None or (place is not None and place.id in self.newcomers) or not (self.earlier or self.goes_on):
+        mark = item.get_closest_marker(MARK) if self.earlier or self.goes_on else None
+        place, unknown, self._unwatched = item.stash[PAIR].place, None, None
+        if mark is None or (place is not None and place.id in self.newcomers):
             return None
         spans, when = self.earlier.get(reader_of(mark), ()), WHEN_OF_PARTS if self.goes_on else WHEN
         if self.goes_on and not spans:

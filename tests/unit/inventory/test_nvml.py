@@ -174,7 +174,12 @@ def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
         ("2.unrepairable 2", 2, "repair", {**NEEDS_NOTHING, "memory_unrepairable": NEITHER}),
         ("2.sram.threshold 2", 2, "repair", {**NEEDS_NOTHING, "sram_threshold_exceeded": NEITHER}),
         ("6.nvlink.end 255", 6, "nvlink_peer", {"why": "what NVLinks end at: 255 is not known"}),
-        ("6.fabric.summary 4", 6, "fabric", {"why": "its health 0x0, in all 4, is not known"}),
+        (
+            "6.fabric.summary 4",
+            6,
+            "fabric",
+            {**JOINED, "troubles": {"why": "its summary is 4 and its mask 0x0: not known here"}},
+        ),
         ("4.part 692-2G520-0000-000", 4, "board_part_number", "692-2G520-0000-000"),
         ("4.module 11", 4, "module_id", 11),
         ("4.platform 1821924190012 3 2 1", 4, "platform", {"chassis_serial": "1821924190012", "slot": 3, "tray": 2, "host": 1}),

@@ -13,7 +13,7 @@ import pytest
 from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
 from pytest_gpucluster.config.collector import SELDOM, collect_seldom
 from pytest_gpucluster.judging.forecast import Suite, forecast
-from pytest_gpucluster.plugin.collection import Collection, deselect, only_reads, refuse_unknown_mark
+from pytest_gpucluster.plugin.collection import Collection, deselect, only_reads, refuse_unknown_mark, share_locations
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 from tests.support.thresholds_files import packaged
@@ -175,3 +175,38 @@ def test_garbage_is_looked_for_seldom_while_tests_run(own: tuple[int, int, int])
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+LOCATED = """
+import pytest
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_plain(number):
+    pass
+
+
+class TestOwn:
+    @pytest.mark.parametrize("number", range(2))
+    def test_in_class(self, number):
+        pass
+
+    test_again = test_in_class
+"""
+
+
+def test_where_a_test_stands_is_said_as_pytest_says_it(tmp_path: Path) -> None:
+    """File, line and name, though a function is looked for once: also in classes, and under two names."""
+    (tmp_path / "test_located.py").write_text(LOCATED, encoding="utf-8")
+    found: list[tuple[Any, Any]] = []
+
+    class Collected:
+        def pytest_collection_finish(self, session: pytest.Session) -> None:
+            of_pytest = [vars(pytest.Item)["location"].func(item) for item in session.items]
+            share_locations(session.items)
+            found.extend(zip([item.location for item in session.items], of_pytest, strict=True))
+
+    quietly = ["-qq", "--collect-only", "-p", "no:gpucluster", "-p", "no:cacheprovider"]
+    assert pytest.main([*quietly, f"--rootdir={tmp_path}", str(tmp_path)], plugins=[Collected()]) == 0
+    assert len(found) == 7
+    assert all(ours == of_pytest for ours, of_pytest in found), found

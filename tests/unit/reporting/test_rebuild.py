@@ -109,6 +109,14 @@ def test_a_record_survives_the_journal() -> None:
     assert record_from_facts(json.loads(json.dumps(strict_json(record_facts(record))))) == record
 
 
+def test_the_journal_leaves_out_what_is_usual() -> None:
+    """A value of 0 is none of it, and a reason that begins as an advisory remark of version 0.1 did stays what it is."""
+    usual = Record(criterion="c", place=None, outcome="passed", value=0, reason="advisory: none", started=True)
+    said = record_facts(usual)
+    assert said.keys() == {"criterion", "place", "outcome", "value", "reason", "started", "advisory", "evidence", "behind"}
+    assert record_from_facts(json.loads(json.dumps(strict_json(said)))) == usual
+
+
 def test_a_journal_of_version_0_1_is_read(tmp_path: Path) -> None:
     """Its limits and advisory remarks are text, it has no bound places, and the results have all facts as fields."""
     told = {"place": None, "culprits": [], "evidence": {}, "waiver": None, "refused": False, "waivable": False}
