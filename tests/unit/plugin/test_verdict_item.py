@@ -265,7 +265,7 @@ def test_good(held): raise KeyboardInterrupt
     ],
 )
 def test_an_interrupted_run_says_what_the_verdict_is(tmp_path: Path, kind: str, capture: str, ends: str) -> None:
-    """pytest captures nothing any more, and its own error about that is not the verdict's text."""
+    """Pytest captures nothing any more, and its own error about that is not the verdict's text."""
     (tmp_path / "test_own.py").write_text(f"import pytest\ndef test_good(request): {ends}\ndef test_later(): pass\n")
     sys.modules.pop("test_own", None)
     testcase = verdict_testcase(RUNS[kind][1])
