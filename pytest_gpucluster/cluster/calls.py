@@ -24,6 +24,7 @@ from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.occupancy import read_occupancy_again
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu, uses_no_device
 from pytest_gpucluster.protocol.messages import CALL_VARIABLES
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.cluster.binding import Binding
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
-    from pytest_gpucluster.places import Inventory, Place
+    from pytest_gpucluster.places import Inventory
     from pytest_gpucluster.protocol.messages import FunctionName, Reply
 
 PER = ("gpu", "host", "node", "domain", "cluster", "pair")
@@ -186,7 +187,7 @@ class Cluster:
         Raises:
             ConfigurationError: ``per``, ``at_once``, the function or an argument is not usable.
         """
-        _check(per, at_once, deadline_s)
+        _check(per, at_once)
         chosen, unnoted = self._choose(per, places), copy.copy(self)
         unnoted._caller = None  # noqa: SLF001 -- a copy of this object
         if per == "host":
@@ -197,7 +198,7 @@ class Cluster:
             plain_data.to_plain(kwargs)
         except (RefusedError, plain_data.NotPlainDataError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
-        deadline_s, began_s = deadline_s or self.deadline_s, time.monotonic()
+        deadline_s, began_s = self.deadline_s if deadline_s is None else deadline_s, time.monotonic()
         measured = _Measured(what=name.qualname, per=per)
         unmeasurable = self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function))
         measured.errors.update(errors_of_pairs(unmeasurable, chosen) if per == "pair" else unmeasurable)
@@ -235,14 +236,19 @@ class Cluster:
         measured.errors.update(self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
         able = [group for group in members if not any(place in measured.errors for place in group)]
         if able:
-            self._measure(name, able, measured, deadline_s=deadline_s or self.deadline_s, kwargs=kwargs)
+            within_s = self.deadline_s if deadline_s is None else deadline_s
+            self._measure(name, able, measured, deadline_s=within_s, kwargs=kwargs)
         errors = [next((measured.errors[place] for place in group if place in measured.errors), None) for group in members]
         return [measured.values[group[0]] if error is None else error for group, error in zip(members, errors, strict=True)]
 
     def _choose(self, per: str, places: Iterable[Place] | None) -> list[Place]:
         """The places to measure: those of the caller, else the wanted ones; whole nodes where a node shares a group."""
         if places is not None:
-            ids = {place.id for place in places}
+            given = [*places]
+            for one in given:
+                if not isinstance(one, Place):
+                    raise ConfigurationError(f"cluster.run: places has {one!r}, which is no Place: take some of cluster.places")
+            ids = {place.id for place in given}
             unknown = ids - {place.id for place in (*self.places, *self.promised.nodes)}
             if unknown:
                 raise ConfigurationError(f"cluster.run: no expected place is called {', '.join(sorted(unknown))}")
@@ -367,15 +373,13 @@ def _allowed(function: Callable[..., Any], *, reads_only: bool) -> Callable[...,
     return function
 
 
-def _check(per: str, at_once: int | str | None, deadline_s: float | None) -> None:
+def _check(per: str, at_once: int | str | None) -> None:
     if per not in PER:
         raise ConfigurationError(f"cluster.run: per={per!r} is not one of {', '.join(PER)}.{did_you_mean(str(per), PER)}")
     if at_once not in (None, "all") and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
         raise ConfigurationError(f"cluster.run: at_once={at_once!r} is not 'all' or a whole number above zero")
     if at_once not in (None, "all") and per != "gpu":
         raise ConfigurationError(f"cluster.run: at_once goes with per='gpu', not with per={per!r}")
-    if deadline_s is not None and not 0 < deadline_s < float("inf"):
-        raise ConfigurationError(f"cluster.run: deadline_s={deadline_s!r} is not a time above zero")
 
 
 def _one_of_each_node(chosen: Iterable[Place], unmeasurable: Mapping[Place, MeasurementError]) -> list[Place]:

@@ -114,8 +114,9 @@ def _message(
     kind, context = error["type"], error.get("ctx", {})
     if not path:
         return f"must be {_TYPES.get(kind, error['msg'])}."
-    if path[-1] == "[key]":
-        return f"the key {path[-2]!r} must be text{part_of(path[:-2]).inside}."
+    if kind == "invalid_key" or path[-1] == "[key]":
+        *above, key = path[:-1] if path[-1] == "[key]" else path
+        return f"the key {key!r} must be text{part_of(tuple(above)).inside}."
     name, part = path[-1], part_of(path[:-1])
     if kind == "extra_forbidden":
         return _unknown_key(str(name), part)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, TypeAlias
 
-from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.protocol.messages import FunctionName  # noqa: TC001 -- relay.py reads a call by the types of its fields
 
 SETUP_S = 120.0
@@ -35,6 +36,16 @@ class Call:
     """The call belongs to the start-up, so its time does not count as measuring."""
     variables: dict[str, str] = field(default_factory=dict)
     """What new workers get in their environment, for this call alone (:data:`protocol.messages.CALL_VARIABLES`)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a deadline that never comes.
+
+        Raises:
+            ConfigurationError: ``deadline_s`` is no finite number above zero.
+        """
+        is_number = isinstance(self.deadline_s, Real) and not isinstance(self.deadline_s, bool)
+        if not is_number or not 0 < self.deadline_s < float("inf"):
+            raise ConfigurationError(f"deadline_s={self.deadline_s!r} is not a time above zero, in seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

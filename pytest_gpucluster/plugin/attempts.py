@@ -114,7 +114,7 @@ def run_distributed_test(item: pytest.Function, session: Session) -> None:
     """
     per, own_deadline_s = _read_mark(item)
     cluster = session.cluster
-    deadline_s = own_deadline_s or cluster.deadline_s
+    deadline_s = cluster.deadline_s if own_deadline_s is None else own_deadline_s
     parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
     try:
         name = session.controller.name(item.function)
@@ -135,8 +135,7 @@ def _read_mark(item: pytest.Function) -> tuple[str, float | None]:
             f"{item.nodeid}: @pytest.mark.distributed takes per='cluster', 'domain', 'node' or 'gpu' and deadline_s, "
             f"not {', '.join(map(repr, (*mark.args, *unknown, *({per} - set(PER)))))}"
         )
-    deadline_s = mark.kwargs.get("deadline_s")
-    return per, None if deadline_s is None else float(deadline_s)
+    return per, mark.kwargs.get("deadline_s")
 
 
 def _conclude(replies: Mapping[int, Reply], error_for: Callable[..., MeasurementError], name: str) -> None:

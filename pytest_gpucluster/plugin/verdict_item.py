@@ -144,9 +144,12 @@ def _show(hook: Callable[..., Any], item: VerdictItem, *, report: pytest.TestRep
 
 
 def _corrected(report: pytest.TestReport, item: VerdictItem) -> pytest.TestReport:
-    """The report; one that a plugin changed says again what the verdict is."""
-    expected = item.bad_outcome if report.when == item.bad_phase else "passed"
-    return report if report.outcome == expected else _own_report(item, when=report.when)
+    """The report; one that a plugin changed, or that a plugin's own error is in, says again what the verdict is."""
+    assert item.testcase is not None
+    is_bad = report.when == item.bad_phase
+    expected, words = (item.bad_outcome, item.testcase.message) if is_bad else ("passed", "")
+    is_ours = report.outcome == expected and words in report.longreprtext
+    return report if is_ours else _own_report(item, when=report.when)
 
 
 def _own_report(item: VerdictItem, when: Any = None) -> pytest.TestReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import ChainMap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
         path: KeyPath = ("profiles", name)
         parent, gpu = entry.inherits, entry.gpu
         chain = chain_of(profiles, name)
+        if not name.isprintable() or name != name.strip() or not name:
+            yield file.document.problem(path, f"{name!r} cannot be a profile's name: printable text without spaces around it.")
         if parent is not None and parent not in profiles:
             known = ", ".join(profiles)
             text = f"profile {name!r} inherits {parent!r}, which is not a profile. Profiles: {known}."
@@ -57,7 +60,8 @@ def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
             hint = did_you_mean(gpu, list(specs))
             how = NOT_AMD if names_amd(gpu) else "To add one: a file in pytest_gpucluster/thresholds/specs."
             yield file.document.problem((*path, "gpu"), f"{text}{hint} {how}")
-        if not any(profiles[ancestor].gpu or profiles[ancestor].rehearsal for ancestor in chain):
+        terms = ChainMap(*(profiles[ancestor].written() for ancestor in reversed(chain)))
+        if not terms.get("gpu") and not terms.get("rehearsal"):
             text = f"profile {name!r} has no 'gpu' and is not a rehearsal ('rehearsal: true')."
             yield file.document.problem(path, text)
 

@@ -40,7 +40,8 @@ def check(path: Path | None) -> tuple[ThresholdsFile | None, list[Problem]]:
     source = read_source(path)
     file, problems = ThresholdsFile.validate(source)
     found = problems if file is None else problems + problems_of(file)
-    in_order = sorted(set(found), key=lambda problem: (problem.file, problem.line, problem.message))
+    # Problems of this file come first: they may be the cause of many in the packaged one.
+    in_order = sorted(set(found), key=lambda one: (one.file != source.document.file, one.file, one.line, one.message))
     return file, [*source.refused, *_forgotten_extends(source, in_order), *in_order]
 
 

@@ -107,7 +107,8 @@ def _remark(file: ThresholdsFile, fates: list[_Fate]) -> Problem:
     first, *others = fates
     is_entry = first.said.path[0] == "criteria" and str(first.loses_to).endswith("overrides it")
     advice = f" Write yours under 'profiles: {{{first.profile}: ...}}'." if is_entry else ""
-    more = f" So it is for {', '.join(fate.profile for fate in others)}." if others else ""
+    profiles = dict.fromkeys(fate.profile for fate in others if fate.profile != first.profile)
+    more = f" So it is for {', '.join(profiles)}." if profiles else ""
     text = f"no effect for profile {first.profile}: {first.loses_to} ({_described(first.said)}).{advice}{more}"
     return file.document.problem(first.said.path, text)
 

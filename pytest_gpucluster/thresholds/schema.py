@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from pytest_gpucluster.config.schema_errors import FileSection, described, did_you_mean, listed, shape_problems
-from pytest_gpucluster.config.settings import SOAK_S
+from pytest_gpucluster.config.settings import MOST_EXPECTED, SOAK_S
 from pytest_gpucluster.config.yaml_lines import read
 from pytest_gpucluster.errors import ConfigurationError
 
@@ -98,7 +98,9 @@ Shapes = Annotated[
     _expecting("a table of numbers by nodes x GPUs of a node, such as {2x8: 350}"),
 ]
 Count = Annotated[int, Field(ge=1), _expecting("a whole number above 0")]
-AutoCount = Annotated[Literal["auto"] | _Size, _expecting("'auto' or a whole number above 0")]
+_UP_TO = "a whole number from 1 to"
+_Nodes = Annotated[int, Field(ge=1, le=MOST_EXPECTED["nodes"])]
+_Gpus = Annotated[int, Field(ge=1, le=MOST_EXPECTED["gpus_per_node"])]
 _Plain = Annotated[Any, GetPydanticSchema(lambda _type, handler: handler(JsonValue))]
 _SharedPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*[^/\x00][^\x00]*$")]
 SharedPaths = Annotated[list[_SharedPath], _expecting("a list of absolute paths of folders, such as [/mnt/shared]")]
@@ -128,8 +130,10 @@ class _StrictModel(BaseModel):
 class ClusterSection(_StrictModel):
     """``cluster:``."""
 
-    nodes: AutoCount = "auto"
-    gpus_per_node: AutoCount = "auto"
+    nodes: Annotated[Literal["auto"] | _Nodes, _expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['nodes']}")] = "auto"
+    gpus_per_node: Annotated[Literal["auto"] | _Gpus, _expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['gpus_per_node']}")] = (
+        "auto"
+    )
     shared_paths: SharedPaths = []
     kernel_log: Literal["required", "optional"] = "optional"
     rails: Literal["measured", "skipped"] = "skipped"
@@ -144,8 +148,8 @@ class ProfileTerms(_StrictModel):
     accept_soak_s: Seconds = SOAK_S
     fabric: Fabric = "none"
     rehearsal: bool = False
-    nodes: Count | None = None
-    gpus_per_node: Count | None = None
+    nodes: Annotated[_Nodes, _expecting(f"{_UP_TO} {MOST_EXPECTED['nodes']}")] | None = None
+    gpus_per_node: Annotated[_Gpus, _expecting(f"{_UP_TO} {MOST_EXPECTED['gpus_per_node']}")] | None = None
     nic_gb_s_per_gpu: Annotated[float, Field(gt=0), _AS_WRITTEN] | None = None
     nodes_per_domain: Count = 1
 

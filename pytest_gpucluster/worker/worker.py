@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -219,9 +220,18 @@ def _listen_to_progress(listener: Any) -> None:
 
 
 def bind_test(function: Callable[..., Any], arguments: Sequence[str], device: Any) -> Callable[..., Any]:
-    """The body of a ``@pytest.mark.distributed`` test, with the fixtures named in ``arguments`` filled in."""
+    """The body of a ``@pytest.mark.distributed`` test, with the fixtures named in ``arguments`` filled in.
+
+    It raises a ``TypeError`` where ``function`` is asynchronous or a generator: a call runs nothing of it.
+    """
     import torch.distributed as dist
 
     values = {"process_group": dist.group.WORLD, "rank": dist.get_rank(), "world_size": dist.get_world_size(), "device": device}
     fixtures = {name: values[name] for name in arguments}
-    return lambda **parameters: function(**fixtures, **parameters)
+
+    def body(**parameters: Any) -> None:
+        made = function(**fixtures, **parameters)
+        if isinstance(made, (Awaitable, AsyncIterator, Iterator)):
+            raise TypeError(f"its call gave a {type(made).__name__}, and its body has not run: write a plain function")
+
+    return body

@@ -98,6 +98,10 @@ def test_refused_functions(site: FinishedRun, name: str) -> None:
         ("unknown-per", "per='rack' is not one of gpu, host, node, domain, cluster, pair"),
         ("at-once", "at_once=0 is not 'all' or a whole number above zero"),
         ("deadline", "deadline_s=0 is not a time above zero"),
+        ("deadline-text", "deadline_s='5' is not a time above zero"),
+        ("deadline-true", "deadline_s=True is not a time above zero"),
+        ("places-text", "places has 'node0-cpu0', which is no Place: take some of cluster.places"),
+        ("places-one-text", "places has 'n', which is no Place: take some of cluster.places"),
     ],
 )
 def test_refused_arguments(site: FinishedRun, name: str, told: str) -> None:
@@ -119,6 +123,21 @@ def test_distributed_passes(site: FinishedRun, name: str) -> None:
     """Over the cluster, alone, in the node, with parametrize values, and after a rank has died in the test before."""
     case = site.case(f"test_{name}")
     assert case.outcome == "passed", case.text
+
+
+@pytest.mark.parametrize(("name", "value"), [("nan", "nan"), ("0", "0"), ("text", "'5'")])
+def test_distributed_deadline(site: FinishedRun, name: str, value: str) -> None:
+    """A deadline that never comes, or that is no number, is refused before a rank waits for it."""
+    case = site.case(f"test_deadline_{name}")
+    assert case.outcome == "error"
+    assert f"deadline_s={value} is not a time above zero" in case.text
+
+
+def test_distributed_asynchronous(site: FinishedRun) -> None:
+    """Nothing of it ran: a failure, as pytest has it."""
+    case = site.case("test_asynchronous")
+    assert case.outcome == "failure"
+    assert "its body has not run" in case.text
 
 
 def test_distributed_one_rank_wrong(site: FinishedRun) -> None:

@@ -178,7 +178,7 @@ def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
             "6.fabric.summary 4",
             6,
             "fabric",
-            {**JOINED, "troubles": {"why": "its summary is 4 and its mask 0x0: not known here"}},
+            {**JOINED, "troubles": UNKNOWN_HEALTH},
         ),
         ("4.part 692-2G520-0000-000", 4, "board_part_number", "692-2G520-0000-000"),
         ("4.module 11", 4, "module_id", 11),

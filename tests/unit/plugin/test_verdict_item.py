@@ -110,6 +110,7 @@ class Run:
         """``testcase`` is the verdict in the end."""
         self._testcase = testcase
         self.ran: list[str] = []
+        self.text = ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -134,6 +135,7 @@ class Run:
         """Note what reporters are told."""
         if report.when == "call" or report.outcome != "passed":
             self.ran.append(f"{report.nodeid} {report.outcome}")
+            self.text = report.longreprtext
 
 
 @pytest.fixture(autouse=True)
@@ -251,6 +253,26 @@ def test_good(held): raise KeyboardInterrupt
     code, ran = session(tmp_path, "accepted", tests=tests)
     assert (code, ran) == (2, [f"{NODEID} passed"])
     assert (tmp_path / "down").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "capture", "ends"),
+    [
+        ("rejected", "fd", "raise KeyboardInterrupt"),
+        ("missing", "no", "pytest.exit('no')"),
+        ("missing", "sys", "request.session.shouldstop = 'no'"),
+        ("rehearsed", "fd", "raise KeyboardInterrupt"),
+    ],
+)
+def test_an_interrupted_run_says_what_the_verdict_is(tmp_path: Path, kind: str, capture: str, ends: str) -> None:
+    """Pytest captures nothing any more, and its own error about that is not the verdict's text."""
+    (tmp_path / "test_own.py").write_text(f"import pytest\ndef test_good(request): {ends}\ndef test_later(): pass\n")
+    sys.modules.pop("test_own", None)
+    testcase = verdict_testcase(RUNS[kind][1])
+    run = Run(testcase)
+    pytest.main([*QUIET, f"--rootdir={tmp_path}", f"--capture={capture}", "test_own.py"], plugins=[run])
+    words = testcase.message if testcase.kind == "skipped" else testcase.text
+    assert words in run.text
 
 
 @pytest.mark.parametrize("kind", ["accepted", "rejected", "missing"])

@@ -310,6 +310,12 @@ def test_an_overlay_is_checked_where_it_is_written(write: Write) -> None:
     assert lines[1] == "site.yaml:6: 'hbm_bandwidth' must be a mapping, not nothing."
 
 
+def test_an_overlays_own_problem_comes_first(write: Write) -> None:
+    """Six packaged profiles are in the circle too; the line that closes it is the overlay's."""
+    lines = problems_of(write(f"{OVERLAY}profiles: {{h100-sxm: {{inherits: h200-sxm}}}}\n"))
+    assert lines[0] == "site.yaml:3: profile 'h100-sxm' inherits itself in a circle."
+
+
 OLDER_KEYS = {
     "inter_node_busbw[all_reduce]": ("needs: 4", "needs: {places: 4}"),
     "inter_node_busbw[all_gather]": ("needs_nodes: 3", "needs: {nodes: 3}"),

@@ -143,8 +143,15 @@ def test_refused_function(cluster, function):
         {"per": "rack"},
         {"at_once": 0},
         {"deadline_s": 0},
+        {"deadline_s": "5"},
+        {"deadline_s": True},
+        {"places": ["node0-cpu0"]},
+        {"places": "node0-cpu0"},
     ],
-    ids=["tensor-argument", "unknown-place", "unknown-per", "at-once", "deadline"],
+    ids=[
+        *("tensor-argument", "unknown-place", "unknown-per", "at-once"),
+        *("deadline", "deadline-text", "deadline-true", "places-text", "places-one-text"),
+    ],
 )
 def test_refused_argument(cluster, wrong):
     cluster.run(rate, **wrong)

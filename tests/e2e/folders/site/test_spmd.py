@@ -43,6 +43,26 @@ def test_parameters(rank, factor, word):
     assert (total.item(), word) == (12, "twice")
 
 
+@pytest.mark.distributed(per="gpu", deadline_s=float("nan"))
+def test_deadline_nan(rank):
+    assert rank == 0
+
+
+@pytest.mark.distributed(per="gpu", deadline_s=0)
+def test_deadline_0(rank):
+    assert rank == 0
+
+
+@pytest.mark.distributed(per="gpu", deadline_s="5")
+def test_deadline_text(rank):
+    assert rank == 0
+
+
+@pytest.mark.distributed
+async def test_asynchronous(rank):
+    assert rank < 0
+
+
 @pytest.mark.distributed
 def test_one_wrong(rank):
     found = 40 + rank

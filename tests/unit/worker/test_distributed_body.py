@@ -1,0 +1,56 @@
+"""The body of a distributed test: it ran to its end, or the test is not green."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+
+from pytest_gpucluster.worker.worker import bind_test
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+
+async def is_asynchronous(rank: int) -> None:
+    """Fail, where somebody waits for it."""
+    assert rank < 0
+
+
+async def is_asynchronous_generator(rank: int) -> AsyncIterator[int]:
+    """Fail after its first value."""
+    yield rank
+    assert rank < 0
+
+
+def is_generator(rank: int) -> Iterator[int]:
+    """Fail after its first value, where pytest collects it at all."""
+    yield rank
+    assert rank < 0
+
+
+def hides_a_coroutine(rank: int) -> Any:
+    """Look like another function: nothing shows before the call that nothing will run."""
+    return is_asynchronous(rank)
+
+
+@pytest.fixture(autouse=True)
+def _rank_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 3)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize("body", [is_asynchronous, is_asynchronous_generator, is_generator, hides_a_coroutine])
+def test_a_body_that_never_ran_is_no_pass(body: Callable[..., Any]) -> None:
+    """A call of an asynchronous function or of a generator runs nothing of it."""
+    with pytest.raises(TypeError, match=r"gave a \w+, and its body has not run"):
+        bind_test(body, ["rank"], "cpu")()
+
+
+def test_a_plain_body_runs() -> None:
+    """With its fixtures and parameters; what it returns is its own affair, as in pytest."""
+    seen: list[Any] = []
+    bind_test(lambda rank, size: seen.append((rank, size)), ["rank"], "cpu")(size=5)
+    assert seen == [(3, 5)]
