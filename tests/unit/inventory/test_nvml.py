@@ -47,6 +47,7 @@ NO_RATES = {
 """Links of Hopper tell no bit error rates."""
 SPARE_ROWS = {"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}
 NEVER_THROTTLED = {"power": 0.0, "heat": 0.0, "sync boost": 0.0, "board": 0.0, "reliability": 0.0}
+UNKNOWN_HEALTH = {"why": "its summary is 4 and its mask 0x0: not known here"}
 JOINED: dict[str, Any] = {
     "state": "completed",
     "error": None,
@@ -174,12 +175,7 @@ def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
         ("2.unrepairable 2", 2, "repair", {**NEEDS_NOTHING, "memory_unrepairable": NEITHER}),
         ("2.sram.threshold 2", 2, "repair", {**NEEDS_NOTHING, "sram_threshold_exceeded": NEITHER}),
         ("6.nvlink.end 255", 6, "nvlink_peer", {"why": "what NVLinks end at: 255 is not known"}),
-        (
-            "6.fabric.summary 4",
-            6,
-            "fabric",
-            {**JOINED, "troubles": UNKNOWN_HEALTH},
-        ),
+        ("6.fabric.summary 4", 6, "fabric", {**JOINED, "troubles": UNKNOWN_HEALTH}),
         ("4.part 692-2G520-0000-000", 4, "board_part_number", "692-2G520-0000-000"),
         ("4.module 11", 4, "module_id", 11),
         ("4.platform 1821924190012 3 2 1", 4, "platform", {"chassis_serial": "1821924190012", "slot": 3, "tray": 2, "host": 1}),
