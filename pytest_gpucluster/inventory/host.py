@@ -17,20 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory import numa
+from pytest_gpucluster.inventory import numa, reading
 from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
-from pytest_gpucluster.inventory.reading import (
-    EVIDENCE,
-    NotAvailable,
-    all_or_why,
-    apply,
-    judged,
-    matching,
-    or_none,
-    read,
-    row,
-    yes_or_no,
-)
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, matching, or_none, read, row
 from pytest_gpucluster.inventory.sysfs import (
     PROC,
     SYS,
@@ -183,6 +172,11 @@ def _has_gpu_or_adapter(devices: Path) -> bool:
         return False
 
 
+def _balances(mode: int) -> bool | NotAvailable:
+    """1 is usual, 2 between tiers of memory, 3 both, by the kernel's page on numa_balancing."""
+    return reading.yes_or_no(mode, most=3)
+
+
 def _chosen(text: str) -> str | NotAvailable:
     """``madvise`` of ``always [madvise] never``."""
     found = re.search(r"\[(\w+)\]", text)
@@ -248,15 +242,12 @@ class HostFacts:
     sockets: int | NotAvailable = row(_places, TWO_SOCKETS, FACT, convert=lambda places: len({socket for socket, _ in places}))
     cores: int | NotAvailable = row(_places, TWO_SOCKETS, FACT, convert=lambda places: len({tuple(place) for place in places}))
     cpus: int | NotAvailable = row(_cpu_folders, [Path()] * 224, FACT, convert=len)
-    smt: bool | NotAvailable = row(lambda host: read_number(host.cpu / "smt" / "active"), 1, FACT, convert=yes_or_no)
+    smt: bool | NotAvailable = row(lambda host: read_number(host.cpu / "smt" / "active"), 1, FACT, convert=reading.yes_or_no)
     governors: list[str] | NotAvailable = row(_governors, ["performance"], SETTINGS)
     idle_states: list[str] | NotAvailable = row(_idle_states, ["POLL", "C1"], FACT)
     numa_nodes: int | NotAvailable = row(lambda host: numa.read_node_numbers(root=host.sys), [0, 1], FACT, convert=len)
     numa_balancing: bool | NotAvailable = row(
-        lambda host: read_number(host.proc / "sys" / "kernel" / "numa_balancing"),
-        0,
-        SETTINGS,
-        convert=partial(yes_or_no, most=3),  # 2: between tiers of memory, 3: both
+        lambda host: read_number(host.proc / "sys" / "kernel" / "numa_balancing"), 0, SETTINGS, convert=_balances
     )
     iommu: str | NotAvailable = row(_iommu, "identity", SETTINGS)
     translated: list[str] | NotAvailable = row(_translated, [], EVIDENCE, "of `host_settings`: it names the devices")

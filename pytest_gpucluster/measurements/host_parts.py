@@ -32,6 +32,9 @@ DEADLINE_S = 20.0
 OPEN_FAILED = 0b11
 """Of smartctl's exit code: the command line was wrong, or the disk could not be opened. Other bits are findings."""
 
+YES_OR_NO = {"True": True, "False": False}
+"""The two words of JSON, by how Python writes them: 0 and 1 are none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModule:
@@ -185,16 +188,10 @@ def _health(tool: str, answer: dict[str, Any]) -> DiskHealth:
     warning = log["critical_warning"]
     return DiskHealth(
         tool=tool,
-        passed=_is_passed(answer["smart_status"]["passed"]) if "smart_status" in answer else None,
+        passed=YES_OR_NO[repr(answer["smart_status"]["passed"])] if "smart_status" in answer else None,
         critical_warning=int(warning["value"] if isinstance(warning, dict) else warning),
         spare_percent=int(log[names[0]]),
         spare_threshold_percent=int(log[names[1]]),
         used_percent=int(log[names[2]]),
         media_errors=int(log["media_errors"]),
     )
-
-
-def _is_passed(word: Any) -> bool:
-    if not isinstance(word, bool):
-        raise TypeError(f"smart_status is {word!r}")
-    return word

@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import stat
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -300,9 +299,13 @@ def _is_left_over(folder: Folder) -> bool:
     found, note = os.fstat(folder.descriptor), _read_note(folder)
     if not note or found.st_uid != os.geteuid():
         return False
+    has_ended = _has_ended(note)
+    if has_ended is not None:
+        return has_ended
     with os.scandir(folder.descriptor) as entries:
         newest_s = max([found.st_mtime, *(entry.stat(follow_symlinks=False).st_mtime for entry in entries)])
-    return _has_ended(note) or time.time() - newest_s > ABANDONED_S
+    with within_own_folder(folder.path.parent) as new:  # the clock of the file system: this host's may be ahead
+        return os.fstat(new.descriptor).st_mtime - newest_s > ABANDONED_S
 
 
 def _read_note(folder: Folder) -> dict[str, str]:
@@ -314,11 +317,11 @@ def _read_note(folder: Folder) -> dict[str, str]:
     return note if isinstance(note, dict) and note.get("folder") == folder.path.name else {}
 
 
-def _has_ended(owner: dict[str, str]) -> bool:
-    """Whether the process that owns a folder was on this host, among the processes seen from here, and is gone."""
+def _has_ended(owner: dict[str, str]) -> bool | None:
+    """Whether the process that owns a folder is gone; None where it was on another host, or is not seen from here."""
     here = _owner(os.getpid())
     if not all(here[part] and owner.get(part) == here[part] for part in ("boot", "pids")):
-        return False
+        return None
     pid = owner.get("pid", "")
     return pid.isdecimal() and _started(int(pid)) != owner.get("started")
 

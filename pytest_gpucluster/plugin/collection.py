@@ -44,6 +44,11 @@ LOGGING = ("log_level", "log_cli", "log_cli_level", "log_file", "log_file_level"
 
 OF_PYTEST = ("filterwarnings", "parametrize", "skip", "skipif", "tryfirst", "trylast", "usefixtures", "xfail")
 """Marks that say how pytest runs a test, and nothing of what it is about."""
+REFUSED = {
+    "rerunfailures": ("reruns", "flaky", "a criterion is judged once, and this plugin would repeat it until it is green"),
+    "pytest_forked": ("forked", "forked", "pytest-forked runs each test in a process of its own, which reaches no rank"),
+}
+"""Plugins by their name, each with its option, its mark, and why it does not go together with a run."""
 _WORDS_OF_EXPRESSION = ("and", "or", "not", "True", "False", "None")
 
 
@@ -74,6 +79,7 @@ class Collection:
         self._places_of_parts = places_of_parts
         self._is_partial = False
         self._shared: dict[str, tuple[Limit | str, Callable[[Place | None], Sequence[str]]]] = {}
+        self._ordered: list[pytest.Item] = []
         self.earlier = EarlierParts(session)
         self.tests = SelectedTests()
         """The tests that will run."""
@@ -101,7 +107,7 @@ class Collection:
         with pairing.as_usage_error():
             for item in items:
                 self._accept(item)
-        refuse_reruns(config, items)
+        refuse_others(config, items)
         if not items:
             refuse_unknown_mark(config, self._all_tests.tests())
         deselect(config, items, [item for item in items if self._is_left_out(item, pairs[item])])
@@ -109,8 +115,12 @@ class Collection:
             chosen = self._places_of_parts()
             deselect(config, items, [item for item in items if item.stash[PAIR].key[1] not in chosen])
         deselect(config, items, self.earlier.leave_out_kept(items))
+        self._in_order(items)
+
+    def _in_order(self, items: list[pytest.Item]) -> None:
         soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}
-        items[:] = in_run_order(items, pairs, soaking=soaking)
+        items[:] = in_run_order(items, {item: item.stash[PAIR] for item in items}, soaking=soaking)
+        self._ordered = [*items]
 
     def _is_left_out(self, item: pytest.Item, pair: pairing.Pairing) -> bool:
         """Whether a test is above the level, or may do more than read in an audit."""
@@ -153,8 +163,14 @@ class Collection:
     def _tests(self) -> Selector:
         return Selector(self._session.plan.nodeids())
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Fix the expected set, before any test runs; the verdict becomes the last item, after what was chosen."""
+        """Fix the expected set, before any test runs; the verdict becomes the last item, after what was chosen.
+
+        What judges the whole run stays last, also where a plugin shuffled the tests since.
+        """
+        if session.items != self._ordered and all(PAIR in item.stash for item in session.items):
+            self._in_order(session.items)
         self.tests = SelectedTests(item for item in session.items if PAIR in item.stash)  # those that were refused have none
         if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.UsageError)):
             return  # pytest calls this on its way out too; after Ctrl-C, the end of the run reports what is missing
@@ -353,22 +369,20 @@ def is_packaged(item: pytest.Item) -> bool:
     return isinstance(item, VerdictItem) or PACKAGED in item.path.parts
 
 
-def refuse_reruns(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse pytest-rerunfailures: it repeats a failed test until it passes, and reports each try as a testcase.
+def refuse_others(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse the plugins of :data:`REFUSED`, where their option, ini value or mark is set.
 
     Raises:
-        pytest.UsageError: a test would be repeated.
+        pytest.UsageError: a test would be run by one of them.
     """
-    if not config.pluginmanager.hasplugin("rerunfailures"):
-        return
-    reruns = getattr(config.option, "reruns", None) or config.inicfg.get("reruns")
-    marked = next((item.nodeid for item in items if item.get_closest_marker("flaky") is not None), None)
-    if reruns or marked:
-        cause = f"{marked} is marked flaky" if marked else "--reruns is set"
-        raise pytest.UsageError(
-            f"{cause}: a criterion is judged once, and pytest-rerunfailures would repeat it until it is green; leave it out, "
-            "or say -p no:rerunfailures"
-        )
+    for plugin, (option, mark, why) in REFUSED.items():
+        if not config.pluginmanager.hasplugin(plugin):
+            continue
+        is_set = getattr(config.option, option, None) or config.inicfg.get(option)
+        marked = next((item.nodeid for item in items if item.get_closest_marker(mark) is not None), None)
+        if is_set or marked:
+            cause = f"{marked} is marked {mark}" if marked else f"--{option} is set"
+            raise pytest.UsageError(f"{cause}: {why}; leave it out, or say -p no:{plugin}")
 
 
 def refuse_unknown_mark(config: pytest.Config, tests: Sequence[pytest.Item]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -51,9 +51,7 @@ def _brackets(config: pytest.Config, base: str) -> list[str]:
 def _run(config: pytest.Config) -> Run:
     """The run of this session. None can begin any more when a test asks for a fixture while it runs."""
     if RUN not in config.stash and not hasattr(config, "workerinput"):
-        pytest.fail(
-            "no run of gpucluster has begun: take the fixture as an argument of a test, or give --gpucluster", pytrace=False
-        )
+        pytest.fail("no run has begun: take the fixture as an argument of a test, or give --gpucluster", pytrace=False)
     return run_of(config)
 
 
@@ -65,8 +63,8 @@ def cluster(pytestconfig: pytest.Config) -> Cluster:
 
 def _of_test(request: pytest.FixtureRequest) -> Place:
     run, place = _run(request.config), getattr(request, "param", None)
-    require_argument(request.fixturename, place, nodeid=request.node.nodeid)
-    found: Place = run.session.cluster.require_present(place)
+    require_argument(str(request.fixturename), place, nodeid=request.node.nodeid)
+    found: Place = run.session.cluster.require_present(cast("Place", place))
     return found
 
 

@@ -98,7 +98,7 @@ class ResultsDirectory:
         for path in older:
             path.rename(shelf / path.name)
         self.older_run = shelf
-        self.removed = tuple(_remove_oldest(self.path / PREVIOUS))
+        self.removed = tuple(_remove_oldest(self.path / PREVIOUS, last=shelf.name))
 
     def _try_to_write(self) -> None:
         """Find a full disk now, not when the verdict is due."""
@@ -113,14 +113,16 @@ class ResultsDirectory:
             probe.unlink(missing_ok=True)
 
 
-def _remove_oldest(previous: Path) -> Iterator[str]:
+def _remove_oldest(previous: Path, *, last: str) -> Iterator[str]:
     """Remove what a run wrote of all but the newest :data:`KEPT_RUNS` runs; the names of their folders.
+
+    ``last`` is the newest, whatever its files say: somebody may have set the clock back.
 
     A folder is a run's if it has a journal or results: of a run that goes on, only the logs move. What somebody else put there
     stays, and so does a link.
     """
     shelves = [one for one in previous.iterdir() if SHELF.match(one.name) and one.is_dir() and not one.is_symlink()]
-    shelves.sort(key=lambda one: _turn(one.name), reverse=True)
+    shelves.sort(key=lambda one: (one.name == last, _turn(one.name)), reverse=True)
     runs = [one for one in shelves if any((one / name).exists() for name in (JOURNAL, RESULTS))]
     for shelf in shelves[shelves.index(runs[KEPT_RUNS - 1]) + 1 :] if len(runs) > KEPT_RUNS else ():
         with contextlib.suppress(OSError):  # it holds something else, or may not be changed

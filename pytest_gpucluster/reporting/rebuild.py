@@ -185,7 +185,7 @@ class JournalState:
         environment = {**self.facts.get("environment", {}), "versions": self.versions}
         if self.finished and not self.unread and "timings" in self.facts:
             return {"environment": environment, "timings": self.facts["timings"]}
-        total_s = round(self.ended_s - (self.history.part_began_s or self.began_s), 3)
+        total_s = max(0.0, round(self.ended_s - (self.history.part_began_s or self.began_s), 3))
         return {"environment": {**environment, "rebuilt_from_journal": True}, "timings": {"total_s": total_s}}
 
     @property

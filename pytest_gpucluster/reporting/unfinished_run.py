@@ -225,6 +225,10 @@ class InterruptedSoak:
         """Which soak it is."""
         return f"the soak that was cut short after round {self.num_whole_rounds} ({in_words(self.elapsed_s)})"
 
+    def away_s(self, now_s: float) -> float:
+        """How long ago it was cut; 0 where the clock was set back since it was found."""
+        return max(0.0, now_s - self.ended_s)
+
     def why_not_here(self, places: Mapping[str, Place]) -> str | None:
         """Why it does not go on with these GPUs and nodes; None if they are the same."""
         for name, place in places.items():

@@ -65,10 +65,22 @@ def test_without_its_mark(over_run):
 """
 
 
-def test_a_reading_before_the_first_test(tmp_path: Path) -> None:
+SHUFFLED = """
+import pytest
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items):
+    yield
+    items.reverse()
+"""
+
+
+@pytest.mark.parametrize("others", ["", SHUFFLED], ids=["alone", "shuffled by a plugin"])
+def test_a_reading_before_the_first_test(tmp_path: Path, others: str) -> None:
     """A test of another folder that runs first changes the counter; the reader saw it before and afterwards."""
     counter = tmp_path / "counter"
     counter.write_text("5", encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(others, encoding="utf-8")
     for folder, text in (("a", FIRST), ("b", SECOND)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"test_{folder}.py").write_text(text.format(path=str(counter)), encoding="utf-8")

@@ -27,6 +27,27 @@ criteria:
   y: {criterion: Y, per: gpu, unit: s, above: 0, level: quick, why: a test, source: none}
 """
 JUDGES = "def test_x(criterion):\n    criterion.require(1.0)\n"
+PLUGIN = """
+import types
+
+def pytest_addoption(parser):
+    parser.addoption("--OPTION", action="store_true")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "MARK: of that plugin")
+    config.pluginmanager.register(types.ModuleType("planted"), "PLUGIN")
+"""
+"""Another plugin, by all that is looked at: its name, its option and its mark."""
+FORKED, RERUNS = (
+    PLUGIN.replace("PLUGIN", name).replace("OPTION", option).replace("MARK", mark)
+    for name, option, mark in (("pytest_forked", "forked", "forked"), ("rerunfailures", "reruns", "flaky"))
+)
+REPEAT = """
+def pytest_generate_tests(metafunc):
+    metafunc.fixturenames.append("step")
+    metafunc.parametrize("step", range(2))
+"""
+"""What pytest-repeat does with each test."""
 WAIVERS = "schema: 1\nwaivers: []\n"
 CASES = {
     "wrong path": ("no_such_file", {}, "not found: no_such_file"),
@@ -51,6 +72,14 @@ CASES = {
     "summary of a long name": (f"--gpucluster-summary={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),
     "results of a long name": (f"--gpucluster-results={'x' * 300}", {"test_a.py": JUDGES}, "cannot be written"),
     "limits of a long name": (f"--gpucluster-thresholds={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),
+    "forked": ("--forked", {"conftest.py": FORKED, "test_a.py": JUDGES}, "--forked is set: pytest-forked runs each test"),
+    "forked by its mark": (
+        "",
+        {"conftest.py": FORKED, "test_a.py": f"import pytest\n@pytest.mark.forked\n{JUDGES}"},
+        "test_x is marked forked",
+    ),
+    "reruns": ("--reruns", {"conftest.py": RERUNS, "test_a.py": JUDGES}, "--reruns is set: a criterion is judged once"),
+    "repeated": ("", {"conftest.py": REPEAT, "test_a.py": JUDGES}, "judges the criterion 'x[0]'"),
     "part left out": ("-p no:gpucluster-run", {"test_a.py": JUDGES}, "-p no:gpucluster-run"),
     "exit code left out": ("-p no:gpucluster-exit-code", {"test_a.py": JUDGES}, "-p no:gpucluster-exit-code"),
 }

@@ -142,6 +142,28 @@ def test_another_host_s_folder(tmp_path: Path, part: str) -> None:
     assert remove_leftovers(tmp_path) == [made.name]
 
 
+@pytest.mark.parametrize("changes", [{}, {"boot": "elsewhere"}], ids=["this host's", "another host's"])
+@pytest.mark.parametrize("ahead_s", [3600.0, 2 * module.ABANDONED_S, 400 * 86400.0])
+def test_a_clock_that_is_ahead_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float, changes: dict[str, str]
+) -> None:
+    """The folder of a live process stays, however late it is by the clock of this host."""
+    made = made_in(tmp_path, **changes)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + ahead_s)
+    assert remove_leftovers(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == [made.name]
+
+
+def test_a_live_process_keeps_an_old_folder(tmp_path: Path) -> None:
+    """A soak of two days, or a clock of the file system that was set: its process is here, and says more than a date."""
+    made = made_in(tmp_path)
+    old_s = time.time() - 2 * module.ABANDONED_S
+    for path in (made / "owner.json", made):
+        os.utime(path, (old_s, old_s))
+    assert remove_leftovers(tmp_path) == []
+
+
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     """Other names, links, files, and folders without their own note: however old, and even if they are called like ours."""
     (tmp_path / "users").mkdir()

@@ -242,6 +242,19 @@ def test_previous_keeps_the_newest_runs(tmp_path: Path) -> None:
     assert removed[-1] == (f"{second}-2",)
 
 
+def test_a_clock_that_was_set_back_removes_no_last_run(tmp_path: Path) -> None:
+    """The run that was just moved stays, also where its files are older than all that are kept: a soak may go on with it."""
+    results = tmp_path / "results"
+    for number in range(KEPT_RUNS):
+        make_run(results / PREVIOUS / f"2026010{number + 1}-000000", at_s=0)
+    make_run(results, at_s=1_700_000_000)
+    directory = ResultsDirectory(results)
+    directory.close()
+    assert directory.older_run == results / PREVIOUS / "20231114-221320"
+    assert directory.older_run.is_dir()
+    assert directory.removed == ("20260101-000000",)
+
+
 def test_only_what_a_run_wrote_is_removed(tmp_path: Path) -> None:
     """A note of a person, a link, another name and what only has logs of a run that goes on, if it is not older."""
     previous = tmp_path / "results" / PREVIOUS

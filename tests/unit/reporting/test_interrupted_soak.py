@@ -88,6 +88,14 @@ def test_a_soak_that_was_cut_short(tmp_path: Path) -> None:
     assert found.words == "the soak that was cut short after round 2 (120 s)"
 
 
+@pytest.mark.parametrize(("later_s", "away_s"), [(60.0, 60.0), (-5.0, 0.0), (-86400.0, 0.0)])
+def test_a_clock_that_is_set_back_since_it_was_found(tmp_path: Path, later_s: float, away_s: float) -> None:
+    """No soak goes on before it was cut; results.json takes no negative time."""
+    found = find(write(tmp_path / "older", events=TWO_ROUNDS))
+    assert found is not None
+    assert found.away_s(found.ended_s + later_s) == away_s
+
+
 def test_a_last_line_that_was_cut_too(tmp_path: Path) -> None:
     """A kill in the midst of a write takes that line, and no more."""
     folder = write(tmp_path / "older", events=TWO_ROUNDS)
