@@ -263,7 +263,7 @@ def _lead(job: Job) -> int:
     expected = absent_nodes.expect(job.rank_0, settings)  # here, so that wrong options are said before anybody waits
     meeting = rendezvous.Meeting(_own_hello(job), host=job.master_addr, port=job.master_port, notice=_say)
     if not meeting.is_complete:
-        _say(f"waiting for {job.num_nodes - 1} other node(s) on port {job.master_port}, at most {job.within_s:g} s")
+        _say(f"waiting for {counted(job.num_nodes - 1, 'other node')} on port {job.master_port}, at most {job.within_s:g} s")
     began_s = time.monotonic()
     ended_by = _gather(meeting, within_s=job.within_s)
     if ended_by is None and meeting.is_complete:

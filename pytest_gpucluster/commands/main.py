@@ -146,9 +146,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if extra:
         parser = parsers[chosen.command]
         known = [name for action in parser._actions for name in action.option_strings]  # noqa: SLF001 -- no public list
-        said = f"unrecognized arguments: {' '.join(extra)}"
         hint = did_you_mean(extra[0].partition("=")[0], known)
-        parser.error(f"{said}.{hint}" if hint else said)
+        parser.error(f"unrecognized arguments: {' '.join(extra)}{hint and f'.{hint}'}")
     return chosen
 
 

@@ -175,9 +175,9 @@ class _Measuring:
         return results
 
     def _announce(self, order: Order, cluster: calls.Cluster, binding: Binding) -> None:
-        on = "GPU(s)" if cluster.device == "cuda" else "rank(s) on the CPU (a rehearsal: no number of it counts)"
-        name, number = order.function.__name__, cluster.world_size
-        sys.stderr.write(f"gpucluster run: {name} per {order.per}; {number} {on} answer here\n")
+        noun, on = ("GPU", "") if cluster.device == "cuda" else ("rank", " on the CPU (a rehearsal: no number of it counts)")
+        here = f"{counted(cluster.world_size, noun)}{on}"
+        sys.stderr.write(f"gpucluster run: {order.function.__name__} per {order.per}; here: {here}\n")
         for reason in (*binding.unidentified.values(), *(f"not expected: {rank}" for rank in binding.unexpected)):
             sys.stderr.write(one_line(reason) + "\n")
         if binding.unidentified and (log := self._logs / "agents.log").is_file():

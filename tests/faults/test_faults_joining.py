@@ -83,7 +83,7 @@ def test_the_others_are_told(starter: Starter) -> None:
 def test_node_0_is_told_to_end(starter: Starter) -> None:
     """SIGTERM while it waits: the reports say so, as those of a run would."""
     launch = launcher(starter, 0, free_port(), "--gpucluster-profile=rehearsal")
-    launch.wait_for("waiting for 1 other node(s)")
+    launch.wait_for("waiting for 1 other node on port")
     os.kill(launch.pid, signal.SIGTERM)
     ended_badly(launch)
     reasons = {row["reason"] for row in launch.results()["criteria"] if row["outcome"] == "missing"}

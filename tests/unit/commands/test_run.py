@@ -342,7 +342,7 @@ def test_one_place(starter: Starter) -> None:
     assert {row.split()[0] for row in done.stdout.splitlines()} == {"node0-cpu0"}
     assert float(shown["tflops"][0]) > 0
     assert shown["best_size"] == ["256"]
-    assert "2 rank(s) on the CPU" in done.stderr
+    assert "here: 2 ranks on the CPU" in done.stderr
 
 
 @pytest.mark.long
