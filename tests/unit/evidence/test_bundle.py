@@ -195,7 +195,7 @@ def test_half_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept
         folder.mkdir()
         (folder / "results.json").write_bytes((kept / "results.json").read_bytes())
         (folder / "journal.jsonl").write_bytes(journal)
-        assert main(["bundle", str(folder), "-o", str(target)]) == 0
+        assert main(["bundle", str(folder), "-o", str(target)]) == 1
         assert "verify will say 'not ok' of its results" in capsys.readouterr().err
         code, found, _ = verify(capsys, target)
         assert (code, found["results"][0]) == (1, "not ok")
