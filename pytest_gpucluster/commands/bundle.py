@@ -26,7 +26,7 @@ WIDEST = 12
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Write the bundle of a run; 0 whatever its verdict is.
+    """Write the bundle of a run; 0 whatever its verdict is, 1 if ``verify`` will not call the bundle valid.
 
     Raises:
         ConfigurationError: there is no run that has ended, the file is there already, or the key cannot sign.
@@ -52,9 +52,8 @@ def _write(chosen: argparse.Namespace, target: Path) -> int:
         raise ConfigurationError(f"the bundle {target} cannot be written: {error.strerror}") from None
     sys.stdout.write(f"{target}  {len(content):,} bytes, {counted(len(whole), 'file')}\n")
     sys.stdout.write(f"SHA-256 of the manifest {hashlib.sha256(manifest).hexdigest()}\n")
-    _foretell(whole)
     sys.stdout.write(f"verdict {one_line(str(run.facts.get('verdict_line') or run.word))}\n")
-    return VALID
+    return VALID if _foretell(whole) else NOT_VALID
 
 
 def _require_new(target: Path) -> None:
@@ -64,15 +63,16 @@ def _require_new(target: Path) -> None:
         raise ConfigurationError(f"there is no folder {target.parent}")
 
 
-def _foretell(files: dict[str, bytes]) -> None:
-    """Say who signed, and now already what ``gpucluster verify`` will object to."""
-    for step in steps(Archive(files=files, faults=()), signers=None):
+def _foretell(files: dict[str, bytes]) -> bool:
+    """Say who signed, and now already what ``gpucluster verify`` will object to; whether it will call the bundle valid."""
+    for step in (taken := [*steps(Archive(files=files, faults=()), signers=None)]):
         if step.state == UNSIGNED:
             sys.stdout.write(f"{UNSIGNED}: nobody vouches for it; --key SSHKEY signs it\n")
         elif step.name == "signature":
             sys.stdout.write(f"{visible(step.text)}\n")
         elif step.state != OK:
             sys.stderr.write(f"gpucluster bundle: verify will say '{step.state}' of its {step.name}: {visible(step.text)}\n")
+    return summary(taken)[0]
 
 
 def verify(chosen: argparse.Namespace) -> int:

@@ -112,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
     except (ConfigurationError, OSError) as error:
-        sys.stderr.write(f"gpucluster {chosen.command}: {visible(str(error))}\n")
+        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        sys.stderr.write(f"gpucluster {chosen.command}: {visible(why)}\n")
         return int(getattr(chosen, "usage_code", WRONG_USAGE))
     except KeyboardInterrupt:
         sys.stderr.write(f"gpucluster {chosen.command}: interrupted\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import stat
 import struct
 import subprocess
@@ -48,6 +49,16 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert "Traceback" not in said.err
     assert said.out == ""
     return said.err
+
+
+def test_an_error_of_the_disk_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: Path) -> None:
+    """The file and why, without the number that Python puts before it."""
+    folder = shutil.copytree(kept, tmp_path / "r")
+    taken = folder / f".results.json.{os.getpid()}.tmp"
+    taken.mkdir()
+    said = refusal(capsys, "report", folder)
+    assert said.startswith(f"gpucluster report: {taken}: ")
+    assert "Errno" not in said
 
 
 def test_what_it_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: Path) -> None:
@@ -195,7 +206,7 @@ def test_half_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept
         folder.mkdir()
         (folder / "results.json").write_bytes((kept / "results.json").read_bytes())
         (folder / "journal.jsonl").write_bytes(journal)
-        assert main(["bundle", str(folder), "-o", str(target)]) == 0
+        assert main(["bundle", str(folder), "-o", str(target)]) == 1
         assert "verify will say 'not ok' of its results" in capsys.readouterr().err
         code, found, _ = verify(capsys, target)
         assert (code, found["results"][0]) == (1, "not ok")

@@ -371,7 +371,7 @@ def test_a_site_s_own_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert verify(capsys, tmp_path / "a.zip")[0] == 0
     assert read_archive(tmp_path / "a.zip").files["limits/as-read.yaml"] == own.read_bytes()
     own.write_text("extends: packaged\ncriteria:\n  bf16_tflops:\n    above: 450\n", encoding="utf-8")
-    assert main(["bundle", str(kept), "-o", str(tmp_path / "b.zip")]) == 0
+    assert main(["bundle", str(kept), "-o", str(tmp_path / "b.zip")]) == 1
     assert "verify will say 'not ok' of its limits" in capsys.readouterr().err
     code, found, _ = verify(capsys, tmp_path / "b.zip")
     assert (code, found["limits"][0]) == (1, "not ok")
