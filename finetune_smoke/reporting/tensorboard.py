@@ -25,8 +25,11 @@ def curve_writer(run: TrainingRun) -> Iterator[CurveWriter]:
 
     Raises InputError on every rank if the curves cannot be written.
     """
-    folder, ranks = run.config.tensorboard, run.ranks
-    writer: Any = folder and ranks.run_on_all_ranks(lambda: _writer(folder) if ranks.rank == 0 else None)
+    folder = run.config.tensorboard
+    if folder is None:
+        yield lambda _step, _log: None
+        return
+    writer = run.ranks.run_on_all_ranks(lambda: _writer(folder) if run.ranks.rank == 0 else None)
     if writer is None:
         yield lambda _step, _log: None
         return
