@@ -4,8 +4,9 @@
 
 For each entry with `noise` it draws rounds of repeats as they were measured (MODELS), lets both rules judge them, and counts.
 A healthy part has the measured median; a slow one the same distribution with its median 5 % below the limit. Prints a table:
-how many healthy parts are left open, how many fail, how many slow parts are accepted, each before and now; and the rounds that
-a healthy part takes now. The same seed gives the same table. Takes some minutes.
+how many healthy parts are left open, how many fail, how many slow parts are accepted, each before and now; the rounds that
+a healthy part takes now; and how many runs with 16 such parts both looks leave open (95 % interval). The same seed gives the
+same table. Takes some minutes.
 
 ``--second-look`` prints another table: what a second look at the end of the run makes of it (judging/second_chance.py). A part
 that the first look leaves open is measured and judged once more, and that decides.
@@ -14,6 +15,7 @@ that the first look leaves open is measured and judged once more, and that decid
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import sys
@@ -37,6 +39,8 @@ SLOW = 0.95
 SIGMAS = 2.563
 """From the 10th to the 90th percentile of a normal distribution."""
 OPEN, PASSED, FAILED = "open", "passed", "failed"
+LINKS = 16
+"""Parts of a run that are judged by one entry and its other direction: 8 GPUs, host to device and device to host."""
 SLICES = 10
 """Repeats of bf16_sustained, whose recipe has seconds: the last half of 20 s."""
 
@@ -184,7 +188,7 @@ def row(name: str, *, runs: tuple[int, int], seed: int) -> list[str]:
     cells = [f"`{name}`", str(count), f"{100 * allowed:g}"]
     cells += [f"{found[outcome]}" for outcome in (OPEN, FAILED) for found, _ in healthy]
     cells += [f"{found[PASSED]}" for found, _ in slow]
-    return [*cells, f"{healthy[1][1]:.2f}"]
+    return [*cells, f"{healthy[1][1]:.2f}", of_10_000_runs(healthy[1][0][OPEN], runs[0])]
 
 
 NEAR_SHARES = (0.98, 1.0)
@@ -204,6 +208,32 @@ def row_of_second_look(name: str, *, runs: tuple[int, int], seed: int) -> list[s
             found, _ = outcomes(rule, model, median, count=count, allowed=allowed, runs=number, seed=seed)
             cells.append(f"{found[counted]}")
     return cells
+
+
+def of_10_000_runs(number: int, of: int) -> str:
+    """The interval of runs with :data:`LINKS` parts that both looks leave open, where one look left ``number`` of ``of`` open.
+
+    Looks, and the parts of a run, scatter independently here: a run is open with ``LINKS`` x share^2.
+    """
+    return " to ".join(f"{1e4 * LINKS * share**2:.2f}" for share in share_of(number, of))
+
+
+def share_of(number: int, of: int) -> tuple[float, float]:
+    """The interval that has the true share with 95 %, where ``number`` of so many were counted (Clopper and Pearson, 1934)."""
+
+    def at_most(most: int, share: float) -> float:
+        """The probability of so many or fewer."""
+        ways = [math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1) for k in range(most + 1)]
+        return sum(math.exp(way + k * math.log(share) + (of - k) * math.log1p(-share)) for k, way in enumerate(ways))
+
+    def where(most: int, tail: float) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at_most(most, middle) > tail else (low, middle)
+        return low
+
+    return where(number - 1, 0.975) if number else 0.0, where(number, 0.025) if number < of else 1.0
 
 
 def repeats_of(key: str) -> tuple[int, float]:
@@ -226,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     print(f"of {given.healthy} healthy and {given.slow} slow parts, seed {given.seed}\n")
     head = ["criterion", "repeats", "noise, %", "healthy open before", "now", "healthy failed before", "now"]
-    head += ["slow accepted before", "now", "rounds of a healthy part"]
+    head += ["slow accepted before", "now", "rounds of a healthy part", "runs open by both looks, of 10,000"]
     if given.second_look:
         head = ["criterion", "healthy open, one look", "both"]
         looks = [(share, look) for share in (SLOW, *NEAR_SHARES) for look in ("one look", "both")]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FEWEST = 3
 MORE = 12
 """A doubtful value is measured in at most this many further rounds."""
-BUDGET, BUDGET_S = 2.5, 30.0
+BUDGET, BUDGET_S = 4.5, 30.0
 """No round begins once the further ones have taken this many times as long as the first, and this many seconds."""
 CONFIRMED = 3
 """A miss that one disturbance could explain has to be measured in this many rounds, if the budget allows; in all that it

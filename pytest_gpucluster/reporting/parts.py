@@ -120,7 +120,7 @@ def why_other_parts(before: Mapping[str, Place], now: Mapping[str, Place]) -> st
     host, which may have given others another number, comes first.
     """
     hosts, hosts_now = ({place.hostname for place in places.values() if place.hostname} for places in (before, now))
-    gone = ", ".join(sorted(hosts - hosts_now))
+    gone = ", ".join(sorted(map(str, hosts - hosts_now)))
     for name, place in sorted(now.items(), key=lambda item: item[1].hostname in hosts):
         older = before.get(name)
         if older is None or not (is_known(older) or older.gpu is None):

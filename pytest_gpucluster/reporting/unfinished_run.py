@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.forecast import in_words
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOT_SELECTED, PASSED, PENDING, UNMEASURED
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOT_SELECTED, PASSED, PENDING, UNMEASURED, WAIVABLE
 from pytest_gpucluster.reporting.files import SHELF
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal, state_of
 from pytest_gpucluster.reporting.run_spans import read_spans
@@ -77,8 +77,8 @@ class UnfinishedRun:
     @property
     def kept(self) -> dict[Key, Record]:
         """What is not measured again: what passed, and what somebody answers for."""
-        found = self.state.records
-        return {key: one for key, one in found.items() if one.outcome == PASSED or one.waiver is not None}
+        found = self.state.records.items()
+        return {key: one for key, one in found if one.outcome in (PASSED, *(WAIVABLE if one.waiver else ()))}
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -91,7 +91,10 @@ class UnfinishedRun:
         Args:
             started: of the new run, as a journal begins with it.
         """
-        return next(self._differences(started), None)
+        try:
+            return next(self._differences(started), None)
+        except NOT_AN_EVENT:
+            return "its journal does not say how it was begun: it is damaged, or of another version"
 
     def _differences(self, started: Mapping[str, Any]) -> Iterator[str]:
         before = self.state.history.started
@@ -173,6 +176,10 @@ def _require_unfinished(folder: Path, state: JournalState, unsettled: Collection
             f"{failed.criterion} at {where} FAILED in the run in {folder}: it stays rejected, and what failed is not measured "
             "again. After a repair, begin a new run in another results directory"
         )
+    for one in state.records.values():
+        if one.outcome == PASSED and not one.advisory and one.limit is not None and not one.limit.holds(one.value):
+            where, edited = one.place or "the cluster", f"passed in it with a value that is not {one.limit.text}: it was edited"
+            raise refusal(f"no run can go on with the journal in {folder}: {one.criterion} at {where} {edited}")
     if state.unread:
         raise refusal(f"the journal in {folder} is damaged at line {state.unread[0]}, so no run can go on with it")
     if state.terms.objections:

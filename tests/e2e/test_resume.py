@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,8 @@ def test_the_other_program_has_left(folder: Path) -> None:
         pytest.param("seed", "the simulated fleet is another one", marks=pytest.mark.slow),
         ("part", "gpu-node-0 gpu 0 has another serial number: it was SIM-SWAPPED, and is SIM-00000-00"),
         pytest.param("failed", "FAILED in the run", marks=pytest.mark.slow),
+        pytest.param("edited", "passed in it with a value that is not > 4.1 TB/s: it was edited", marks=pytest.mark.slow),
+        ("running", "is in use by another run"),
     ],
 )
 def test_another_run_is_refused(folder: Path, kind: str, said: str) -> None:
@@ -82,9 +85,14 @@ def test_another_run_is_refused(folder: Path, kind: str, said: str) -> None:
     if kind == "failed":
         lines = text.splitlines()
         text = "".join(f"{line}\n" for line in lines[:-1]).replace('"outcome": "error"', '"outcome": "failed"')
+    if kind == "edited":
+        text = text.replace('"outcome": "error"', '"outcome": "passed"')
     journal.write_text(text, encoding="utf-8")
     other = {"limits": write_limits(folder / "limits.yaml", {}), "seed": "--fleet-seed=7"}.get(kind, "-q")
-    run = go_on(folder, other)
+    with (folder / RESULTS / ".lock").open("rb") as lock:
+        if kind == "running":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        run = go_on(folder, other)
     assert run.returncode == 4, run.stdout
     assert said in run.stdout
     assert journal.read_text(encoding="utf-8") == text

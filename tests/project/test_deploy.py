@@ -121,6 +121,21 @@ def test_what_was_promised_and_which_suite(tmp_path: Path) -> None:
     assert wanted <= set(own)
 
 
+def test_where_a_requeued_job_measures(tmp_path: Path) -> None:
+    """On the nodes of its first start in the same results, on others in new ones; a person's own job goes where it is told."""
+    results = tmp_path / "results"
+
+    def chosen(nodes: str, **variables: str) -> str:
+        words = started(tmp_path, "accept.sbatch", RESULTS=str(results), SLURM_JOB_NODELIST=nodes, **variables)
+        return next(word.partition("=")[2] for word in words if word.startswith("--gpucluster-results="))
+
+    assert chosen("gpc-[a-b]") == str(results)
+    assert chosen("gpc-[a,c]") == str(results), "submitted by hand: the run itself refuses other nodes"
+    assert chosen("gpc-[a-b]", SLURM_RESTART_COUNT="1") == str(results)
+    assert chosen("gpc-[a,c]", SLURM_RESTART_COUNT="2") == f"{results}-2"
+    assert (results / "slurm-nodes").read_text(encoding="utf-8") == "gpc-[a-b]\n"
+
+
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck() -> None:
     """No finding."""

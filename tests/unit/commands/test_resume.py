@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from dataclasses import replace
@@ -13,9 +14,12 @@ from pytest_gpucluster.commands import main as commands
 from pytest_gpucluster.commands.resume import command
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
-from tests.unit.reporting.test_unfinished_run import record, write
+from pytest_gpucluster.reporting.parts import why_other_parts
+from pytest_gpucluster.reporting.unfinished_run import read_unfinished_run
+from tests.unit.reporting.test_unfinished_run import GPU, NODE, STARTED, record, write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 RANK_1 = Launch(
@@ -118,3 +122,52 @@ def test_what_a_run_writes_of_its_command(tmp_path: Path) -> None:
     """The first line of the journal has it, as plain data."""
     first = json.loads((begun(tmp_path) / "journal.jsonl").read_text(encoding="utf-8").split("\n")[0])
     assert first["command"]["folder"] == str(tmp_path)
+
+
+LEFT_OUT = object()
+OTHER_VALUES = (LEFT_OUT, None, 7, "x", [], {}, True, float("inf"))
+
+
+def members_of(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
+    """The way to each member of plain data, however deep."""
+    for name, member in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*above, name)
+        yield from members_of(member, *above, name)
+
+
+def edited(event: dict[str, Any], way: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """The event with another value there, or without that member."""
+    found = copy.deepcopy(event)
+    above: Any = found
+    for name in way[:-1]:
+        above = above[name]
+    above[way[-1]] = value
+    if value is LEFT_OUT:
+        del above[way[-1]]
+    return found
+
+
+def test_an_edited_journal_is_a_sentence(tmp_path: Path) -> None:
+    """Whatever member of whatever line somebody changed, or an older version does not have: a refusal, or no more stays."""
+    results = begun(tmp_path)
+    events = [json.loads(line) for line in (results / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
+    cases = ((at, way, value) for at, event in enumerate(events) for way in members_of(event) for value in OTHER_VALUES)
+    for at, way, value in cases:
+        lines = [json.dumps(edited(event, way, value) if at == number else event) for number, event in enumerate(events)]
+        (results / "journal.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        try:
+            found = read_unfinished_run(results, completes=True)
+            found.why_other(STARTED)
+            why_other_parts(found.state.places, {GPU.id: GPU, NODE.id: NODE})
+            command(results, [], launch=None)
+        except ConfigurationError:
+            continue
+        assert len(found.kept) <= 1, (at, way, value)
+
+
+@pytest.mark.parametrize("value", [699.0, None])
+def test_a_pass_beyond_its_limit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float | None) -> None:
+    """Somebody turned a failure, or an error, into a pass: what the line says of itself does not agree."""
+    results = write(tmp_path / "results", replace(record("one", "passed"), value=value))
+    assert commands.main(["resume", str(results)]) == 4
+    assert "one at node0-gpu0 passed in it with a value that is not > 700 TFLOPS: it was edited" in capsys.readouterr().err
