@@ -16,38 +16,27 @@ BLOCK_BYTES = 1 << 26
 @torch.no_grad()
 def digest(tensors: Iterable[torch.Tensor]) -> int:
     """A 64-bit digest of all bits of ``tensors`` in order; computed on their device, with one wait for the result."""
-    return digest_bytes(_fingerprints(_blocks(tensors)).cpu().numpy().tobytes())
+    sums = torch.stack([_fingerprint(block) for block in _blocks(tensors)])
+    return digest_bytes(sums.cpu().numpy().tobytes())
 
 
 @torch.no_grad()
 def fingerprints(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """A 64-bit number for each tensor, on its device, without waiting for it."""
-    return _fingerprints(map(_bytes, tensors))
+    return torch.stack([_fingerprint(_bytes(tensor)) for tensor in tensors])
 
 
-def _fingerprints(contents: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Of each content the sum of w_i * m_i modulo 2^64 over its 32-bit words w_i, with m_i odd. Any changed bit changes it.
+def _fingerprint(content: torch.Tensor) -> torch.Tensor:
+    """The sum of w_i * m_i modulo 2^64 over the 32-bit words w_i, with m_i odd and mixed from i. Any changed bit changes it.
 
     64-bit words would not do: times an odd number their highest bits all weigh 2^63, and any two such flips would cancel.
+    Nor would m_i = 2 i + 1: flips at four places can cancel. The mixing is SplitMix64's (Steele, Lea and Flood 2014).
     """
-    sums, factors = [], torch.empty(0, dtype=torch.int64)
-    for content in contents:
-        words = torch.nn.functional.pad(content, (0, -content.numel() % 4)).view(torch.int32)
-        if len(factors) < len(words) or factors.device != words.device:
-            factors = _factors(len(words), words.device)
-        sums.append((words * factors[: len(words)]).sum())
-    return torch.stack(sums)
-
-
-def _factors(count: int, device: torch.device) -> torch.Tensor:
-    """The odd numbers m_i, mixed from i = 1 to ``count`` as SplitMix64 does (Steele, Lea and Flood 2014).
-
-    With m_i = 2 i + 1 flips at four places could cancel. They take eight times the memory traffic of their use.
-    """
-    mixed = torch.arange(1, count + 1, device=device) * -7046029254386353131
+    words = torch.nn.functional.pad(content, (0, -content.numel() % 4)).view(torch.int32)
+    mixed = torch.arange(1, words.numel() + 1, device=words.device) * -7046029254386353131
     mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
     mixed = (mixed ^ (mixed >> 27)) * -7723592293110705685
-    return (mixed ^ (mixed >> 31)) | 1
+    return (words * ((mixed ^ (mixed >> 31)) | 1)).sum()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
