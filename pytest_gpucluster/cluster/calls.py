@@ -236,19 +236,18 @@ class Cluster:
         measured.errors.update(self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
         able = [group for group in members if not any(place in measured.errors for place in group)]
         if able:
-            within_s = self.deadline_s if deadline_s is None else deadline_s
-            self._measure(name, able, measured, deadline_s=within_s, kwargs=kwargs)
+            deadline_s = self.deadline_s if deadline_s is None else deadline_s
+            self._measure(name, able, measured, deadline_s=deadline_s, kwargs=kwargs)
         errors = [next((measured.errors[place] for place in group if place in measured.errors), None) for group in members]
         return [measured.values[group[0]] if error is None else error for group, error in zip(members, errors, strict=True)]
 
     def _choose(self, per: str, places: Iterable[Place] | None) -> list[Place]:
         """The places to measure: those of the caller, else the wanted ones; whole nodes where a node shares a group."""
         if places is not None:
-            given = [*places]
-            for one in given:
-                if not isinstance(one, Place):
-                    raise ConfigurationError(f"cluster.run: places has {one!r}, which is no Place: take some of cluster.places")
-            ids = {place.id for place in given}
+            places = [*places]
+            for one in (one for one in places if not isinstance(one, Place)):
+                raise ConfigurationError(f"cluster.run: places has {one!r}, which is no Place: take some of cluster.places")
+            ids = {place.id for place in places}
             unknown = ids - {place.id for place in (*self.places, *self.promised.nodes)}
             if unknown:
                 raise ConfigurationError(f"cluster.run: no expected place is called {', '.join(sorted(unknown))}")

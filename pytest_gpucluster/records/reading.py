@@ -8,7 +8,7 @@ import msgspec
 
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import ACCEPTED, VERDICTS, WITH_WAIVERS
+from pytest_gpucluster.judging.verdict import ACCEPTED, OUTCOMES, PASSED, SKIPPED, VERDICTS, WAIVABLE, WITH_WAIVERS
 from pytest_gpucluster.places import PLACE_FIELDS
 from pytest_gpucluster.records.columns import unpacked
 from pytest_gpucluster.text import shortened
@@ -43,12 +43,28 @@ class _Row(msgspec.Struct, kw_only=True):
     evidence: dict[str, Any]
 
 
+class _Column(msgspec.Struct, kw_only=True):
+    """The outcomes of a criterion."""
+
+    outcome: list[str]
+
+
+class _Culprit(msgspec.Struct, kw_only=True):
+    """What every reader asks of a culprit."""
+
+    kind: str
+    criteria: list[str]
+    place: _Place | None = None
+
+
 class _Document(msgspec.Struct, kw_only=True):
     """The members that readers take for granted, with their types."""
 
     verdict: str
     verdict_line: str
     criteria: list[_Row]
+    values: list[_Column] = []
+    culprits: list[_Culprit] = []
     places: list[_Place] = []
     run: dict[str, Any] = {}
     environment: dict[str, Any] = {}
@@ -115,14 +131,22 @@ def checked(content: bytes, file: str, *, advice: str = "") -> dict[str, Any]:
     if (schema := document.get("schema")) not in (1, None):
         raise ConfigurationError(f"{file} has the schema {schema!r}, and this program reads 1: another version wrote it")
     try:
-        msgspec.convert(document, _Document)
+        typed = msgspec.convert(document, _Document)
     except msgspec.ValidationError as wrong:
         raise ConfigurationError(f"{file} is damaged: {wrong}") from None
     if document["verdict"] not in VERDICTS:
         raise ConfigurationError(f"{file} is damaged: there is no verdict {shortened(document['verdict'])!r}")
-    if document["verdict"] in (ACCEPTED, WITH_WAIVERS) and not document["criteria"] and not document.get("values"):
-        raise ConfigurationError(f"{file} says {document['verdict']} and holds no outcome: it was damaged or made up")
+    _check_outcomes(typed, file)
     return document
+
+
+def _check_outcomes(document: _Document, file: str) -> None:
+    found = {row.outcome for row in document.criteria}.union(*(column.outcome for column in document.values))
+    allowed = {ACCEPTED: (PASSED, SKIPPED), WITH_WAIVERS: (PASSED, SKIPPED, *WAIVABLE)}.get(document.verdict, OUTCOMES)
+    wrong = sorted(found.difference(allowed))
+    if wrong or (allowed is not OUTCOMES and not found):
+        holds = f"has an outcome {shortened(wrong[0])!r}" if wrong else "holds no outcome"
+        raise ConfigurationError(f"{file} says {document.verdict} and {holds}: it was damaged or made up")
 
 
 def require_file(path: Path) -> None:

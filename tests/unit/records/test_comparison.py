@@ -305,7 +305,39 @@ def test_the_command(words: tuple[str, ...], tmp_path: Path, capsys: pytest.Capt
     assert ("<script>" in said) is (not words)
 
 
+ROW = (
+    '{"criterion": "x", "outcome": "OUTCOME", "place": null, "value": 1, "unit": null, "limit": null, '
+    '"limit_kind": null, "limit_value": null, "evidence": {}}'
+)
+RUN = '{"schema": 1, "verdict": "VERDICT", "verdict_line": "A", "criteria": [ROW], "values": []}'.replace("ROW", ROW)
+FORGED = {
+    f"{verdict} with an outcome {outcome}": (
+        RUN.replace("VERDICT", verdict).replace("OUTCOME", outcome),
+        f"says {verdict} and has an outcome '{outcome}': it was damaged or made up",
+    )
+    for verdict, outcome in (
+        *(("ACCEPTED", one) for one in ("failed", "error", "noisy", "missing", "not_selected")),
+        *(("ACCEPTED_WITH_WAIVERS", one) for one in ("error", "missing", "not_selected")),
+    )
+}
 BAD = {
+    **FORGED,
+    "a forged column": (
+        RUN.replace("VERDICT", "ACCEPTED").replace(ROW, "").replace("[]}", '[{"criterion": "x", "outcome": ["failed"]}]}'),
+        "says ACCEPTED and has an outcome 'failed': it was damaged or made up",
+    ),
+    "a verdict twice": (
+        RUN.replace("VERDICT", "REJECTED").replace("OUTCOME", "failed")[:-1] + ', "verdict": "ACCEPTED"}',
+        "says ACCEPTED and has an outcome 'failed': it was damaged or made up",
+    ),
+    "an outcome of no kind": (
+        RUN.replace("VERDICT", "REJECTED").replace("OUTCOME", "ok"),
+        "says REJECTED and has an outcome 'ok': it was damaged or made up",
+    ),
+    "a culprit of nothing": (
+        '{"schema": 1, "verdict": "REJECTED", "verdict_line": "A", "criteria": [], "culprits": [{"kind": "gpu"}]}',
+        "is damaged: Object missing required field `criteria`",
+    ),
     "nothing": (None, "there is no "),
     "half": ('{"schema": 1, "verdict": "ACC', "not whole JSON"),
     "no results": ("[1, 2]", "holds no results"),
@@ -337,7 +369,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", list(BAD))
-@pytest.mark.parametrize("command", ["show", "compare", "history"])
+@pytest.mark.parametrize("command", ["show", "compare", "history", "report"])
 def test_bad_files_are_a_sentence(command: str, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is said in a sentence, with exit code 4; nothing is written."""
     content, said = BAD[case]
@@ -348,7 +380,7 @@ def test_bad_files_are_a_sentence(command: str, case: str, tmp_path: Path, capsy
     more = {"compare": [str(folder)], "history": ["bf16_tflops"] if "damaged" in said else []}.get(command, [])
     assert main.main([command, str(folder), *more]) == 4
     error = capsys.readouterr().err
-    assert said in error
+    assert (said if content is not None or command != "report" else "cannot be read") in error
     assert "Traceback" not in error
 
 
