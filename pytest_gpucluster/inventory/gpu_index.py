@@ -22,6 +22,7 @@ from pytest_gpucluster.inventory.nvml_calls import (
 )
 from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.reading import apply, or_none, yes_or_no
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -38,7 +39,7 @@ def gpu_count() -> int:
     """
     count = int(required(pynvml.nvmlDeviceGetCount))
     if count > MOST_GPUS:
-        raise NvmlError(f"NVML counts {count} GPUs, and no host has more than {MOST_GPUS} (nvmlDeviceGetCount)")
+        raise NvmlError(f"NVML counts {counted(count, 'GPU')}, and no host has more than {MOST_GPUS} (nvmlDeviceGetCount)")
     return count
 
 
