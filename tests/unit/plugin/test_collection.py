@@ -111,7 +111,7 @@ from pytest_gpucluster.plugin.collection import fixtures_of
 from pytest_gpucluster.thresholds.load import load
 
 def pytest_collection_finish(session):
-    found = fixtures_of(session.items, packaged().content.criteria)
+    found = fixtures_of(session.items, load(None).content.criteria)
     Path("nodeids.json").write_text(json.dumps([item.nodeid for item in session.items]))
     Path("fixtures.json").write_text(json.dumps({key: sorted(names) for key, names in found.items()}))
 """
