@@ -52,10 +52,8 @@ def read_software(*, root: Path = SYS, toolkit: Path = TOOLKIT) -> dict[str, str
     for name in WHEELS:
         # By the names of folders: to read the metadata of all that is installed takes most of a second.
         files = (file for folder in sys.path for file in Path(folder).glob(f"{name.replace('-', '_')}*.dist-info/METADATA"))
-        installed = dict(file.parent.stem.replace("_", "-").rsplit("-", 1) for file in files)
-        found.update(installed)
-        if not installed:
-            found[name] = NotAvailable("not installed as a wheel")
+        installed: dict[str, Any] = dict(file.parent.stem.replace("_", "-").rsplit("-", 1) for file in files)
+        found |= installed or {name: NotAvailable("not installed as a wheel")}
     found["cuda_toolkit"] = apply(_cuda_version, read_text(toolkit))
     found.update({f"module_{name}": read_text(root / "module" / name / "version") for name in MODULES})
     return found

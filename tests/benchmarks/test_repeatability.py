@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.judging.noise import Repeats
-from pytest_gpucluster.thresholds.load import load
 from tests.support.scripts import BENCHMARKS, benchmark_module
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def script() -> Iterator[Any]:
 
 def rows_of(script: Any, *rounds: Sequence[float]) -> dict[str, Any]:
     """The conclusion about BF16 rounds whose repeats are these."""
-    file = load(None)
+    file = packaged()
     criteria = file.criteria(file.profiles["h200-sxm"])
     found = [{"bf16_tflops": Repeats(value=sorted(samples)[len(samples) // 2], samples=samples)} for samples in rounds]
     (row,) = script.spread_over(found, criteria)
@@ -55,7 +55,7 @@ def test_a_round_outside_the_allowance(script: Any) -> None:
 
 def test_every_rate_of_quick_is_repeated(script: Any) -> None:
     """A new criterion with an allowance per GPU has to be named here too, or said why not."""
-    file = load(None)
+    file = packaged()
     criteria = file.criteria(file.profiles["h200-sxm"])
     with_noise = {key for key, entry in criteria.items() if entry.noise is not None and entry.per == "gpu"}
     elsewhere = {"bf16_sustained", "host_to_device_all", "device_to_host_all"}  # 20 s each; all GPUs of a node

@@ -15,8 +15,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pytest_gpucluster.judging.siblings import Shortfall
-from pytest_gpucluster.thresholds.load import load
 from tests.support.scripts import BENCHMARKS, benchmark_module
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def modules() -> Iterator[SimpleNamespace]:
 @pytest.fixture(scope="module")
 def criteria() -> Any:
     """The limits that judge."""
-    file = load(None)
+    file = packaged()
     return file.criteria(file.profiles["h200-sxm"])
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
 from tests.support.scripts import benchmark_module
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_table(script: Any, capsys: pytest.CaptureF
 
 def test_every_entry_with_noise_and_a_limit_has_a_model(script: Any) -> None:
     """Two nodes of 8 H100, and one of 4 H200: some rates of one node have a limit for 4 GPUs alone."""
-    file, judged = load(None), set()
+    file, judged = packaged(), set()
     for profile, nodes, gpus in (("h100-sxm", 2, 8), ("h200-sxm", 1, 4)):
         shape = {"nodes": nodes, "gpus_per_node": gpus, "world_size": nodes * gpus}
         entries = [one for one in file.criteria(file.profiles[profile]).values() if one.noise is not None and one.skip is None]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
-from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +125,7 @@ def pytest_command(arguments: list[str], folder: Path) -> subprocess.CompletedPr
 
 def test_the_page_of_limits(generator: ModuleType) -> None:
     """It has a row for each criterion, a column for each profile, and links that lead somewhere; it is as narrow as others."""
-    file, text = load(None), generator.page(load(None))
+    file, text = packaged(), generator.page(packaged())
     assert [key for key in file.content.criteria if f"\n| `{key}` | " not in text] == []
     assert [name for name in file.profiles if f"| `{name}` |" not in text] == []
     assert "| `bf16_tflops` | gpu | quick | > 700 TFLOPS | > 700 TFLOPS |" in text
@@ -147,7 +147,7 @@ def test_a_changed_limit_is_seen_by_its_digest(
     assert "python docs/generate_limits.py" in capsys.readouterr().err
     assert generator.main([]) == 0
     assert generator.main(["--check"]) == 0
-    assert (tmp_path / "limits.md").read_text(encoding="utf-8") == generator.page(load(None))
+    assert (tmp_path / "limits.md").read_text(encoding="utf-8") == generator.page(packaged())
 
 
 def test_where_a_criterion_was_measured(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_sources_name_pages_that_exist() -> None:
 
 def test_reasons_name_no_page() -> None:
     """A failure shows the reason of its limit also where a wheel is installed, which has no docs."""
-    file = load(None)
+    file = packaged()
     entries = [entry for profile in file.profiles.values() for entry in file.criteria(profile).values()]
     assert [entry.key for entry in entries if "docs/" in entry.why + entry.criterion] == []
 
@@ -366,7 +366,7 @@ def test_example_runs_as_printed(tmp_path: Path) -> None:
 def test_every_requirement_is_answered_once() -> None:
     """By a criterion with its id or name, a place where it is shown, or a reason; and each list is counted."""
     made = script("generate_requirements.py")
-    content, criteria = made.read(), load(None).criteria(None)
+    content, criteria = made.read(), packaged().criteria(None)
     found = made.answers(content, criteria)
     assert found["N-011"] == ("judged", "`shared_paths`")
     assert [name for name, (kind, words) in found.items() if kind == "refused" and not words.endswith(".")] == []
@@ -403,4 +403,4 @@ def test_a_requirement_without_one_answer_is_noticed(name: str, answer: dict[str
     else:
         content["requirements"][name] = {"list": "nvidia", "asks": "something", **answer}
     with pytest.raises(ValueError, match=re.escape(told)):
-        made.answers(content, load(None).criteria(None))
+        made.answers(content, packaged().criteria(None))

@@ -12,8 +12,8 @@ from pytest_gpucluster.judging.failure_text import format_asked, format_miss, un
 from pytest_gpucluster.judging.verdict import SKIPPED, WORDS, count_of
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def test_numbers_before_plurals_are_seen() -> None:
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0, "0"), (1, "1"), (2, "2"), (1.5, "1.500")])
-@pytest.mark.parametrize("unit", sorted({entry.unit for entry in load(None).criteria(None).values()}))
+@pytest.mark.parametrize("unit", sorted({entry.unit for entry in packaged().criteria(None).values()}))
 def test_a_value_stands_beside_its_unit_in_the_right_number(unit: str, value: float, shown: str) -> None:
     """``1 row`` and ``2 rows``; a unit that is no plain plural stays as it is, and yes or no has none."""
     plurals = {"GPUs": "GPU", "errors": "error", "links": "link", "nodes": "node", "reasons": "reason", "rows": "row"}

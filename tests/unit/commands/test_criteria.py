@@ -14,6 +14,7 @@ import yaml
 
 from pytest_gpucluster.commands import criteria, main
 from pytest_gpucluster.thresholds.load import load
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +133,7 @@ def test_a_recipe_is_changed_for_one_run(called: list[list[str]]) -> None:
     assert main.main(["run", "bf16_tflops", "iterations=5", "--device", "cpu", "--expect", "gpus_per_node=3"]) == 0
     (command,) = called
     kept = yaml.safe_load(Path("kept.yaml").read_text(encoding="utf-8"))
-    for profile in load(None).profiles:
+    for profile in packaged().profiles:
         assert kept["criteria"]["bf16_tflops"]["profiles"][profile] == {"recipe": {"iterations": 5}}
     file = load(Path("kept.yaml"))
     assert {file.criteria(one)["bf16_tflops"].recipe["iterations"] for one in file.profiles.values()} == {5}

@@ -13,13 +13,13 @@ from pytest_gpucluster.inventory.nics import Nic
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.judging.finding import HERE
 from pytest_gpucluster.measurements.host import HostState
-from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.schema import KnownFault
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from pytest_gpucluster.judging.finding import Finding
 
-KNOWN = load(None).versions
+KNOWN = packaged().versions
 REFUSED = NotAvailable("Permission denied")
 GOOD = {"driver": "595.71.05", "CUDA": "13.0", "NCCL": "2.30.7"}
 

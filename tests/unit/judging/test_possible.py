@@ -18,6 +18,7 @@ from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import SEEN_PORTS
 from tests.support import REPOSITORY
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.thresholds.resolve import Threshold
 
-FILE = load(None)
+FILE = packaged()
 PROFILES = {name: profile for name, profile in FILE.profiles.items() if not profile.rehearsal}
 SHAPES = {"node": (1, 8), "cluster": (2, 8), "gpu": (1, 8)}
 A = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
@@ -303,7 +304,7 @@ def test_the_ports_of_the_fastest_node_count() -> None:
 @pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "l40s"])
 def test_no_gpu_has_more_memory_than_its_model(gpu: str) -> None:
     """A card with more is another part, or has said no number."""
-    thresholds = load(None)
+    thresholds = packaged()
     profile = thresholds.profiles[gpu]
     assert profile.spec is not None
     most = thresholds.criteria(profile)["gpu_memory"].best_possible(gpus=1, cluster={})

@@ -23,6 +23,7 @@ from pytest_gpucluster.session import Session
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import Profile
 from pytest_gpucluster.thresholds.schema import ProfileEntry
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +78,7 @@ def test_a_run_that_asks_for_less_is_named(profile: dict[str, Any], expected: In
     assert changed_terms(STANDARD.model_copy(update=profile), STANDARD, expected, promises) == named_terms
 
 
-PACKAGED = {name: one for name, one in load(None).profiles.items() if name == one.gpu}
+PACKAGED = {name: one for name, one in packaged().profiles.items() if name == one.gpu}
 NULLABLE = [name for name, field in ProfileEntry.model_fields.items() if type(None) in get_args(field.annotation)]
 
 

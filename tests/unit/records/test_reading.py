@@ -25,6 +25,7 @@ from pytest_gpucluster.reporting.results import SCHEMA_FILE, RunReport
 from pytest_gpucluster.thresholds.limit import Limit
 from pytest_gpucluster.thresholds.load import load
 from tests.support.kept_runs import KeptCluster, keep
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +41,7 @@ def document() -> Any:
     rows[5] = type(rows[5])(
         **{**{name: getattr(rows[5], name) for name in rows[5].__slots__}, "outcome": "failed", "reason": HOSTILE}
     )
-    file = load(None)
+    file = packaged()
     latency = Limit(kind="max", value=20.5, unit="us")
     rows += [type(rows[0])(criterion="latency[all_reduce]", place=None, outcome="passed", value=13.3, limit=latency)]
     facts = {

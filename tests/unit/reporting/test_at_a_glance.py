@@ -17,9 +17,9 @@ from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.one_cause import GoodPeers, sentence_of
 from pytest_gpucluster.reporting.table import Layout, criteria_table
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
 from tests.support.fleet_records import failed, fleet, selector_of
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ MHZ = {"SM MHz": 1755.0}
 @cache
 def entries() -> Mapping[str, Threshold]:
     """The packaged criteria for an H200."""
-    file = load(None)
+    file = packaged()
     return file.criteria(file.profiles["h200-sxm"])
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_gpucluster.thresholds import layers, no_effect
 from pytest_gpucluster.thresholds.load import load
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,6 +194,6 @@ def test_a_copy_of_the_packaged_file_says_nothing(loaded: Load) -> None:
 
 def test_the_packaged_file_says_nothing() -> None:
     """The layers of the packaged file are what it means; nobody is told about them."""
-    file = load(None)
+    file = packaged()
     assert no_effect.problems(file) == in_lint(file) == []
     assert [line for profile in file.profiles for line in in_run(file, profile)] == []
