@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.cluster.soak import Soak
-    from pytest_gpucluster.judging.plan import Rule
+    from pytest_gpucluster.judging.plan import Plan, Rule
     from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.collection import Collection
@@ -301,7 +301,7 @@ class Phases:
             rule=item.stash.get(RULE, None),
             criterion=item.stash.get(CRITERION, None),
             earlier=item.stash.get(RECORD, None),
-            kept=self._found_before(item),
+            kept=_found_before(self._session.plan, item),
             unmeasured=self._unmeasured(item),
             attempts=attempts,
             hollow=self._hollow(item) if call.when == "call" else None,
@@ -326,22 +326,12 @@ class Phases:
         """Record a block of ``subtests.test()`` that did not come to its end: the test cannot be better than that."""
         if call.excinfo is None:
             return
-        kept, criterion = self._found_before(item), item.stash.get(CRITERION, None)
+        kept, criterion = _found_before(self._session.plan, item), item.stash.get(CRITERION, None)
         part = ItemContext(pair=item.stash[PAIR], rule=None, criterion=criterion, earlier=None, kept=kept)
         record = outcome_of(report, call, part)
         if record is not None:
             outcome = record.outcome if record.outcome in BAD else ERROR
             self._session.recorder.record_outcome(replace(record, outcome=outcome, waivable=False))
-
-    def _found_before(self, item: pytest.Item) -> Record | None:
-        """The bad outcome on record before this phase: of a round of a soak, or of another try of the same test.
-
-        That of the first look is none: the second one decides.
-        """
-        found = self._session.plan.record(*item.stash[PAIR].key)
-        if found is None or found is item.stash.get(FIRST_LOOK, None):
-            return None
-        return found if found.outcome in BAD else None
 
     def is_of_soak(self, item: pytest.Item) -> bool:
         """Whether the rounds of a soak judge this test too."""
@@ -365,6 +355,17 @@ class Phases:
         added: list[tuple[str, object]] = [one for one in facts if one[0] not in known]
         item.user_properties += added
         self.properties = self.properties.union(added)
+
+
+def _found_before(plan: Plan, item: pytest.Item) -> Record | None:
+    """The bad outcome on record before this phase: of a round of a soak, or of another try of the same test.
+
+    That of the first look is none: the second one decides.
+    """
+    found = plan.record(*item.stash[PAIR].key)
+    if found is None or found is item.stash.get(FIRST_LOOK, None):
+        return None
+    return found if found.outcome in BAD else None
 
 
 def waits(item: pytest.Item) -> bool:

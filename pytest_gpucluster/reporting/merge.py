@@ -191,9 +191,7 @@ def _add_places(merged: Merged, runs: Iterable[OneRun]) -> None:
                         seen.setdefault(moved.id, {})["no GPU" if place.rank is None else str(place.uuid)] = None
     for place_id, uuids in seen.items():
         if len(uuids) > 1:
-            merged.doubles.append(
-                f"{merged.places[place_id].hostname} {place_id} has in one run and another: {', '.join(uuids)}"
-            )
+            merged.doubles.append(f"{merged.places[place_id].hostname} {place_id} had {' and '.join(uuids)} in several runs")
 
 
 def _add_records(merged: Merged, runs: Sequence[OneRun]) -> None:
