@@ -244,10 +244,10 @@ class Cluster:
     def _choose(self, per: str, places: Iterable[Place] | None) -> list[Place]:
         """The places to measure: those of the caller, else the wanted ones; whole nodes where a node shares a group."""
         if places is not None:
-            places = [*places]
-            for one in (one for one in places if not isinstance(one, Place)):
+            given: list[Any] = [*places]
+            for one in (one for one in given if not isinstance(one, Place)):
                 raise ConfigurationError(f"cluster.run: places has {one!r}, which is no Place: take some of cluster.places")
-            ids = {place.id for place in places}
+            ids = {place.id for place in given}
             unknown = ids - {place.id for place in (*self.places, *self.promised.nodes)}
             if unknown:
                 raise ConfigurationError(f"cluster.run: no expected place is called {', '.join(sorted(unknown))}")
