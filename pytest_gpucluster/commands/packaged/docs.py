@@ -81,5 +81,5 @@ def listed(found: Mapping[str, Path]) -> str:
 
 
 def _title(file: Path) -> str:
-    first = file.read_text(encoding="utf-8").lstrip().partition("\n")[0]
-    return first.removeprefix("# ")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return next((line.removeprefix("# ") for line in lines if line.startswith("# ")), file.stem)

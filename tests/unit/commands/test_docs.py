@@ -77,6 +77,14 @@ def test_the_list(found: dict[str, Path]) -> None:
     ]
 
 
+@pytest.mark.parametrize("head", ["<!-- Made by a program. -->\n", "\n\n", "---\nicon: x\n---\n\n"])
+def test_the_title_is_a_heading(head: str, tmp_path: Path) -> None:
+    """Whatever stands above it, as in a page that a program writes; a page without one has its name."""
+    (tmp_path / "limits.md").write_text(f"{head}# The limits\n", encoding="utf-8")
+    (tmp_path / "bare.md").write_text(f"{head}text\n", encoding="utf-8")
+    assert docs.listed(docs.pages(tmp_path)).splitlines()[:2] == ["bare    bare", "limits  The limits"]
+
+
 def test_in_a_checkout(capsys: pytest.CaptureFixture[str]) -> None:
     """The pages of this repository."""
     assert main(["docs", "handover"]) == 0
