@@ -31,7 +31,7 @@ from pytest_gpucluster.plugin.whole_run import soak_reports
 from pytest_gpucluster.reporting.junit import properties_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Container, Generator, Iterable
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.cluster.soak import Soak
@@ -221,7 +221,10 @@ class Phases:
         pair, own = item.stash[PAIR], _Own(is_ending=True)
         self._own = own
         done = yield
-        error = _unread_error(own.made, pair.criterion, of=pair.place) or _unread_error(own.late, pair.criterion, of=None)
+        late = _unread_error(
+            own.late, pair.criterion, of=None, told=("missing",)
+        )  # a place that is absent has its own outcomes
+        error = _unread_error(own.made, pair.criterion, of=pair.place) or late
         if error is not None:
             raise error
         return done
@@ -397,9 +400,12 @@ def shows_tracebacks(config: pytest.Config) -> bool:
     return bool(config.option.usepdb or config.get_verbosity() > 1)
 
 
-def _unread_error(made: Iterable[Results], criterion: str, *, of: Place | None) -> MeasurementError | None:
-    """The first error in these results that nobody read and that concerns a place, or any; None without one."""
-    error = next((error for one in made for at, error in one.unread.items() if _concerns(at, of)), None)
+def _unread_error(
+    made: Iterable[Results], criterion: str, *, of: Place | None, told: Container[str] = ()
+) -> MeasurementError | None:
+    """The first error in these results that nobody read, of no kind that is told, and of a place or any; None without one."""
+    unread = [(at, error) for one in made for at, error in one.unread.items()]
+    error = next((error for at, error in unread if error.kind not in told and _concerns(at, of)), None)
     if error is None:
         return None
     text = f"{criterion}: a measurement failed, and its test did not read what it gave: {error}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.runs import run_pytest
+from tests.support.runs import Torchrun, run_pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -262,6 +262,19 @@ def test_what_the_end_of_a_shared_fixture_measures(tmp_path: Path, scope: str, *
     outcomes = [case.outcome for case in ran.cases if case.name.startswith("test_own")]
     assert outcomes == ["passed", "passed" if reads else "error"], ran.stdout
     assert reads or "its test did not read" in ran.stdout
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_absent_place_is_told_by_its_own_outcome(tmp_path: Path, *, raises: bool) -> None:
+    """The teardown of a shared fixture cannot measure it: that is no error of the last test; what a rank that is there raised is."""
+    text = TEARDOWN.replace("SCOPE", "module").replace("READS", "False")
+    text = text.replace('os.environ["RANK"] == "0"', 'os.environ["RANK"] == "0"' if raises else "False")
+    (tmp_path / "test_own.py").write_text(f"{text}\n\ndef test_last(late):\n    pass\n", encoding="utf-8")
+    ran = run_pytest(
+        tmp_path, "test_own.py", "--gpucluster-expect", "nodes=1,gpus_per_node=3", torchrun=Torchrun(ranks=2), timeout_s=300
+    )
+    assert set(ran.outcomes("own").values()) == {"passed", "missing"}, ran.stdout
+    assert ran.case("test_last").outcome == ("error" if raises else "passed"), ran.stdout
 
 
 def test_each_shared_fixture_by_itself(tmp_path: Path) -> None:

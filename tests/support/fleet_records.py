@@ -68,6 +68,7 @@ def outcomes(places: Mapping[str, Place], bad: Iterable[Record] = ()) -> list[Re
         for rank, place in enumerate(place for place in places.values() if place.gpu is not None):
             value = HEALTHY[criterion] * (1 + (rank % 5 - 2) / 100)
             good = Record(criterion=criterion, place=place.id, outcome=PASSED, value=value, limit=asked)
-            gone = Record(criterion=criterion, place=place.id, outcome=MISSING, reason=f"not run: {place.id} is missing")
+            why = f"not run: {place.id} is missing"
+            gone = Record(criterion=criterion, place=place.id, outcome=MISSING, reason=why, blames="node")
             rows.append(planted.pop((criterion, place.id), good if place.rank is not None else gone))
     return [*rows, *planted.values()]

@@ -99,7 +99,7 @@ def test_no_file(tmp_path: Path) -> None:
 def test_rows_that_make_no_sense(change: dict[str, Any]) -> None:
     """No guess is made of a row that no version writes."""
     rows = [{**MEMBERS["criteria"][0], **change}]
-    with pytest.raises(ConfigurationError, match="is damaged"):
+    with pytest.raises(ConfigurationError, match="damaged"):
         document_of(json.dumps({**MEMBERS, "criteria": rows}).encode())
 
 
