@@ -266,7 +266,7 @@ def test_what_the_end_of_a_shared_fixture_measures(tmp_path: Path, scope: str, *
 
 @pytest.mark.parametrize("raises", [True, False])
 def test_an_absent_place_is_told_by_its_own_outcome(tmp_path: Path, *, raises: bool) -> None:
-    """The teardown of a shared fixture cannot measure it: that is no error of the last test; what a rank that is there raised is."""
+    """The end of a shared fixture cannot measure it: that is no error of the last test. What a rank there raised is one."""
     text = TEARDOWN.replace("SCOPE", "module").replace("READS", "False")
     text = text.replace('os.environ["RANK"] == "0"', 'os.environ["RANK"] == "0"' if raises else "False")
     (tmp_path / "test_own.py").write_text(f"{text}\n\ndef test_last(late):\n    pass\n", encoding="utf-8")
