@@ -137,6 +137,7 @@ class RunSetup:
         return {
             "level": self.settings.level,
             "profile": self.profile.name,
+            "cluster": self.thresholds.content.cluster.name,
             "expected": {"nodes": facts["nodes"], "gpus_per_node": facts["gpus_per_node"]},
             "thresholds_sha256": self.thresholds.sha256,
             "changed_limits": self.changed_limits,

@@ -147,12 +147,13 @@ def _facts(run: RunDocument) -> tuple[tuple[str, str], ...]:
     environment = facts.get("environment") or {}
     seconds = ran.get("duration_s", (facts.get("timings") or {}).get("total_s"))
     nodes, gpus = expected.get("nodes"), expected.get("gpus_per_node")
+    noun = "CPU rank" if any("-cpu" in place.id for place in found_gpus) else "GPU"
     hosts = sorted({place.hostname for place in run.places.values() if place.hostname})
     found = {
-        "Cluster": facts.get("cluster") or ran.get("cluster"),
+        "Cluster": facts.get("cluster"),
         "Hardware": ", ".join(map(str, environment.get("gpus") or ())) or None,
-        "Expected": f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')}{' each' * (nodes > 1)}" if nodes and gpus else None,
-        "Found": f"{counted(len(found_nodes), 'node')}, {counted(len(found_gpus), 'GPU')}"
+        "Expected": f"{counted(nodes, 'node')} with {counted(gpus, noun)}{' each' * (nodes > 1)}" if nodes and gpus else None,
+        "Found": f"{counted(len(found_nodes), 'node')}, {counted(len(found_gpus), noun)}"
         + _short_of(nodes, gpus, len(found_gpus)),
         "Hosts": hostlist(hosts) or None,
         "Started": ran.get("started"),

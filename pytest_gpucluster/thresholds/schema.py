@@ -130,6 +130,7 @@ class _StrictModel(BaseModel):
 class ClusterSection(_StrictModel):
     """``cluster:``."""
 
+    name: Text | None = None
     nodes: Annotated[Literal["auto"] | _Nodes, _expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['nodes']}")] = "auto"
     gpus_per_node: Annotated[Literal["auto"] | _Gpus, _expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['gpus_per_node']}")] = (
         "auto"

@@ -204,6 +204,16 @@ def test_a_bad_part_with_all_that_a_technician_needs() -> None:
     assert "| bf16_tflops | 543.3 TFLOPS | > 700 |" in READ.all("pre", class_="ticket")[0].text
 
 
+def test_a_rehearsal_has_no_gpu() -> None:
+    """Its ranks are of the CPU, on this page too; and the limits file may name the cluster."""
+    places = fleet(1, 2, device="cpu")
+    rows = outcomes(places)
+    members = of_version_2(document(rows, places, cluster="halle-3"), rows, places)
+    text = Page(page_from(model_of(document_of(text_of(members))))).text
+    assert "1 node, 2 CPU ranks" in text
+    assert "halle-3" in text
+
+
 def test_what_is_not_recorded_is_said() -> None:
     """Version 1 has no dates and no reasons for its limits; version 2 has both."""
     old, new = READ.text, Page(page(version=2)).text
