@@ -224,7 +224,7 @@ class LiveFailures:
 
 def describe(record: Record, place: Place | None) -> str:
     """Outcome, criterion, place, and the value with its limit or the reason."""
-    where = place.on_host if place is not None else record.place or "the cluster"
+    where = place.named if place is not None else record.place or "the cluster"
     text = one_line(f"{WORDS[record.outcome]}: {record.criterion} at {where}: {_what_is_bad(record)}")
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 

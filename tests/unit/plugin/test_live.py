@@ -182,7 +182,7 @@ def test_a_failure_is_shown_at_once() -> None:
     run = Run()
     record = Record(criterion="tflops", outcome="failed", **bad())
     run.live.show_failure(record)
-    assert run.lines == ["failed: tflops at gpu-node-3 gpu 5: 498 TFLOPS, not above 700 TFLOPS"]
+    assert run.lines == ["failed: tflops at gpu-node-3 gpu 5 (node3-gpu5): 498 TFLOPS, not above 700 TFLOPS"]
     run.live.done(record)
     assert len(run.lines) == 1
 
