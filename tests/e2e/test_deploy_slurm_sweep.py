@@ -76,5 +76,5 @@ def test_no_node_can_take_a_job(slurm: RealSlurm, tmp_path: Path) -> None:
     """A sentence, and nothing is submitted."""
     first = submit(slurm, tmp_path, NODES=DOWN)
     assert first.end() == "FAILED"
-    assert "none of 1 nodes can take a job: nothing was submitted" in first.told()
+    assert "none of 1 node can take a job: nothing was submitted" in first.told()
     assert not first.results.exists()
