@@ -102,6 +102,15 @@ class Results(Mapping[Any, Any]):
         return len(self._values) + len(self._errors)
 
     @property
+    def read_errors(self) -> set[Any]:
+        """The places whose error was raised: whoever should read what is measured there has ended by it."""
+        return self._errors.keys() - self._unread
+
+    def count_as_read(self, places: set[Any]) -> None:
+        """Blame nobody for the errors at these places."""
+        self._unread -= places
+
+    @property
     def value(self) -> Any:
         """The value of a measurement that all places made together. Every rank returned the same, so this is the first one's.
 

@@ -163,7 +163,6 @@ class Collection:
     def _tests(self) -> Selector:
         return Selector(self._session.plan.nodeids())
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fix the expected set, before any test runs; the verdict becomes the last item, after what was chosen.
 

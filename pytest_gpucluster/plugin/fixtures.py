@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.plugin.activation import REFUSAL, RUN, run_of
+from pytest_gpucluster.plugin.activation import REFUSAL, RUN, launch_or_usage_error, run_of
 from pytest_gpucluster.plugin.pairing import is_own_fixture, require_argument
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def _brackets(config: pytest.Config, base: str) -> list[str]:
 
 
 def _run(config: pytest.Config) -> Run:
-    """The run of this session. None can begin any more when a test asks for a fixture while it runs."""
-    if RUN not in config.stash and not hasattr(config, "workerinput"):
+    """The run of this session. None can begin any more when a test asks for a fixture while it runs; torchrun's rank ends."""
+    if RUN not in config.stash and not hasattr(config, "workerinput") and launch_or_usage_error() is None:
         pytest.fail("no run has begun: take the fixture as an argument of a test, or give --gpucluster", pytrace=False)
     return run_of(config)
 

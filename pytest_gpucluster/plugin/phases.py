@@ -197,8 +197,11 @@ class Phases:
     def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
         """What a fixture measured that tests asked for while they ran, and read in part: nobody knew which was the last one."""
         name = fixturedef.argname
-        is_read = any(one.is_read for one in self.of_fixtures.get(name, ()))
-        if is_read and not self._collection.tests.places_that_use(name):
+        made = self.of_fixtures.get(name, [])
+        if any(one.is_read for one in made) and not self._collection.tests.places_that_use(name):
+            ended = {place for one in made for place in one.read_errors}
+            for one in made:
+                one.count_as_read(ended)
             self._own.late += self.of_fixtures.pop(name)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -221,9 +224,8 @@ class Phases:
         pair, own = item.stash[PAIR], _Own(is_ending=True)
         self._own = own
         done = yield
-        late = _unread_error(
-            own.late, pair.criterion, of=None, told=("missing",)
-        )  # a place that is absent has its own outcomes
+        # a place that is absent has its own outcomes
+        late = _unread_error(own.late, pair.criterion, of=None, told=("missing",))
         error = _unread_error(own.made, pair.criterion, of=pair.place) or late
         if error is not None:
             raise error
@@ -404,7 +406,7 @@ def _unread_error(
     made: Iterable[Results], criterion: str, *, of: Place | None, told: Container[str] = ()
 ) -> MeasurementError | None:
     """The first error in these results that nobody read, of no kind that is told, and of a place or any; None without one."""
-    unread = [(at, error) for one in made for at, error in one.unread.items()]
+    unread = ((at, error) for one in made for at, error in one.unread.items())
     error = next((error for at, error in unread if error.kind not in told and _concerns(at, of)), None)
     if error is None:
         return None

@@ -81,6 +81,35 @@ class TestHalf:
         assert set(request.getfixturevalue("two")[0].values()) == {1}
 
 
+@pytest.fixture(scope="class")
+def both(cluster):
+    return cluster.run(raises, per="gpu"), cluster.run(raises, per="gpu")
+
+
+class TestEnded:
+    def test_ended(self, request, place):
+        first, second = request.getfixturevalue("both")
+        assert first[place] == second[place]
+
+    def test_after_it(self):
+        pass
+
+
+@pytest.fixture(scope="class")
+def one_is_left(cluster):
+    return cluster.run(raises, per="gpu"), cluster.run(raises, per="gpu")
+
+
+class TestEndedAtOnePlace:
+    def test_ended_at_one(self, request, cluster):
+        first, second = request.getfixturevalue("one_is_left")
+        with pytest.raises(Exception, match="401"):
+            first[cluster.places[0]]
+
+    def test_after_one(self):
+        pass
+
+
 class TestWhole:
     def test_whole_read(self, request):
         first, second = request.getfixturevalue("two")
@@ -127,6 +156,13 @@ def test_what_is_not_read_is_an_error(ran: FinishedRun, name: str) -> None:
     cases = [case for case in ran.cases if case.name == name]
     assert "error" in {case.outcome for case in cases}
     assert any("its test did not read" in case.text for case in cases)
+
+
+def test_who_ended_by_one_error_need_not_read_the_next(ran: FinishedRun) -> None:
+    """Of a fixture with two measurements, no later test is blamed for the second, but where nobody read the first."""
+    cases = {case.name: case.outcome for case in ran.cases}
+    assert {cases["test_ended[node0-cpu0]"], cases["test_ended[node0-cpu1]"]} == {"error"}
+    assert (cases["test_after_it"], cases["test_after_one"]) == ("passed", "error")
 
 
 def test_where_no_run_was_begun(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-DEADLINE_S = 2.0
+DEADLINE_S = 6.0
+"""A busy machine needs seconds for the other place's product, which has to end before."""
 FINETUNE = ("finetune_loss", "finetune_exact_match", "finetune_checks")
 SELECTED = " or ".join(f"test_{key}" for key in ("bf16_tflops", "nodes_reachable", "hbm_bandwidth", "busbw", *FINETUNE))
 """The faults strike once each: other criteria are measured by the same functions."""
@@ -111,7 +112,7 @@ def test_hung_alone(hung: FinishedRun, folders: tuple[Path, Path]) -> None:
     case = hung.case("test_bf16_tflops[node0-cpu1]")
     assert case.outcome == "error"
     assert "gemm was not measured: rank 1 (node0-cpu1, " in case.text
-    assert "did not return within 2 s" in case.text
+    assert "did not return within 6 s" in case.text
     assert "in _hangs" in case.text
     took_s = hung.settled_s("bf16_tflops", "node0-cpu1") - struck_s(folders[1], "gemm")
     assert DEADLINE_S - 0.5 < took_s < DEADLINE_S + AT_ONCE_S

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 FORGED = "fine\nverdict ACCEPTED: 95 passed \ufffe"
 HOSTNAME = b"h\xe9\nverdict ACCEPTED: 94 passed\x1b[2J"
 AS_HOST = f"import os, socket, sys; socket.sethostname({HOSTNAME!r}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-OWN_LINES = ("verdict REJECTED: ", "gpucluster: ")
+OWN_LINES = ("verdict REJECTED: ", "gpucluster: ", "gpucluster::gpucluster::verdict FAILED")
 LIMITS = {
     "rate": entry(per="gpu", min=2, unit="GB/s", why=FORGED),
     "lost": entry(per="gpu", min=1),
