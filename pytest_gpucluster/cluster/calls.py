@@ -245,8 +245,12 @@ class Cluster:
         """The places to measure: those of the caller, else the wanted ones; whole nodes where a node shares a group."""
         if places is not None:
             given: list[Any] = [*places]
-            for one in (one for one in given if not isinstance(one, Place)):
-                raise ConfigurationError(f"cluster.run: places has {one!r}, which is no Place: take some of cluster.places")
+            if not given:
+                raise ConfigurationError("cluster.run: places has no place: leave it out to measure all")
+            foreign = [one for one in given if not isinstance(one, Place)]
+            if foreign:
+                text = f"cluster.run: places has {foreign[0]!r}, which is no Place: take some of cluster.places"
+                raise ConfigurationError(text)
             ids = {place.id for place in given}
             unknown = ids - {place.id for place in (*self.places, *self.promised.nodes)}
             if unknown:

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.cluster.calls import PER
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol.messages import Failure
 from tests.unit.cluster.test_unmeasurable import INVENTORY, bound, reads_gpu, seen, uses_gpu
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.errors import Part
@@ -134,4 +137,26 @@ def test_bad_input(wrong: dict[str, Any], said: str) -> None:
     cluster, fake = bound({})
     with pytest.raises(ConfigurationError, match=said):
         cluster.run(reads_gpu, **wrong)
+    assert ranks_asked(fake) == []
+
+
+@pytest.mark.parametrize("per", PER)
+@pytest.mark.parametrize(
+    "choose_nothing",
+    [list, tuple, set, dict, lambda: iter(()), lambda: (one for one in INVENTORY.places if one.node == 9)],
+    ids=["list", "tuple", "set", "dict", "iterator", "generator"],
+)
+def test_no_place_at_all(per: str, choose_nothing: Callable[[], Iterable[Place]]) -> None:
+    """A choice that leaves nothing over gave results without a place: a loop over them judged nothing, and passed."""
+    cluster, fake = bound({})
+    with pytest.raises(ConfigurationError, match="places has no place: leave it out to measure all"):
+        cluster.run(reads_gpu, per=per, places=choose_nothing())
+    assert ranks_asked(fake) == []
+
+
+def test_a_group_without_a_place() -> None:
+    """Said in the same words, before any group is measured."""
+    cluster, fake = bound({})
+    with pytest.raises(ConfigurationError, match="places has no place"):
+        cluster.run_groups(reads_gpu, [[A], []])
     assert ranks_asked(fake) == []
