@@ -122,7 +122,7 @@ def run_distributed_test(item: pytest.Function, session: Session) -> None:
         replies = cluster.run_test(name, per=per, arguments=arguments, parameters=parameters, deadline_s=deadline_s)
     except (RefusedError, NotPlainDataError) as refused:
         raise ConfigurationError(f"{item.nodeid}: {refused}") from None
-    _conclude(replies, cluster.error_for, item.name)
+    _conclude(replies, cluster.error_for, item)
 
 
 def _read_mark(item: pytest.Function) -> tuple[str, float | None]:
@@ -138,8 +138,12 @@ def _read_mark(item: pytest.Function) -> tuple[str, float | None]:
     return per, mark.kwargs.get("deadline_s")
 
 
-def _conclude(replies: Mapping[int, Reply], error_for: Callable[..., MeasurementError], name: str) -> None:
-    bad = {rank: reply for rank, reply in replies.items() if not reply.ok}
+def _conclude(replies: Mapping[int, Reply], error_for: Callable[..., MeasurementError], item: pytest.Function) -> None:
+    name, bad = item.name, {rank: reply for rank, reply in replies.items() if not reply.ok}
+    kind = next((reply.value for reply in replies.values() if reply.ok and reply.value is not None), None)
+    if kind and not bad:
+        text = f"Test functions should return None, but {item.nodeid} returned {kind}.\n"
+        item.warn(pytest.PytestReturnNotNoneWarning(f"{text}Did you mean to use `assert` instead of `return`?"))
     if not bad:
         return
     skipped = {rank: reply for rank, reply in bad.items() if reply.type == "Skipped"}

@@ -100,7 +100,7 @@ class _Worker:
                 self._send(Entered(call=task.call))
                 value = function(**plain_data.from_plain(task.kwargs))
                 _synchronize(task)
-            return Success(value=None if task.test else plain_data.to_plain(value))
+            return Success(value=plain_data.to_plain(value))
         except BaseException as error:  # noqa: BLE001 -- whatever the function raised is its result
             return failure_of(error)
         finally:
@@ -222,16 +222,18 @@ def _listen_to_progress(listener: Any) -> None:
 def bind_test(function: Callable[..., Any], arguments: Sequence[str], device: Any) -> Callable[..., Any]:
     """The body of a ``@pytest.mark.distributed`` test, with the fixtures named in ``arguments`` filled in.
 
-    It raises a ``TypeError`` where ``function`` is asynchronous or a generator: a call runs nothing of it.
+    It returns None, or the type of what ``function`` returned, in words. It raises a ``TypeError`` where ``function`` is
+    asynchronous or a generator: a call runs nothing of it.
     """
     import torch.distributed as dist
 
     values = {"process_group": dist.group.WORLD, "rank": dist.get_rank(), "world_size": dist.get_world_size(), "device": device}
     fixtures = {name: values[name] for name in arguments}
 
-    def body(**parameters: Any) -> None:
+    def body(**parameters: Any) -> str | None:
         made = function(**fixtures, **parameters)
         if isinstance(made, (Awaitable, AsyncIterator, Iterator)):
             raise TypeError(f"its call gave a {type(made).__name__}, and its body has not run: write a plain function")
+        return None if made is None else repr(type(made))
 
     return body

@@ -140,6 +140,15 @@ def test_distributed_asynchronous(site: FinishedRun) -> None:
     assert "its body has not run" in case.text
 
 
+def test_distributed_returns(site: FinishedRun) -> None:
+    """A value that a rank returns is pytest's warning of a plain test, with its place; where that is an error, no pass."""
+    assert site.case("test_returns").outcome == "passed"
+    said = "test_spmd.py::test_returns returned <class 'bool'>.\n  Did you mean to use `assert` instead of `return`?"
+    assert said in site.stdout
+    assert "test_spmd.py:66: PytestReturnNotNoneWarning: Test functions should return None" in site.stdout
+    assert "PytestReturnNotNoneWarning" in site.case("test_returns_where_a_warning_is_an_error").text
+
+
 def test_distributed_one_rank_wrong(site: FinishedRun) -> None:
     """The values of the failing assert, the rank and its place; a failure, and the place is a culprit."""
     case = site.case("test_one_wrong")

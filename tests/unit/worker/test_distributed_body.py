@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
+from pytest_gpucluster.plugin import attempts
+from pytest_gpucluster.protocol.messages import Success
 from pytest_gpucluster.worker.worker import bind_test
 
 if TYPE_CHECKING:
@@ -50,7 +52,47 @@ def test_a_body_that_never_ran_is_no_pass(body: Callable[..., Any]) -> None:
 
 
 def test_a_plain_body_runs() -> None:
-    """With its fixtures and parameters; what it returns is its own affair, as in pytest."""
+    """With its fixtures and parameters."""
     seen: list[Any] = []
     bind_test(lambda rank, size: seen.append((rank, size)), ["rank"], "cpu")(size=5)
     assert seen == [(3, 5)]
+
+
+@pytest.mark.parametrize("value", [True, False, 0, "", (), [], 1.5, object()], ids=repr)
+def test_a_body_that_returns_a_value_says_of_which_kind(value: object) -> None:
+    """``return`` in the place of ``assert`` was silent; the value itself may be no plain data, and stays where it is."""
+    assert bind_test(lambda: value, [], "cpu")() == repr(type(value))
+
+
+class Warned:
+    """A test that keeps its warnings."""
+
+    nodeid = "test_spmd.py::test_sum"
+    name = "test_sum"
+
+    def __init__(self) -> None:
+        """No warning yet."""
+        self.warnings: list[Warning] = []
+
+    def warn(self, warning: Warning) -> None:
+        """Keep it."""
+        self.warnings.append(warning)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([None, None], []),
+        (["<class 'bool'>"] * 2, ["bool"]),
+        ([None, "<class 'int'>"], ["int"]),
+        (["<class 'str'>", "<class 'int'>", None], ["str"]),
+    ],
+)
+def test_a_value_of_any_rank_is_one_warning(values: list[Any], said: list[str]) -> None:
+    """In pytest's words, and of pytest's kind, so that ``-W`` means it too."""
+    item: Any = Warned()
+    attempts._conclude({rank: Success(value=value) for rank, value in enumerate(values)}, pytest.fail, item)
+    assert [type(warning) for warning in item.warnings] == [pytest.PytestReturnNotNoneWarning] * len(said)
+    words = "Test functions should return None, but test_spmd.py::test_sum returned <class '{}'>.\nDid you mean to use `assert`"
+    for warning, name in zip(item.warnings, said, strict=True):
+        assert str(warning).startswith(words.format(name))

@@ -64,6 +64,19 @@ async def test_asynchronous(rank):
 
 
 @pytest.mark.distributed
+def test_returns(rank):
+    if rank == 2:
+        return rank < 0
+    return None
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestReturnNotNoneWarning")
+@pytest.mark.distributed
+def test_returns_where_a_warning_is_an_error(rank):
+    return rank < 0
+
+
+@pytest.mark.distributed
 def test_one_wrong(rank):
     found = 40 + rank
     dist.barrier()
