@@ -11,14 +11,14 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_gpucluster.config.schema_errors import FileSection, did_you_mean, listed, shape_problems
 from pytest_gpucluster.config.yaml_lines import Problem, read
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import WAIVED, Record, counted_as, may_be_waived
 from pytest_gpucluster.thresholds.layers import shown
-from pytest_gpucluster.thresholds.schema import Form  # noqa: TC001 -- pydantic reads it
+from pytest_gpucluster.thresholds.schema import Form, Reason, Text, expecting, with_letters
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,6 @@ WORDS = {
     "ambiguous": "waiver names more than one GPU, as if absent",
 }
 State = Literal["used", "unused", "expired", "ambiguous"]
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +184,9 @@ class _Entry(BaseModel):
 
     criterion: Text
     place: Text | None = None
-    until: Annotated[str, AfterValidator(_a_day)]
-    who: Text
-    why: Text
+    until: Annotated[str, AfterValidator(_a_day), expecting("a day like 2026-12-31")]
+    who: Annotated[Text, with_letters(1)]
+    why: Reason
 
 
 class _File(BaseModel):
@@ -201,10 +200,7 @@ def _check(document: Document, criteria: Collection[str]) -> Iterator[Problem]:
     try:
         _File.model_validate(document.data)
     except ValidationError as error:
-        days = [one for one in error.errors() if one["type"] == "value_error"]
-        yield from shape_problems([one for one in error.errors() if one not in days], document, part_of=_part_of)
-        for one in days:
-            yield document.problem(tuple(one["loc"]), f"'until' must be a day like 2026-12-31, not {one['input']!r}.")
+        yield from shape_problems(error.errors(), document, part_of=_part_of)
         return
     for index, row in enumerate(document.data["waivers"]):
         if row["criterion"] not in criteria:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -64,7 +65,7 @@ Fabric = Literal["infiniband", "roce", "efa", "tcpx", "tcpxo", "nvlink", "socket
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
-def _expecting(words: str) -> WrapValidator:
+def expecting(words: str) -> WrapValidator:
     """Say what was expected in our words instead of one complaint for each member of a union."""
 
     def validate(value: Any, handler: Any) -> Any:
@@ -81,6 +82,18 @@ def _validate_as_written(value: Any, handler: Any) -> Any:
     return value
 
 
+def with_letters(least: int) -> AfterValidator:
+    """Refuse a text that has fewer letters. One of Chinese counts for three, as in UTF-8: it may be a word."""
+
+    def validate(text: str) -> str:
+        if len("".join(filter(str.isalpha, text)).encode()) < least:
+            raise PydanticCustomError("expected", "{words}", {"words": "text with a word in it"})
+        return text
+
+    return AfterValidator(validate)
+
+
+Reason = Annotated[Text, with_letters(3)]
 _AS_WRITTEN = WrapValidator(_validate_as_written)
 """A whole number stays one, so that messages show it as the file has it."""
 Form = Annotated[Literal[1], WrapValidator(lambda value, handler: handler(value if type(value) is int else described(value)))]
@@ -90,22 +103,22 @@ _Number = Annotated[float, _AS_WRITTEN]
 Seconds = Annotated[float, Field(gt=0), _AS_WRITTEN]
 Numbers = Annotated[
     _Number | Annotated[dict[_Size | Literal["any"], _Number], Field(min_length=1)],
-    _expecting("a number or a table of numbers by GPUs in the group, such as {2: 310, 8: 400, any: 300}"),
+    expecting("a number or a table of numbers by GPUs in the group, such as {2: 310, 8: 400, any: 300}"),
 ]
 Shapes = Annotated[
     dict[Annotated[str, StringConstraints(pattern=r"^[1-9]\d*x[1-9]\d*$")], _Number],
     Field(min_length=1),
-    _expecting("a table of numbers by nodes x GPUs of a node, such as {2x8: 350}"),
+    expecting("a table of numbers by nodes x GPUs of a node, such as {2x8: 350}"),
 ]
-Count = Annotated[int, Field(ge=1), _expecting("a whole number above 0")]
+Count = Annotated[int, Field(ge=1), expecting("a whole number above 0")]
 _UP_TO = "a whole number from 1 to"
 _Nodes = Annotated[int, Field(ge=1, le=MOST_EXPECTED["nodes"])]
 _Gpus = Annotated[int, Field(ge=1, le=MOST_EXPECTED["gpus_per_node"])]
 _Plain = Annotated[Any, GetPydanticSchema(lambda _type, handler: handler(JsonValue))]
 _SharedPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*[^/\x00][^\x00]*$")]
-SharedPaths = Annotated[list[_SharedPath], _expecting("a list of absolute paths of folders, such as [/mnt/shared]")]
-_Bound = Annotated[_Number | Text, _expecting("a number in the entry's unit, or a figure such as gpu.bf16_tflops")]
-Recipe = Annotated[dict[str, _Plain], _expecting("a mapping of plain data with text keys")]
+SharedPaths = Annotated[list[_SharedPath], expecting("a list of absolute paths of folders, such as [/mnt/shared]")]
+_Bound = Annotated[_Number | Text, expecting("a number in the entry's unit, or a figure such as gpu.bf16_tflops")]
+Recipe = Annotated[dict[str, _Plain], expecting("a mapping of plain data with text keys")]
 
 
 def _without_default(field: dict[str, Any]) -> None:
@@ -131,8 +144,8 @@ class ClusterSection(_StrictModel):
     """``cluster:``."""
 
     name: Text | None = None
-    nodes: Annotated[Literal["auto"] | _Nodes, _expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['nodes']}")] = "auto"
-    gpus_per_node: Annotated[Literal["auto"] | _Gpus, _expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['gpus_per_node']}")] = (
+    nodes: Annotated[Literal["auto"] | _Nodes, expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['nodes']}")] = "auto"
+    gpus_per_node: Annotated[Literal["auto"] | _Gpus, expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['gpus_per_node']}")] = (
         "auto"
     )
     shared_paths: SharedPaths = []
@@ -149,8 +162,8 @@ class ProfileTerms(_StrictModel):
     accept_soak_s: Seconds = SOAK_S
     fabric: Fabric = "none"
     rehearsal: bool = False
-    nodes: Annotated[_Nodes, _expecting(f"{_UP_TO} {MOST_EXPECTED['nodes']}")] | None = None
-    gpus_per_node: Annotated[_Gpus, _expecting(f"{_UP_TO} {MOST_EXPECTED['gpus_per_node']}")] | None = None
+    nodes: Annotated[_Nodes, expecting(f"{_UP_TO} {MOST_EXPECTED['nodes']}")] | None = None
+    gpus_per_node: Annotated[_Gpus, expecting(f"{_UP_TO} {MOST_EXPECTED['gpus_per_node']}")] | None = None
     nic_gb_s_per_gpu: Annotated[float, Field(gt=0), _AS_WRITTEN] | None = None
     nodes_per_domain: Count = 1
 
@@ -161,7 +174,7 @@ class Needs(_StrictModel):
     places: Count = 1
     nodes: Count = 1
     gpus_per_node: Count = 1
-    domains: Annotated[int, Field(ge=0), _expecting("a whole number, at least 0")] = 0
+    domains: Annotated[int, Field(ge=0), expecting("a whole number, at least 0")] = 0
     shared_paths: bool = False
     kernel_log: bool = False
     rails: bool = False
@@ -199,7 +212,7 @@ class Override(_Keys):
     """One of an entry's ``profiles:``."""
 
     unit: Unit = _LEFT_OUT
-    skip: Text | None = None
+    skip: Reason | None = None
     why: Text = _LEFT_OUT
     source: Text = _LEFT_OUT
 
@@ -240,7 +253,7 @@ class EntryKeys(_Keys):
     criterion: Text
     per: Literal["gpu", "node", "cluster"] = "gpu"
     measured_with: Text = _LEFT_OUT
-    ids: Annotated[list[Text], _expecting("a list of texts, such as [BM01-005]")] = []
+    ids: Annotated[list[Text], expecting("a list of texts, such as [BM01-005]")] = []
     unit: Unit
     why: Text
     source: Text
@@ -262,7 +275,7 @@ class KnownFault(_StrictModel):
     where NCCL chooses this algorithm, from so many nodes on.
     """
 
-    fixed: Annotated[list[Text], Field(min_length=1), _expecting("a list of texts, such as ['1.17.8']")]
+    fixed: Annotated[list[Text], Field(min_length=1), expecting("a list of texts, such as ['1.17.8']")]
     since: Text | None = None
     older: Literal["failure", "remark"] = "failure"
     fault: Text

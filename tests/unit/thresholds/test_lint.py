@@ -109,6 +109,7 @@ def problems_of(path: Path) -> list[str]:
         ("    unit: TFLOPS\n", "", "site.yaml:8: 'unit' is missing (in 'bf16_tflops')."),
         ("    why: a reason\n", "", "site.yaml:8: 'why' is missing (in 'bf16_tflops')."),
         ("why: a reason", "why: ''", "site.yaml:16: 'why' must be text that is not empty"),
+        ("above: 0.001, bound_waived: a CPU", "skip: '--'", "'skip' must be text with a word in it, not '--' (in 'bf16_"),
         ("    source: a measurement\n", "", "site.yaml:8: 'source' is missing (in 'bf16_tflops')."),
         ("per: gpu", "per: rack", "site.yaml:10: 'per' is 'rack' (in 'bf16_tflops'). Choose from: gpu, node, cluster."),
         ("    criterion: Every GPU is fast.\n", "", "site.yaml:8: 'criterion' is missing (in 'bf16_tflops')."),
