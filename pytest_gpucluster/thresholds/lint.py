@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import re
 from collections import ChainMap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.config.schema_errors import did_you_mean
+from pytest_gpucluster.config.schema_errors import described, did_you_mean
 from pytest_gpucluster.config.yaml_lines import Problem
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.thresholds import schema as shape
 from pytest_gpucluster.thresholds import versions
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
@@ -32,6 +35,13 @@ _KEY = re.compile(r"[a-z][a-z0-9_]*(\[[^\[\]]+\])?\Z")
 _BOUND_LOWEST, _BOUND_HIGHEST = 0.40, 1.05
 _HIGHEST = {"ratio": 1, "%": 100}
 _MAY_BE_NEGATIVE = {"C"}
+_WORK = {
+    *("bursts", "chunk_bytes", "count", "depth", "files", "iterations", "large_size_bytes", "launches", "passes", "repeats"),
+    *("rounds", "row_tokens", "rows", "seconds", "share", "size", "size_bytes", "sizes", "slice_s", "small_bytes", "steps"),
+}
+"""What a recipe calls its amounts of work: without one of them nothing is measured."""
+_ABSURD = 10_000
+"""So many times the largest amount of work in a packaged recipe, none ends."""
 
 
 def problems_of(file: ThresholdsFile) -> list[Problem]:
@@ -69,6 +79,7 @@ def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
 def _check_entries(file: ThresholdsFile) -> Iterator[Problem]:
     """Check every entry as written, and sound entries also as every profile sees them."""
     yield from _check_rules(file)
+    yield from _check_recipes(file, file.base) if file.base else ()
     sound = {}
     for key, entry in file.content.criteria.items():
         problems = list(_check_written(file, key, entry))
@@ -92,6 +103,24 @@ def _check_rules(file: ThresholdsFile) -> Iterator[Problem]:
             for text in rule.unused_names(file.document.data.get("criteria", {})):
                 where = f"{text!r} is no criterion{shape.part_of(path).inside}"
                 yield file.document.problem((*path, "for"), f"{where}.{did_you_mean(text, known)}")
+
+
+def _check_recipes(file: ThresholdsFile, base: Document) -> Iterator[Problem]:
+    """Check the numbers that a file gives the recipes of packaged entries."""
+    usual = grouped((path[-1], one) for path, one in _in_recipes(base) if type(one) in (int, float))
+    for path, one in _in_recipes(file.document):
+        name, is_number, most = path[-1], type(one) in (int, float), _ABSURD * max(usual.get(path[-1], [0]))
+        wrong = not is_number or not 0 < one <= most if name in _WORK else is_number and one < 0
+        if wrong and (path[0] == "profiles" or path[1] in base.data["criteria"]):
+            allowed = f"a number above 0, at most {most:g}" if name in _WORK else "at least 0"
+            yield file.document.problem(path, f"{name!r} must be {allowed}, not {described(one)}{shape.part_of(path).inside}.")
+
+
+def _in_recipes(document: Document) -> Iterator[tuple[KeyPath, Any]]:
+    """What the recipes of a file say, the members of a list one by one."""
+    for path in (path for path, where in document.where.items() if path[-2:-1] == ("recipe",) and where.file == document.file):
+        value: Any = functools.reduce(operator.getitem, path, document.data)
+        yield from ((path, one) for one in (value if isinstance(value, list) and value else [value]))
 
 
 def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:
@@ -128,6 +157,10 @@ def _check_written(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Ite
         yield file.document.problem(path, text)
     yield from _check_limit_keys(file.document, path, entry)
     yield from _check_unit(file, key, path, entry)
+    usual = ({} if file.base is None else file.base.data["criteria"]).get(key)
+    if usual and usual.get("per", "gpu") != entry.per:
+        text = f"{key!r} is judged per {usual.get('per', 'gpu')}, not per {entry.per}: leave 'per' out."
+        yield file.document.problem((*path, "per"), text)
     if "measured_with" in entry.written():
         yield from _check_measured_with(file, key, entry)
     for name, override in entry.profiles.items():

@@ -505,6 +505,73 @@ def test_the_hint_of_a_wrong_unit(limit: str, unit: str, expected: str, write: W
 
 
 @pytest.mark.parametrize(
+    ("key", "per", "other"),
+    [
+        ("bf16_tflops", "gpu", "node"),
+        ("bf16_tflops", "gpu", "cluster"),
+        ("gpu_count", "node", "gpu"),
+        ("busbw[all_reduce]", "node", "cluster"),
+        ("busbw_scaling", "cluster", "node"),
+    ],
+)
+def test_another_kind_of_place_than_its_test_judges(key: str, per: str, other: str, write: Write) -> None:
+    """Collection alone noticed it, and blamed the packaged test. The kind that it has may be said."""
+    text = f"schema: 1\nextends: packaged\ncriteria:\n  '{key}': {{per: PER}}\n"
+    said = f"site.yaml:4: {key!r} is judged per {per}, not per {other}: leave 'per' out."
+    assert problems_of(write(text.replace("PER", other))) == [said]
+    assert check(write(text.replace("PER", per)))[1] == []
+
+
+IN_FILES = {
+    "an entry": "criteria:\n  bf16_tflops: {recipe: {%s}}\n",
+    "an override": "criteria:\n  bf16_tflops: {profiles: {h200-sxm: {recipe: {%s}}}}\n",
+    "a rule": "profiles:\n  h200-sxm: {rules: {ours: {for: [bf16_tflops], recipe: {%s}}}}\n",
+}
+INSIDE = {
+    "an entry": "in 'bf16_tflops'",
+    "an override": "in 'bf16_tflops', profile 'h200-sxm'",
+    "a rule": "in rule 'ours' of profile 'h200-sxm'",
+}
+
+
+@pytest.mark.parametrize("where", IN_FILES)
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("iterations: 0", "'iterations' must be a number above 0, at most 1e+06, not 0"),
+        ("iterations: -5", "'iterations' must be a number above 0, at most 1e+06, not -5"),
+        ("iterations: 1e9", "'iterations' must be a number above 0, at most 1e+06, not 1000000000.0"),
+        ("iterations: many", "'iterations' must be a number above 0, at most 1e+06, not 'many'"),
+        ("iterations: null", "'iterations' must be a number above 0, at most 1e+06, not nothing"),
+        ("iterations: true", "'iterations' must be a number above 0, at most 1e+06, not true"),
+        ("sizes: [8192, 0]", "'sizes' must be a number above 0, at most 1.6384e+08, not 0"),
+        ("sizes: []", "'sizes' must be a number above 0, at most 1.6384e+08, not a list"),
+        ("warmup_s: -1", "'warmup_s' must be at least 0, not -1"),
+        ("rest_s: -0.5", "'rest_s' must be at least 0, not -0.5"),
+    ],
+)
+def test_a_recipe_that_measures_nothing(where: str, said: str, told: str, write: Write) -> None:
+    """None or less than none of the work, or work that never ends: the run said so, hours later, and blamed software."""
+    lines = problems_of(write(f"schema: 1\nextends: packaged\n{IN_FILES[where] % said}"))
+    assert lines == [f"site.yaml:4: {told} ({INSIDE[where]})."]
+
+
+@pytest.mark.parametrize("where", IN_FILES)
+@pytest.mark.parametrize(
+    "said", ["iterations: 500", "sizes: [4096]", "warmup_s: 0", "rest_s: 30", "dtype: float16", "at_once: 1"]
+)
+def test_another_recipe_is_fine(where: str, said: str, write: Write) -> None:
+    """More or less of the same work, and what a pause may be; it is shown as a changed limit."""
+    assert check(write(f"schema: 1\nextends: packaged\n{IN_FILES[where] % said}"))[1] == []
+
+
+def test_the_recipe_of_an_own_entry_is_its_own(write: Write) -> None:
+    """Its test may give the same names another sense."""
+    entry = "own: {criterion: C, min: 1, unit: count, why: a reason, source: a contract, recipe: {iterations: 0, rest_s: -1}}"
+    assert check(write(f"schema: 1\nextends: packaged\ncriteria:\n  {entry}\n"))[1] == []
+
+
+@pytest.mark.parametrize(
     ("entry", "said"),
     [
         ("hbm_bandwidth: {unit: GB/s, above: 2000}", "TB/s GB/s For 2000 GB/s say 2 TB/s."),
