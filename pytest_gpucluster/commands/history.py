@@ -14,9 +14,8 @@ from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, p
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.verdict import VERDICTS
 from pytest_gpucluster.records.columns import number_of
-from pytest_gpucluster.records.reading import NEWEST, read_results, rows_of
+from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
@@ -32,11 +31,9 @@ NAMES = ("uuid", "serial", "hostname", "id")
 
 
 class _Head(msgspec.Struct, kw_only=True):
-    """The members of results.json that a list of runs shows; the others are skipped while reading."""
+    """The members of results.json that a list of runs shows."""
 
     verdict: str
-    schema: int = 1
-    schema_version: int = 1
     profile: str | None = None
     level: str | None = None
     expected: dict[str, int] = {}
@@ -89,25 +86,15 @@ def read_run(folder: Path, *, criterion: str | None = None, part: str | None = N
 
     Args:
         folder: its results directory.
-        criterion: whose values are read; None: the head alone, which is much faster.
+        criterion: whose values are read; None: the head alone.
         part: the UUID, serial number or hostname of a part, wherever it was.
 
     Raises:
         ConfigurationError: the file cannot be read, is damaged, or is of a newer version.
     """
-    if criterion is not None:
-        document = read_results(folder)
-        return _with_values(KeptRun(folder=folder, head=_head_of(document, folder)), document, criterion, part)
-    try:
-        head = msgspec.json.decode((folder / RESULTS).read_bytes(), type=_Head)
-    except (msgspec.DecodeError, ValueError):
-        head = None
-    except OSError as error:
-        raise ConfigurationError(f"{folder / RESULTS} cannot be read: {error.strerror}") from None
-    if head is None or head.schema_version > NEWEST or head.schema != 1 or head.verdict not in VERDICTS:
-        # its reader says what is wrong
-        head = _head_of(read_results(folder), folder)
-    return KeptRun(folder=folder, head=head)
+    document = read_results(folder)
+    kept = KeptRun(folder=folder, head=_head_of(document, folder))
+    return kept if criterion is None else _with_values(kept, document, criterion, part)
 
 
 def _head_of(document: Mapping[str, Any], folder: Path) -> _Head:

@@ -136,17 +136,20 @@ def checked(content: bytes, file: str, *, advice: str = "") -> dict[str, Any]:
         raise ConfigurationError(f"{file} is damaged: {wrong}") from None
     if document["verdict"] not in VERDICTS:
         raise ConfigurationError(f"{file} is damaged: there is no verdict {shortened(document['verdict'])!r}")
-    _check_outcomes(typed, file)
+    found = {row.outcome for row in typed.criteria}.union(*(column.outcome for column in typed.values))
+    if (contradiction := contradiction_in(typed.verdict, found)) is not None:
+        raise ConfigurationError(f"{file} {contradiction}")
     return document
 
 
-def _check_outcomes(document: _Document, file: str) -> None:
-    found = {row.outcome for row in document.criteria}.union(*(column.outcome for column in document.values))
-    allowed = {ACCEPTED: (PASSED, SKIPPED), WITH_WAIVERS: (PASSED, SKIPPED, *WAIVABLE)}.get(document.verdict, OUTCOMES)
-    wrong = sorted(found.difference(allowed))
-    if wrong or (allowed is not OUTCOMES and not found):
+def contradiction_in(verdict: str, outcomes: set[str]) -> str | None:
+    """Why no run wrote this verdict beside these outcomes, in words that follow a file's name; None if one may have."""
+    allowed = {ACCEPTED: (PASSED, SKIPPED), WITH_WAIVERS: (PASSED, SKIPPED, *WAIVABLE)}.get(verdict, OUTCOMES)
+    wrong = sorted(outcomes.difference(allowed))
+    if wrong or (allowed is not OUTCOMES and not outcomes):
         holds = f"has an outcome {shortened(wrong[0])!r}" if wrong else "holds no outcome"
-        raise ConfigurationError(f"{file} says {document.verdict} and {holds}: it was damaged or made up")
+        return f"says {verdict} and {holds}: it was damaged or made up"
+    return None
 
 
 def require_file(path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.config.run_files import JOURNAL, LOGS
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.verdict import BAD, MISSING, PENDING, WAIVED, Record, counted_as
+from pytest_gpucluster.records.reading import contradiction_in
 from pytest_gpucluster.reporting.files import LOCK
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, state_after, unbound_places
 
@@ -59,7 +60,7 @@ class RunPicture:
 
     Attributes:
         source: the folder or the journal that was named.
-        problem: why there is nothing to see; None where there is a journal.
+        problem: why there is nothing to see, or to believe; None where there is a journal.
         holder: the process of this machine that holds the directory; None: no process that is visible here.
         verdict_line: the verdict of the run itself; None while it has none.
         silent_s: how long ago the last line was written; ``elapsed_s``: from its first line to that one.
@@ -141,9 +142,11 @@ class WatchedRun:
         began_s = time.monotonic()
         state = self._state
         places = state.places or unbound_places(state)
-        records = list(state.records.values())
+        records, word = list(state.records.values()), state.verdict_word
+        wrong = None if word is None else contradiction_in(word, {record.outcome for record in records} - {PENDING})
         picture = RunPicture(
             source=str(self._source),
+            problem=wrong and f"{self._source} {wrong}",
             facts=state.facts,
             shape=state.terms.shape,
             verdict_line=self._verdict_line,

@@ -369,7 +369,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", list(BAD))
-@pytest.mark.parametrize("command", ["show", "compare", "history", "report"])
+@pytest.mark.parametrize("command", ["show", "compare", "history", "trend", "report"])
 def test_bad_files_are_a_sentence(command: str, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is said in a sentence, with exit code 4; nothing is written."""
     content, said = BAD[case]
@@ -377,8 +377,8 @@ def test_bad_files_are_a_sentence(command: str, case: str, tmp_path: Path, capsy
     if content is not None:
         folder.mkdir()
         (folder / "results.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    more = {"compare": [str(folder)], "history": ["bf16_tflops"] if "damaged" in said else []}.get(command, [])
-    assert main.main([command, str(folder), *more]) == 4
+    more = {"compare": [str(folder)], "trend": ["bf16_tflops"]}.get(command, [])
+    assert main.main([command.replace("trend", "history"), str(folder), *more]) == 4
     error = capsys.readouterr().err
     assert (said if content is not None or command != "report" else "cannot be read") in error
     assert "Traceback" not in error

@@ -42,6 +42,18 @@ def test_a_journal_that_grows_byte_by_byte(tmp_path: Path) -> None:
     assert (done[-1], seen.expected, seen.verdict_line) == (25, 25, "REJECTED: 2 failed")
 
 
+@pytest.mark.parametrize("word", ["ACCEPTED", "ACCEPTED_WITH_WAIVERS"])
+def test_a_verdict_that_contradicts_its_outcomes_is_not_shown(tmp_path: Path, word: str) -> None:
+    """A journal that says ACCEPTED beside a value that was not measured: it was believed where nobody counts."""
+    run = write_run(tmp_path / "run", nodes=1)
+    journal = Journal(tmp_path / "run" / JOURNAL)
+    journal.write("outcome", record={"criterion": "environment_hints", "place": "node0", "outcome": "error", "culprits": []})
+    journal.write("verdict", verdict=word, line=word, objections=[])
+    journal.close()
+    seen = run.picture()
+    assert seen.problem == f"{tmp_path / 'run'} says {word} and has an outcome 'error': it was damaged or made up"
+
+
 def test_a_long_journal_is_read_in_steps(tmp_path: Path) -> None:
     """Each look is short, says that there is more, and the last one has all."""
     run = write_run(tmp_path / "run", nodes=2)
