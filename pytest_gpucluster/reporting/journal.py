@@ -59,6 +59,13 @@ class Journal:
             self.failed = error.strerror or str(error)
         self._copy(line)
 
+    def is_at(self, path: Path) -> bool:
+        """Whether what was written lies there: nobody has removed, moved or replaced the file since it was opened."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Close the file. A full disk fails here once more, and ``failed`` says so already."""
         with contextlib.suppress(OSError):

@@ -192,7 +192,8 @@ class Recorder:
             write_reports(report, self._results, None)
         except OSError as error:
             return f"results.json could not be written: {error.strerror}"
-        return self._journal.failed
+        lost = None if self._journal.is_at(self._results.with_name(JOURNAL)) else f"{JOURNAL} was removed or replaced meanwhile"
+        return self._journal.failed or lost
 
     def close(self) -> None:
         """Close the journal and free the results directory."""

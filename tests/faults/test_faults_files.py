@@ -214,6 +214,110 @@ def test_disk_that_fills_during_the_run(where: str, filled: dict[str, Launch]) -
     assert outcomes[:1] == ["before"]
 
 
+SPOILING = """
+import os
+import pathlib
+import resource
+import shutil
+import signal
+
+FOLDER = pathlib.Path(os.environ["SPOILED"])
+
+def one():
+    return 1
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def remove():
+    shutil.rmtree(FOLDER)
+
+def replace_by_a_file():
+    FOLDER.rename(FOLDER.with_name(f"{FOLDER.name}-moved"))
+    FOLDER.touch()
+
+def replace_by_a_new_folder():
+    FOLDER.rename(FOLDER.with_name(f"{FOLDER.name}-moved"))
+    FOLDER.mkdir()
+
+def remove_the_journal():
+    (FOLDER / "journal.jsonl").unlink()
+
+def make_results_a_folder():
+    (FOLDER / "results.json").unlink()
+    (FOLDER / "results.json" / "full").mkdir(parents=True)
+
+def limit_every_file():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+
+def limit_for_a_while():
+    limit_every_file()
+
+def replace_the_journal():
+    text = (FOLDER / "journal.jsonl").read_bytes()
+    (FOLDER / "journal.jsonl").unlink()
+    (FOLDER / "journal.jsonl").write_bytes(text)
+
+def test_before(cluster, place, criterion):
+    criterion.require(list(cluster.run(one, per="gpu").values())[0])
+
+def test_spoiled(cluster):
+    globals()[os.environ["HOW"]]()
+    assert cluster.run(die, per="gpu").errors  # the next call needs a new worker
+
+def test_after(cluster, place, criterion):
+    criterion.require(list(cluster.run(one, per="gpu").values())[0])
+
+def test_at_the_end():
+    if os.environ["HOW"] == "limit_for_a_while":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+SPOILED = {
+    "remove": "No such file or directory",
+    "replace_by_a_file": "Not a directory",
+    "replace_by_a_new_folder": "journal.jsonl was removed or replaced meanwhile",
+    "remove_the_journal": "journal.jsonl was removed or replaced meanwhile",
+    "replace_the_journal": "journal.jsonl was removed or replaced meanwhile",
+    "make_results_a_folder": "Is a directory",
+    "limit_every_file": "File too large",
+    "limit_for_a_while": "File too large",
+}
+
+
+@pytest.fixture(scope="module")
+def spoiled(shared_starter: Starter) -> dict[str, Launch]:
+    """One run for each kind, all at the same time; no mount is needed."""
+    shared_starter.write(test_spoiling=SPOILING)
+    criteria = {name: entry(per="gpu") for name in ("before", "after")}
+    limits = write_limits(shared_starter.folder / "spoiling.yaml", criteria, extends=False)
+    arguments = ("test_spoiling.py", "--gpucluster", limits, *ONE_PLACE)
+    launches = {
+        how: shared_starter.pytest(
+            *arguments, f"--gpucluster-results=of-{how}", f"--junitxml={how}.xml", HOW=how, SPOILED=f"of-{how}"
+        )
+        for how in SPOILED
+    }
+    for launch in launches.values():
+        launch.end()
+        launch.gone()
+    return launches
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_results_that_are_spoiled_during_the_run(how: str, spoiled: dict[str, Launch]) -> None:
+    """The run goes on, and measures; the verdict is printed with what is missing on disk; the shell's status is 1."""
+    launch = spoiled[how]
+    assert launch.end(within_s=1) == 1, launch.output
+    assert "\nverdict REHEARSED: 4 passed" in launch.output
+    assert "results are incomplete on disk: " in launch.output
+    assert SPOILED[how] in launch.output
+    assert "Traceback" not in launch.output
+    assert "INTERNALERROR" not in launch.output
+    if how != "limit_every_file":  # which is true of the JUnit file too
+        assert launch.junit(f"{how}.xml")["test_after[node0-cpu0]"] == "passed"
+        assert launch.junit(f"{how}.xml")["gpucluster.verdict"] == "skipped"
+
+
 # Row 18: two runs, and what is left of a dead one
 
 
