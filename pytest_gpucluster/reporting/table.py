@@ -51,7 +51,7 @@ SHORTEST_NAME = 18
 TO_THE_RIGHT = ("worst", "p1", "median", "headroom")
 OTHERS, ALL_OK = "others", "all ok"
 INDENT = "  "
-MOST_MORE = 12
+MOST_MORE = 6
 """Names of bad criteria without a row."""
 
 
