@@ -118,7 +118,7 @@ SKEW = r"clock_skew[&#160;s]+[\d.]+&#160;node\d+[&#160;]*"  # of this machine's 
 SECONDS = re.compile(rf"{SKEW}|\d+\.\d+&#160;s|\d+\.\d+s|\(?\d*:\d+:?\d*\)?|=+|textLength=\"[\d.]+\"|x=\"[\d.]+\"")
 
 
-@pytest.mark.parametrize("name", ["demo-1x8", pytest.param("demo-128x8", marks=[pytest.mark.slow])])
+@pytest.mark.parametrize("name", ["demo-1x8", "usage-error", pytest.param("demo-128x8", marks=[pytest.mark.slow])])
 def test_pictures_of_demos_show_what_they_show_today(name: str) -> None:
     """Drawn anew, but for seconds and what they move. A picture loads nothing from elsewhere."""
     spec = importlib.util.spec_from_file_location("draw", REPOSITORY / "docs" / "images" / "draw.py")
