@@ -334,12 +334,15 @@ def _plain_width() -> int:
 
 
 def _typed(keys: int | None, wait_s: float) -> bytes | None:
-    """The keys that are pressed within this time, none of them if no terminal has any; None where the terminal has gone."""
+    """The keys that are pressed within this time, none of them if no terminal has any; None where the terminal has gone.
+
+    Letters that a function or cursor key sends are no keys.
+    """
     if keys is None:
         time.sleep(wait_s)
         return b""
     ready, _, _ = select.select([keys], [], [], wait_s)
-    return (os.read(keys, 64) or None) if ready else b""
+    return (typed.partition(b"\x1b")[0] if (typed := os.read(keys, 64)) else None) if ready else b""
 
 
 @contextlib.contextmanager
