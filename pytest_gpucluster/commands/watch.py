@@ -118,7 +118,7 @@ def _boxes(view: View, width: int, shows: Shows) -> list[tuple[str, RenderableTy
     if shows != "log":
         boxes.append(("node", _node_box(view, inner, width)))
     if run is not None and is_known and shows == "all" and (bad := plain.part_lines(run, inner)):
-        boxes.append(("bad parts", _box("bad so far", bad[1:], style="red")))
+        boxes.append(("bad parts", _box(bad[0].plain.strip(), bad[1:], style="red")))
     if shows != "log" and view.now is not None:
         boxes.append(("ports", _box("ports, Gbit/s", plain.port_lines(view.before, view.now, view.elapsed_s, inner))))
     if run is not None and is_known and (shows != "node") and (lines := plain.log_lines(run)):

@@ -361,10 +361,10 @@ def _span(span: tuple[float, float]) -> str:
 
 def part_lines(run: RunPicture, width: int) -> list[Text]:
     """What is bad so far, a part or cause each."""
-    culprits = run.culprits
-    if not culprits:
+    if not (culprits := run.culprits):
         return []
-    lines = [Text(f"{INDENT}bad so far: {counted(len(culprits), 'part or cause', 'parts or causes')}", style="bold red")]
+    bad = "bad so far" if run.verdict_line is None else "bad"
+    lines = [Text(f"{INDENT}{bad}: {counted(len(culprits), 'part or cause', 'parts or causes')}", style="bold red")]
     for culprit in culprits[:MOST_PARTS]:
         lines += _folded(_part(culprit, run.places), width, indent=INDENT * 2, style="red")
     more = len(culprits) - MOST_PARTS
