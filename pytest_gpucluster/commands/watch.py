@@ -202,16 +202,16 @@ def _gpu_lines(view: View, now: NodeReading, inner: int, width: int) -> list[Tex
 
 
 def _cells(gpu: LiveGpu, seen: Sequence[LiveGpu], size: int) -> list[Text | str]:
-    """Use and power, each with its sparkline, the newest at the right, memory, temperatures and clock."""
+    """Use and power, each with its sparkline beside it, memory, temperatures and clock."""
     limit = or_none(gpu.power_limit_w)
     power = or_none(gpu.power_w)
     is_capped = power is not None and limit is not None and 100 * power >= HOT_PERCENT * limit
     return [
         plain.words_of(apply("{}%".format, gpu.busy_percent)),
-        Text(sparkline([or_none(one.busy_percent) for one in seen], most=FULL_PERCENT).rjust(size), style="green"),
+        Text(sparkline([or_none(one.busy_percent) for one in seen], most=FULL_PERCENT).ljust(size), style="green"),
         f"{plain.number_cell(gpu.power_w)}/{plain.number_cell(gpu.power_limit_w)}",
         Text(
-            sparkline([or_none(one.power_w) for one in seen], most=limit).rjust(size), style="yellow" if is_capped else "cyan"
+            sparkline([or_none(one.power_w) for one in seen], most=limit).ljust(size), style="yellow" if is_capped else "cyan"
         ),
         f"{plain.number_cell(gpu.memory_used_gib)}/{plain.number_cell(gpu.memory_gib)}",
         f"{plain.number_cell(gpu.temperature_c)}/{plain.number_cell(gpu.memory_temperature_c)}",

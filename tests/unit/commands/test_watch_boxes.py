@@ -84,7 +84,7 @@ def test_no_width_and_no_lost_gpu_ends_the_watch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_columns_stand_still(width: int, tmp_path: Path) -> None:
-    """Sparklines grow from the right, in a column as wide as all of it."""
+    """Sparklines grow in a column that is as wide as all of it."""
     shown = seen(tmp_path)
     assert shown.now is not None
     many = replace(shown, history=(shown.now,) * 30)
