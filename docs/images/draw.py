@@ -1,7 +1,7 @@
 """Draw the pictures of screens: the end of a kept run, the ends of demos, and a watch, as a terminal shows them today.
 
-    python docs/images/draw.py [acceptance-4xH200] [demo-1x8-healthy] [demo-1x8] [demo-128x8] [watch] [watch-live]
-        [watch-h200] [info-h100]
+    python docs/images/draw.py [acceptance-4xH200] [demo-1x8-healthy] [demo-1x8] [demo-128x8] [interrupted] [usage-error]
+        [watch] [watch-live] [watch-h200] [info-h100]
 
 Run it after the kept run, the table or the fleet has changed. The picture of the kept run has the values of its results.json;
 rows that do not apply and some others are left out, and it says how many. A demo is run, at a pseudo-terminal of 100 columns.
@@ -44,7 +44,12 @@ DEMOS = {
     "demo-1x8-healthy": "gpucluster demo",
     "demo-1x8": "gpucluster demo --bad node0-gpu5:throttled",
     "demo-128x8": "gpucluster demo --fleet 128x8 --bad node17:absent --bad node23-gpu3:slow --bad node41-gpu6:hbm",
+    "interrupted": "gpucluster demo",
+    "usage-error": "pytest --pyargs tests_acceptance --gpucluster-level quik",
 }
+USAGE_ERROR = "usage-error"
+INTERRUPTED_AT = {"interrupted": "bf16_sustained"}
+"""Ctrl-C is pressed when the bar names this criterion."""
 DEMO_WIDTH = WATCH_WIDTH = 100
 WATCH, WATCH_LIVE = "watch", "watch-live"
 RESULTS = ROOT / "docs" / "results"
@@ -110,24 +115,27 @@ def picture(results: Mapping[str, Any]) -> str:
 
 
 def demo_picture(name: str) -> str:
-    """Run a demo, and draw the end of what it shows.
+    """Run a demo, or another command that ends soon, and draw the end of what it shows.
 
     Raises:
         RuntimeError: it did not come to its end.
     """
     command = DEMOS[name]
-    shown = at_terminal(shlex.split(command))
+    shown = at_terminal(shlex.split(command), interrupt_at=INTERRUPTED_AT.get(name))
     *_, end = shown.rpartition("= gpucluster =")
-    if "verdict" not in end:
+    if ("ERROR" if name == USAGE_ERROR else "verdict") not in end:
         raise RuntimeError(f"{command} has no verdict:\n{shown[-2000:]}")
-    lines = end.replace("\r", "").split("\n")[1:]
+    first = 0 if name == USAGE_ERROR else 1  # what stands before it is the rest of the rule
+    lines = end.replace("\r", "").split("\n")[first:]
     console = Console(
         record=True, width=DEMO_WIDTH, file=io.StringIO(), force_terminal=True, legacy_windows=False, highlight=False
     )
     console.print(Text(f"$ {command}", style="bold"))
-    console.print(Text("  [the plan and the progress]", style="dim"))
+    if first:
+        console.print(Text("  [the plan and the progress]", style="dim"))
     console.print(Text.from_ansi("\n".join(lines).rstrip("\n")))
-    return exported(console, title="a simulated fleet: no GPU was measured", name=name)
+    title = "a simulated fleet: no GPU was measured" if first else "exit code 4: nothing was started"
+    return exported(console, title=title, name=name)
 
 
 def watch_picture() -> str:
@@ -170,19 +178,29 @@ def kept_picture(name: str) -> str:
     return exported(console, title=f"as printed: {file.relative_to(RESULTS).parts[0]}", name=name)
 
 
-def at_terminal(words: Sequence[str]) -> str:
-    """What a command of ``gpucluster`` shows at a pseudo-terminal, in an empty folder, which it names as its own."""
+def at_terminal(words: Sequence[str], *, interrupt_at: str | None = None) -> str:
+    """What a command shows at a pseudo-terminal, in an empty folder, which it names as its own.
+
+    Args:
+        words: ``gpucluster`` or ``pytest`` and its arguments.
+        interrupt_at: Ctrl-C is pressed once this text is there.
+    """
     shown: list[bytes] = []
+    keys = [b"\x03"] if interrupt_at is not None else []
 
     def read(descriptor: int) -> bytes:
         shown.append(os.read(descriptor, 1 << 16))
+        if keys and str(interrupt_at).encode() in shown[-1]:
+            os.write(descriptor, keys.pop())
         return b"." if shown[-1] else b""  # what pty.spawn writes to stdout: a sign of life
 
     with tempfile.TemporaryDirectory() as folder:
         variables = {"COLUMNS": str(DEMO_WIDTH), "LINES": "40", "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
         assigned = [f"{variable}={value}" for variable, value in variables.items()]
-        pty.spawn(["env", "-C", folder, *assigned, sys.executable, "-m", "pytest_gpucluster.cli", *words[1:]], read)
-        return b"".join(shown).decode().replace(f"{folder}/", "")
+        module = {"gpucluster": "pytest_gpucluster.cli"}.get(words[0], words[0])
+        pty.spawn(["env", "-C", folder, *assigned, sys.executable, "-m", module, *words[1:]], read)
+        text = b"".join(shown).decode()
+        return text.replace(f"{folder}/", "").replace(f"{sys.prefix}/", "")
 
 
 def exported(console: Console, *, title: str, name: str) -> str:

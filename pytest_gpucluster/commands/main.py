@@ -142,12 +142,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if chosen.command == "run":
         chosen.words = [*chosen.words, *(word for word in extra if not word.startswith("-"))]
         extra = [word for word in extra if word.startswith("-")]
-    if chosen.command not in ("launch", "demo", "resume", "plan", "audit", "sweep"):
-        extra += chosen.beyond
+    has_more = chosen.command in ("launch", "demo", "resume", "plan", "audit", "sweep")
+    extra += [] if has_more else chosen.beyond
     if extra:
         parser = parsers[chosen.command]
         known = [name for action in parser._actions for name in action.option_strings]  # noqa: SLF001 -- no public list
-        hint = did_you_mean(extra[0].partition("=")[0], known)
+        hint = did_you_mean(extra[0].partition("=")[0], known) or has_more * " Arguments of pytest stand after --."
         parser.error(f"unrecognized arguments: {' '.join(extra)}{hint and f'.{hint}'}")
     return chosen
 

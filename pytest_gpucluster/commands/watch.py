@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 BLOCKS = "▁▂▃▄▅▆▇"
 """Without the whole block: lines below each other would run together."""
-SPARK, WIDE_SPARK = 8, 24
-"""Readings of a sparkline."""
+SPARK, WIDE_SPARK, LEAST_WIDTH = 6, 12, 80
+"""Readings of a sparkline; a terminal of fewer columns has none."""
 EDGE = 4
 """Columns that a box takes on both sides."""
 HOT_PERCENT, FULL_PERCENT = 95, 100
@@ -79,10 +79,7 @@ def live_lines(view: View, *, width: int, height: int | None, shows: Shows = "al
         height: its lines; None where it may be as high as it has to be, and no key is read.
         shows: everything, this node alone, or the log alone.
     """
-    console = Console(
-        file=io.StringIO(), width=width, force_terminal=True, color_system="standard", legacy_windows=False, highlight=False
-    )
-    boxes = [(name, _rendered(console, box)) for name, box in _boxes(view, width, shows)]
+    boxes = [(name, _rendered(box, width)) for name, box in _boxes(view, width, shows)]
     if height is None:
         return [line for _, lines in boxes for line in lines]
     shown: list[Text] = []
@@ -101,7 +98,10 @@ def live_lines(view: View, *, width: int, height: int | None, shows: Shows = "al
     return [*shown, foot]
 
 
-def _rendered(console: Console, box: RenderableType) -> list[Text]:
+def _rendered(box: RenderableType, width: int) -> list[Text]:
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=True, color_system="standard", legacy_windows=False, highlight=False
+    )
     with console.capture() as captured:
         console.print(box)
     return [Text.from_ansi(line) for line in captured.get().split("\n")[:-1]]
@@ -109,7 +109,7 @@ def _rendered(console: Console, box: RenderableType) -> list[Text]:
 
 def _boxes(view: View, width: int, shows: Shows) -> list[tuple[str, RenderableType]]:
     """The boxes by name, the most important first."""
-    inner = width - EDGE
+    inner = max(1, width - EDGE)
     run = view.run
     boxes: list[tuple[str, RenderableType]] = []
     is_known = run is not None and run.problem is None
@@ -118,12 +118,12 @@ def _boxes(view: View, width: int, shows: Shows) -> list[tuple[str, RenderableTy
     if shows != "log":
         boxes.append(("node", _node_box(view, inner, width)))
     if run is not None and is_known and shows == "all" and (bad := plain.part_lines(run, inner)):
-        boxes.append(("bad parts", _box("bad so far", bad[1:], style="red")))
+        boxes.append(("bad parts", _box(bad[0].plain.strip(), bad[1:], style="red")))
     if shows != "log" and view.now is not None:
         boxes.append(("ports", _box("ports, Gbit/s", plain.port_lines(view.before, view.now, view.elapsed_s, inner))))
     if run is not None and is_known and (shows != "node") and (lines := plain.log_lines(run)):
         boxes.append(("log", _box("log, newest file first", lines[2:])))
-    if run is not None and is_known and shows != "log":
+    if run is not None and is_known and shows == "all":
         boxes.append(("variables", _box("NCCL variables of the run", plain.variable_lines(run)[2:])))
     return boxes or [("log", _box("log", [Text("no run is watched, or none of its logs has a line yet", style="dim")]))]
 
@@ -131,7 +131,7 @@ def _boxes(view: View, width: int, shows: Shows) -> list[tuple[str, RenderableTy
 def _box(title: str, lines: Sequence[RenderableType], *, style: str = "blue") -> Panel:
     """The lines in a frame, without the indent that they have on the plain screen, and none broken."""
     inside: list[RenderableType] = [_cut(line) if isinstance(line, Text) else line for line in lines]
-    return Panel(Group(*inside), title=Text(plain.safe(title), style="bold"), title_align="left", border_style=style)
+    return Panel(Group(*inside), title=Text(plain.safe(title), style="bold default"), title_align="left", border_style=style)
 
 
 def _cut(line: Text) -> Text:
@@ -176,43 +176,43 @@ def _node_box(view: View, inner: int, width: int) -> Panel:
     if now is None:
         return _box(head, plain.notes_of(view))
     has_gpus = not isinstance(now.gpus, NotAvailable) and bool(now.gpus)
-    tables = [_gpu_table(view, now, inner, width)] if has_gpus else []
+    tables = [Group(*_gpu_lines(view, now, inner, width))] if has_gpus else []
     style = "red" if view.is_late and has_gpus else "blue"
     return _box(f"{head}   {plain.what_is_there(now)}", [*plain.notes_of(view), *tables], style=style)
 
 
-def _gpu_table(view: View, now: NodeReading, inner: int, width: int) -> Table:
+def _gpu_lines(view: View, now: NodeReading, inner: int, width: int) -> list[Text]:
+    """The table of GPUs. The line of one that cannot be read says why, across all columns."""
     is_wide = width >= plain.WIDE
-    size = WIDE_SPARK if is_wide else SPARK
+    size = WIDE_SPARK if is_wide else SPARK if width >= LEAST_WIDTH else 0
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim", width=inner)
     rates = (("NVLink GB/s", "right"), ("PCIe GB/s", "right")) if is_wide else (("NV GB/s", "right"),)
     for name, side in (*COLUMNS, *MORE_COLUMNS, *rates):
         made.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
     made.add_column("events", no_wrap=True, overflow="ellipsis", ratio=1)
     old = plain.known_gpus(view.before)
-    past = [plain.known_gpus(reading) for reading in (view.history or (now,))][-size:]
-    assert not isinstance(now.gpus, NotAvailable)
-    for index, gpu in enumerate(now.gpus):
-        if isinstance(gpu, NotAvailable):
-            made.add_row(str(index), *[""] * (len(made.columns) - 2), Text(plain.safe(gpu.why), style="red"))
-            continue
+    past = [plain.known_gpus(reading) for reading in (view.history or (now,))[-size:]] if size else []
+    for index, gpu in plain.known_gpus(now).items():
         link_rates = plain.rates_of(gpu, old.get(index), view.elapsed_s)
         links = [plain.link_cell(link_rates, name) for name in (("nvlink", "pcie") if is_wide else ("nvlink",))]
         seen = [one[index] for one in past if index in one]
-        made.add_row(str(index), *_cells(gpu, seen), *links, plain.reasons_of(gpu.event_reasons, is_wide=is_wide))
-    return made
+        made.add_row(str(index), *_cells(gpu, seen, size), *links, plain.reasons_of(gpu.event_reasons, is_wide=is_wide))
+    rows, gpus = iter(_rendered(made, inner)), enumerate(or_none(now.gpus) or [])
+    return [next(rows), *(plain.lost_line(one, gpu) if isinstance(gpu, NotAvailable) else next(rows) for one, gpu in gpus)]
 
 
-def _cells(gpu: LiveGpu, seen: Sequence[LiveGpu]) -> list[Text | str]:
-    """Use and power, each with its sparkline, memory, temperatures and clock."""
+def _cells(gpu: LiveGpu, seen: Sequence[LiveGpu], size: int) -> list[Text | str]:
+    """Use and power, each with its sparkline beside it, memory, temperatures and clock."""
     limit = or_none(gpu.power_limit_w)
     power = or_none(gpu.power_w)
     is_capped = power is not None and limit is not None and 100 * power >= HOT_PERCENT * limit
     return [
         plain.words_of(apply("{}%".format, gpu.busy_percent)),
-        Text(sparkline([or_none(one.busy_percent) for one in seen], most=FULL_PERCENT), style="green"),
+        Text(sparkline([or_none(one.busy_percent) for one in seen], most=FULL_PERCENT).ljust(size), style="green"),
         f"{plain.number_cell(gpu.power_w)}/{plain.number_cell(gpu.power_limit_w)}",
-        Text(sparkline([or_none(one.power_w) for one in seen], most=limit), style="yellow" if is_capped else "cyan"),
+        Text(
+            sparkline([or_none(one.power_w) for one in seen], most=limit).ljust(size), style="yellow" if is_capped else "cyan"
+        ),
         f"{plain.number_cell(gpu.memory_used_gib)}/{plain.number_cell(gpu.memory_gib)}",
         f"{plain.number_cell(gpu.temperature_c)}/{plain.number_cell(gpu.memory_temperature_c)}",
         plain.number_cell(gpu.sm_clock_mhz),
@@ -334,12 +334,15 @@ def _plain_width() -> int:
 
 
 def _typed(keys: int | None, wait_s: float) -> bytes | None:
-    """The keys that are pressed within this time, none of them if no terminal has any; None where the terminal has gone."""
+    """The keys that are pressed within this time, none of them if no terminal has any; None where the terminal has gone.
+
+    Letters that a function or cursor key sends are no keys.
+    """
     if keys is None:
         time.sleep(wait_s)
         return b""
     ready, _, _ = select.select([keys], [], [], wait_s)
-    return (os.read(keys, 64) or None) if ready else b""
+    return (typed.partition(b"\x1b")[0] if (typed := os.read(keys, 64)) else None) if ready else b""
 
 
 @contextlib.contextmanager

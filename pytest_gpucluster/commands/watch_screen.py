@@ -156,13 +156,18 @@ def _gpu_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, w
     columns, old = _columns(width), known_gpus(before)
     titles = " ".join(f"{name:>{size}}" for name, size in columns)
     units = "   (clocks in MHz, links in GB/s sent/received)" if width >= WIDE else ""
-    lines = [Text(f"{titles} events{units}", style="dim")]
-    for index, gpu in enumerate(now.gpus):
-        if isinstance(gpu, NotAvailable):
-            lines.append(Text(safe(f"{index:>3} cannot be read: {gpu.why}"), style="red"))
-        else:
-            lines.append(_gpu_line(index, gpu, rates_of(gpu, old.get(index), elapsed_s), columns))
-    return lines
+    lines = (
+        lost_line(index, gpu)
+        if isinstance(gpu, NotAvailable)
+        else _gpu_line(index, gpu, rates_of(gpu, old.get(index), elapsed_s), columns)
+        for index, gpu in enumerate(now.gpus)
+    )
+    return [Text(f"{titles} events{units}", style="dim"), *lines]
+
+
+def lost_line(index: int, gpu: NotAvailable) -> Text:
+    """The line of a GPU that cannot be read."""
+    return Text(safe(f"{index:>3} cannot be read: {gpu.why}"), style="red")
 
 
 def known_gpus(reading: NodeReading | None) -> dict[int, LiveGpu]:
@@ -356,10 +361,10 @@ def _span(span: tuple[float, float]) -> str:
 
 def part_lines(run: RunPicture, width: int) -> list[Text]:
     """What is bad so far, a part or cause each."""
-    culprits = run.culprits
-    if not culprits:
+    if not (culprits := run.culprits):
         return []
-    lines = [Text(f"{INDENT}bad so far: {counted(len(culprits), 'part or cause', 'parts or causes')}", style="bold red")]
+    bad = "bad so far" if run.verdict_line is None else "bad"
+    lines = [Text(f"{INDENT}{bad}: {counted(len(culprits), 'part or cause', 'parts or causes')}", style="bold red")]
     for culprit in culprits[:MOST_PARTS]:
         lines += _folded(_part(culprit, run.places), width, indent=INDENT * 2, style="red")
     more = len(culprits) - MOST_PARTS

@@ -140,7 +140,7 @@ class Progress:
     @property
     def text(self) -> str:
         """``43 %  0:41, about 1:07 left``: share of the planned time, elapsed time, remaining time."""
-        left = "longer than estimated" if self.remaining_s is None else f"about {clock(math.ceil(self.remaining_s))} left"
+        left = "longer than estimated" if self.remaining_s is None else f"about {clock(math.ceil(self.remaining_s) or 1)} left"
         return f"{self.percent:2d} %  {clock(self.elapsed_s)}, {left}"
 
 

@@ -33,8 +33,6 @@ LOG_S, LOG_LINES = 10.0, 100
 MAX_REMARKS = 10
 """How many lines about what has no effect stand before the first test; results.json has all."""
 SHOWN_FAILURES = 20
-SHOWN_OF_A_PLACE = 3
-"""Lines about the failures of one place: more of them have one cause nearly always, and are counted."""
 LONGEST_REASON = 200
 """Characters of a line about a failure."""
 
@@ -186,13 +184,16 @@ class Live:
 
 
 class LiveFailures:
-    """Counts what is bad, and makes a line of the first ones. Absent places are not shown: the header names them."""
+    """Counts what is bad, and makes a line of the first failure of each place: more of them have one cause nearly always.
+
+    Absent places are not shown: the header names them.
+    """
 
     def __init__(self) -> None:
         """Count from 0."""
         self._seen: set[Key] = set()
         self._causes: set[str] = set()
-        self._of_place: Counter[str | None] = Counter()
+        self._places: set[str] = set()
         self._shown = 0
 
     @property
@@ -212,9 +213,9 @@ class LiveFailures:
                 return None
             self._causes.add(cause)
         if record.place is not None and record.outcome == FAILED:
-            self._of_place[record.place] += 1
-            if self._of_place[record.place] > SHOWN_OF_A_PLACE:
+            if record.place in self._places:
                 return None
+            self._places.add(record.place)
         self._shown += 1
         if self._shown > SHOWN_FAILURES:
             rest = f"{SHOWN_FAILURES} are shown; from here on they are counted, and all are below"

@@ -51,7 +51,7 @@ SHORTEST_NAME = 18
 TO_THE_RIGHT = ("worst", "p1", "median", "headroom")
 OTHERS, ALL_OK = "others", "all ok"
 INDENT = "  "
-MOST_MORE = 12
+MOST_MORE = 6
 """Names of bad criteria without a row."""
 
 
@@ -62,7 +62,7 @@ class Layout:
     Attributes:
         width: columns of the screen.
         is_rehearsal: values say nothing about the hardware, so no headroom is shown.
-        is_whole: every criterion has its own row, also one that does not apply or was not selected.
+        is_whole: every criterion has its own row, also one that does not apply, but none that was not selected.
         noise: the noise that an entry states, 0 to 1, by criterion; it says which values are near their limit.
     """
 
@@ -102,7 +102,7 @@ def criteria_table(
     groups = by_criterion(records)
     names = PlaceNames(places)
     absent = without_absent_nodes(groups, places)
-    left_out = {} if layout.is_whole else without_result(groups)
+    left_out = {key: one for key, one in without_result(groups).items() if one == NOT_SELECTED or not layout.is_whole}
     kept = {key: found for key, found in groups.items() if key not in left_out}
     unjudged = Counter({key: len(found) for key, found in absent.items()})
     for key, outcome in left_out.items():

@@ -155,12 +155,15 @@ def test_no_torch_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["q", "SIGINT", "SIGTERM"])
 def test_the_terminal_is_as_it_was(simulator: Path, tmp_path: Path, how: str) -> None:
-    """After a key and after signals: no alternate screen, the cursor shown, keys echoed again."""
+    """After a key and after signals: no alternate screen, the cursor shown, keys echoed again. F2 sends a Q, and is none."""
     variables = {**gpus(simulator, HOT), "LINES": "40", "TERM": "xterm-256color"}
     with at_terminal([*WATCH, "--interval-s", "0.2"], cwd=tmp_path, environment=variables) as terminal:
         before = termios.tcgetattr(terminal._own)
         terminal.wait_for("HW heat")
         if how == "q":
+            os.write(terminal._own, b"\x1bOQ")
+            terminal.wait_for("HW heat")
+            terminal.wait_for("HW heat")
             os.write(terminal._own, b"q")
         else:
             terminal._process.send_signal(getattr(signal, how))

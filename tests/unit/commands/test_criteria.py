@@ -73,6 +73,9 @@ def test_a_name_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit, match="2"):
         main.main(["info", "--josn"])
     assert capsys.readouterr().err.endswith("info: error: unrecognized arguments: --josn. Did you mean '--json'?\n")
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["demo", "--gpucluster-level", "quick"])
+    assert capsys.readouterr().err.endswith(" --gpucluster-level quick. Arguments of pytest stand after --.\n")
 
 
 def test_results_in_a_folder_that_is_called_as_a_criterion(

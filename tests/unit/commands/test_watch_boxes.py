@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from pytest_gpucluster.commands.watch import live_lines, sparkline
 from pytest_gpucluster.inventory.reading import NotAvailable
@@ -51,7 +52,10 @@ def test_80_columns_and_24_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shows", "inside", "outside"),
-    [("node", ("mlx5_0/1", "NVLink"), ("NCCL INFO", "45 of 50")), ("log", ("NCCL INFO",), ("mlx5_0/1", "NVLink", "45 of 50"))],
+    [
+        ("node", ("mlx5_0/1", "NVLink"), ("NCCL INFO", "45 of 50", "NCCL variables")),
+        ("log", ("NCCL INFO",), ("mlx5_0/1", "NVLink", "45 of 50")),
+    ],
 )
 def test_keys_show_one_part(shows: Any, inside: tuple[str, ...], outside: tuple[str, ...], tmp_path: Path) -> None:
     """The node, or the log; the last line says which key shows all again."""
@@ -59,6 +63,41 @@ def test_keys_show_one_part(shows: Any, inside: tuple[str, ...], outside: tuple[
     assert all(words in text for words in inside)
     assert not any(words in text for words in outside)
     assert f"{shows[0]} all" in text
+
+
+@pytest.mark.parametrize(("width", "words"), [(60, ("HW slow",)), (80, ("HW slow, HW heat",)), (120, ("hw_thermal_slowdown",))])
+def test_what_is_bad_is_not_cut(width: int, words: tuple[str, ...], tmp_path: Path) -> None:
+    """Of a lost GPU the whole reason; on a narrow terminal there are faults in place of sparklines, and whole numbers."""
+    text = "\n".join(line.plain for line in live_lines(seen(tmp_path), width=width, height=60, shows="node"))
+    for said in (*words, "  6 cannot be read: GPU is lost (nvmlDeviceGetUUID)", "692/700"):
+        assert said in text
+
+
+def test_no_width_and_no_lost_gpu_ends_the_watch(tmp_path: Path) -> None:
+    """A window that is drawn together, and a driver that has lost every GPU."""
+    lost = replace(seen(tmp_path), now=reading(seconds=102, gpus=[NotAvailable("GPU is lost")] * 8))
+    for width in range(1, 30):
+        assert live_lines(lost, width=width, height=8)
+        assert live_lines(view(), width=width, height=8)
+    assert sum("cannot be read: GPU is lost" in line.plain for line in live_lines(lost, width=60, height=60)) == 8
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_columns_stand_still(width: int, tmp_path: Path) -> None:
+    """Sparklines grow in a column that is as wide as all of it."""
+    shown = seen(tmp_path)
+    assert shown.now is not None
+    many = replace(shown, history=(shown.now,) * 30)
+    heads = [live_lines(one, width=width, height=60, shows="node")[1] for one in (replace(shown, history=()), shown, many)]
+    assert heads[0].plain == heads[1].plain == heads[2].plain
+
+
+def test_titles_have_the_colour_of_the_terminal(tmp_path: Path) -> None:
+    """Frames are blue or red; blue letters on black are hard to read."""
+    for line in live_lines(seen(tmp_path), width=80, height=60):
+        if line.plain.startswith("╭"):
+            style = line.get_style_at_offset(Console(), 4)
+            assert (style.bold, style.color is None or style.color.is_default) == (True, True), line.plain
 
 
 @pytest.mark.parametrize(

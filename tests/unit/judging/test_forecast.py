@@ -327,3 +327,11 @@ def test_books_that_do_not_fit_the_memory_are_foreseen(tests: int, available_gib
     remark = forecast.memory_remark(tests, available_gib=available_gib)
     assert (remark is None) == (begin is None)
     assert remark is None or (remark.startswith(str(begin)) and "groups of nodes" in remark)
+
+
+@pytest.mark.parametrize(
+    ("remaining_s", "left"), [(66.2, "about 1:07 left"), (0.0, "about 0:01 left"), (None, "longer than estimated")]
+)
+def test_what_still_runs_has_time_left(remaining_s: float | None, left: str) -> None:
+    """Never 0:00: the run goes on."""
+    assert forecast.Progress(fraction=0.99, elapsed_s=41.0, remaining_s=remaining_s).text == f"99 %  0:41, {left}"

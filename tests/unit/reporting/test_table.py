@@ -465,10 +465,11 @@ def left_out(outcome: str, causes: Sequence[str | None]) -> list[Record]:
 
 
 def test_what_has_no_result_is_a_line() -> None:
-    """The number of criteria by cause; without a cause the number alone; with ``-v`` they are rows."""
+    """The number of criteria by cause; without a cause the number alone; with ``-v`` rows of what was selected."""
     rows = left_out("skipped", ["one node"] * 2 + ["one GPU"] * 3) + left_out("not_selected", [None] * 4)
     assert table(*rows) == ["not applicable (5): one GPU (3), one node (2)", "not selected: 4"]
-    assert len(table(*rows, layout=replace(WIDE, is_whole=True))) == 1 + 9
+    whole = table(*rows, layout=replace(WIDE, is_whole=True))
+    assert (len(whole), whole[-1]) == (1 + 5 + 1, "not selected: 4")
     some = table(*left_out("not_selected", [None, "level quick"]), *over("rate", [800.0], limit()))
     assert [cells(line)[0] for line in some] == ["criterion", "rate", "not selected (2): level quick (1)"]
     many = table(*left_out("skipped", [f"cause {number}" for number in range(9)]))
