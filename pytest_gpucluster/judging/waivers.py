@@ -18,7 +18,7 @@ from pytest_gpucluster.config.yaml_lines import Problem, read
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import WAIVED, Record, counted_as, may_be_waived
 from pytest_gpucluster.thresholds.layers import shown
-from pytest_gpucluster.thresholds.schema import Form, Reason, Text, expecting, with_letters
+from pytest_gpucluster.thresholds.schema import Form, Text, Words, expecting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -185,8 +185,8 @@ class _Entry(BaseModel):
     criterion: Text
     place: Text | None = None
     until: Annotated[str, AfterValidator(_a_day), expecting("a day like 2026-12-31")]
-    who: Annotated[Text, with_letters(1)]
-    why: Reason
+    who: Words
+    why: Words
 
 
 class _File(BaseModel):

@@ -25,8 +25,17 @@ GPU = Place(id="node0-gpu3", node=0, gpu=3, rank=3, hostname="gpu-node-0", uuid=
 NODE = Place(id="node0", node=0, hostname="gpu-node-0")
 WAIVER = Waiver(criterion="tflops", place="GPU-6f1c", until="2026-12-31", who="J. Doe", why="RMA 4711", where="waivers.yaml:3")
 GOOD = "schema: 1\nwaivers:\n  - {criterion: tflops, place: GPU-6f1c, until: 2026-12-31, who: J. Doe, why: RMA 4711}\n"
-WORDLESS = ["-", '"."', "'...'", '"- -"', "'\t-\t'", "42", "'47-11'", "'(!)'", "'\u2014'", "'\u0663'", "''", "' '"]
-WORDS = ["RMA 4711", "hot", "\u66f4\u6362", "\u0438\u0437\u043d\u043e\u0441", "\u00fcbel", "\u0628\u0637\u064a\u0621"]
+WORDLESS = ["-", '"."', "'...'", '"- -"', "'\t-\t'", "'(!)'", "'\u2014'", "''", "' '"]
+WORDS = [
+    "RMA 4711",
+    "hot",
+    "47-11",
+    "x",
+    "\u66f4\u6362",
+    "\u0438\u0437\u043d\u043e\u0441",
+    "\u00fcbel",
+    "\u0628\u0637\u064a\u0621",
+]
 
 
 def waiver(**changes: str | None) -> Waiver:
@@ -160,11 +169,9 @@ def test_wrong_files(tmp_path: Path, before: str, after: str, told: str) -> None
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "wrong"), [("why", "'n/a'"), ("why", "'(a)'"), *((key, wrong) for key in ("why", "who") for wrong in WORDLESS)]
-)
+@pytest.mark.parametrize(("key", "wrong"), [(key, wrong) for key in ("why", "who") for wrong in WORDLESS])
 def test_a_waiver_without_a_word(tmp_path: Path, key: str, wrong: str) -> None:
-    """Nobody answers for a failure by a dash, an ellipsis or a number: they were taken for a reason and for a name."""
+    """Nobody answers for a failure by a dash or an ellipsis: they were taken for a reason and for a name."""
     file = tmp_path / "waivers.yaml"
     file.write_text(GOOD.replace({"why": "RMA 4711", "who": "J. Doe"}[key], wrong), encoding="utf-8")
     with pytest.raises(ConfigurationError, match=rf":3: '{key}' must be text"):
@@ -173,7 +180,7 @@ def test_a_waiver_without_a_word(tmp_path: Path, key: str, wrong: str) -> None:
 
 @pytest.mark.parametrize(("key", "text"), [("who", "Li"), ("who", "J"), ("who", "\u674e"), *(("why", word) for word in WORDS)])
 def test_a_word_of_any_alphabet_is_one(tmp_path: Path, key: str, text: str) -> None:
-    """Also one of two Chinese characters, and a number beside a word."""
+    """Also one of two Chinese characters; the number of a ticket is a reason."""
     file = tmp_path / "waivers.yaml"
     file.write_text(GOOD.replace({"why": "RMA 4711", "who": "J. Doe"}[key], text), encoding="utf-8")
     assert getattr(waivers.load(file, criteria=["tflops"])[0], key) == text
