@@ -247,10 +247,9 @@ class Cluster:
             given: list[Any] = [*places]
             if not given:
                 raise ConfigurationError("cluster.run: places has no place: leave it out to measure all")
-            foreign = [one for one in given if not isinstance(one, Place)]
-            if foreign:
-                text = f"cluster.run: places has {foreign[0]!r}, which is no Place: take some of cluster.places"
-                raise ConfigurationError(text)
+            bad = [one for one in given if not isinstance(one, Place)]
+            if bad:
+                raise ConfigurationError(f"cluster.run: places has {bad[0]!r}, which is no Place: take some of cluster.places")
             ids = {place.id for place in given}
             unknown = ids - {place.id for place in (*self.places, *self.promised.nodes)}
             if unknown:

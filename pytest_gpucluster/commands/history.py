@@ -93,15 +93,11 @@ def read_run(folder: Path, *, criterion: str | None = None, part: str | None = N
         ConfigurationError: the file cannot be read, is damaged, or is of a newer version.
     """
     document = read_results(folder)
-    kept = KeptRun(folder=folder, head=_head_of(document, folder))
-    return kept if criterion is None else _with_values(kept, document, criterion, part)
-
-
-def _head_of(document: Mapping[str, Any], folder: Path) -> _Head:
     try:
-        return msgspec.convert(document, _Head)
+        kept = KeptRun(folder=folder, head=msgspec.convert(document, _Head))
     except msgspec.ValidationError as wrong:
         raise ConfigurationError(f"{folder / RESULTS} is damaged: {wrong}") from None
+    return kept if criterion is None else _with_values(kept, document, criterion, part)
 
 
 def _with_values(kept: KeptRun, document: Mapping[str, Any], criterion: str, part: str | None) -> KeptRun:

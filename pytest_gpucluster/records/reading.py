@@ -8,7 +8,7 @@ import msgspec
 
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import ACCEPTED, OUTCOMES, PASSED, SKIPPED, VERDICTS, WAIVABLE, WITH_WAIVERS
+from pytest_gpucluster.judging.verdict import ACCEPTED, OUTCOMES, PASSED, SKIPPED, VERDICTS, WAIVABLE, WAIVED, WITH_WAIVERS
 from pytest_gpucluster.places import PLACE_FIELDS
 from pytest_gpucluster.records.columns import unpacked
 from pytest_gpucluster.text import shortened
@@ -41,6 +41,7 @@ class _Row(msgspec.Struct, kw_only=True):
     limit_kind: str | None
     limit_value: Any
     evidence: dict[str, Any]
+    waiver: dict[str, Any] | None = None
 
 
 class _Column(msgspec.Struct, kw_only=True):
@@ -136,17 +137,22 @@ def checked(content: bytes, file: str, *, advice: str = "") -> dict[str, Any]:
         raise ConfigurationError(f"{file} is damaged: {wrong}") from None
     if document["verdict"] not in VERDICTS:
         raise ConfigurationError(f"{file} is damaged: there is no verdict {shortened(document['verdict'])!r}")
-    found = {row.outcome for row in typed.criteria}.union(*(column.outcome for column in typed.values))
+    found = {WAIVED if row.outcome in WAIVABLE and row.waiver is not None else row.outcome for row in typed.criteria}
+    columns = {outcome for column in typed.values for outcome in column.outcome}  # which know no waiver
+    found |= columns.difference(WAIVABLE) if WAIVED in found else columns
     if (contradiction := contradiction_in(typed.verdict, found)) is not None:
         raise ConfigurationError(f"{file} {contradiction}")
     return document
 
 
 def contradiction_in(verdict: str, outcomes: set[str]) -> str | None:
-    """Why no run wrote this verdict beside these outcomes, in words that follow a file's name; None if one may have."""
-    allowed = {ACCEPTED: (PASSED, SKIPPED), WITH_WAIVERS: (PASSED, SKIPPED, *WAIVABLE)}.get(verdict, OUTCOMES)
-    wrong = sorted(outcomes.difference(allowed))
-    if wrong or (allowed is not OUTCOMES and not outcomes):
+    """Why no run wrote this verdict beside these outcomes, in words that follow a file's name; None if one may have.
+
+    ``outcomes`` are words of :func:`~pytest_gpucluster.judging.verdict.counted_as`.
+    """
+    good = {ACCEPTED: (PASSED, SKIPPED), WITH_WAIVERS: (PASSED, SKIPPED, WAIVED)}.get(verdict)
+    wrong = sorted(outcomes.difference(good or (*OUTCOMES, WAIVED)))
+    if wrong or (good and not outcomes):
         holds = f"has an outcome {shortened(wrong[0])!r}" if wrong else "holds no outcome"
         return f"says {verdict} and {holds}: it was damaged or made up"
     return None

@@ -143,7 +143,8 @@ class WatchedRun:
         state = self._state
         places = state.places or unbound_places(state)
         records, word = list(state.records.values()), state.verdict_word
-        wrong = None if word is None else contradiction_in(word, {record.outcome for record in records} - {PENDING})
+        counts = Counter(counted_as(record) for record in records if record.outcome != PENDING)
+        wrong = None if word is None else contradiction_in(word, {*counts})
         picture = RunPicture(
             source=str(self._source),
             problem=wrong and f"{self._source} {wrong}",
@@ -151,7 +152,7 @@ class WatchedRun:
             shape=state.terms.shape,
             verdict_line=self._verdict_line,
             elapsed_s=max(0.0, state.ended_s - state.began_s),
-            counts=Counter(counted_as(record) for record in records if record.outcome != PENDING),
+            counts=counts,
             expected=len(records),
             next_criterion=next((record.criterion for record in records if record.outcome == PENDING), None),
             soak_round=self._soak_round,

@@ -109,7 +109,7 @@ def _check_recipes(file: ThresholdsFile, base: Document) -> Iterator[Problem]:
     """Check the numbers that a file gives the recipes of packaged entries."""
     usual = grouped((path[-1], one) for path, one in _in_recipes(base) if type(one) in (int, float))
     for path, one in _in_recipes(file.document):
-        name, is_number, most = path[-1], type(one) in (int, float), _ABSURD * max(usual.get(path[-1], [0]))
+        name, is_number, most = path[-1], type(one) in (int, float), _ABSURD * max(usual.get(path[-1], [math.inf]))
         wrong = not is_number or not 0 < one <= most if name in _WORK else is_number and one < 0
         if wrong and (path[0] == "profiles" or path[1] in base.data["criteria"]):
             allowed = f"a number above 0, at most {most:g}" if name in _WORK else "at least 0"

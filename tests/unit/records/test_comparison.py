@@ -16,6 +16,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.records.changes import JudgedValue, Pair, find_changes, most_by_chance, relative_change
 from pytest_gpucluster.records.comparison import compare
+from pytest_gpucluster.records.reading import checked
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.kept_runs import KeptCluster, keep
 from tests.support.pages import Page
@@ -317,11 +318,17 @@ FORGED = {
     )
     for verdict, outcome in (
         *(("ACCEPTED", one) for one in ("failed", "error", "noisy", "missing", "not_selected")),
-        *(("ACCEPTED_WITH_WAIVERS", one) for one in ("error", "missing", "not_selected")),
+        *(("ACCEPTED_WITH_WAIVERS", one) for one in ("failed", "error", "noisy", "missing", "not_selected")),
     )
 }
 BAD = {
     **FORGED,
+    "a waiver below ACCEPTED": (
+        RUN.replace("VERDICT", "ACCEPTED")
+        .replace("OUTCOME", "failed")
+        .replace('"evidence": {}', '"evidence": {}, "waiver": {}'),
+        "says ACCEPTED and has an outcome 'waived': it was damaged or made up",
+    ),
     "a forged column": (
         RUN.replace("VERDICT", "ACCEPTED").replace(ROW, "").replace("[]}", '[{"criterion": "x", "outcome": ["failed"]}]}'),
         "says ACCEPTED and has an outcome 'failed': it was damaged or made up",
@@ -393,6 +400,17 @@ def test_what_is_no_file_is_not_waited_for(command: str, tmp_path: Path, capsys:
     for given in words.get(command, ([tmp_path / "results.json"],)):
         assert main.main([command, *map(str, given)]) == 4
         assert "results.json is no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("column", ["", '{"criterion": "x", "outcome": ["failed"]}'])
+@pytest.mark.parametrize("outcome", ["failed", "noisy"])
+def test_a_waived_outcome_is_no_contradiction(outcome: str, column: str) -> None:
+    """In the row that has the waiver, and in the column, which has none."""
+    text = RUN.replace("VERDICT", "ACCEPTED_WITH_WAIVERS").replace("OUTCOME", outcome).replace("[]}", f"[{column}]}}")
+    waived = text.replace('"evidence": {}', '"evidence": {}, "waiver": {"who": "J. Doe"}')
+    assert checked(waived.encode(), "results.json")["verdict"] == "ACCEPTED_WITH_WAIVERS"
+    with pytest.raises(ConfigurationError, match="it was damaged or made up"):
+        checked(text.encode(), "results.json")
 
 
 def test_nothing_to_compare_is_no_good_news(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

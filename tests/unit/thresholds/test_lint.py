@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.thresholds.layers import read_source
 from pytest_gpucluster.thresholds.load import check, load
 from pytest_gpucluster.thresholds.schema import File
 
@@ -563,6 +564,17 @@ def test_a_recipe_that_measures_nothing(where: str, said: str, told: str, write:
 def test_another_recipe_is_fine(where: str, said: str, write: Write) -> None:
     """More or less of the same work, and what a pause may be; it is shown as a changed limit."""
     assert check(write(f"schema: 1\nextends: packaged\n{IN_FILES[where] % said}"))[1] == []
+
+
+def test_a_site_may_repeat_every_packaged_recipe(write: Write) -> None:
+    """Of each entry, in each profile that has its own: what was released is work enough, and not too much."""
+    packaged = read_source(None).document.data["criteria"]
+    own: dict[str, Any] = {key: {"recipe": entry["recipe"]} for key, entry in packaged.items() if "recipe" in entry}
+    for key, entry in packaged.items():
+        layers = {name: {"recipe": one["recipe"]} for name, one in entry.get("profiles", {}).items() if "recipe" in one}
+        own.setdefault(key, {}).update({"profiles": layers} if layers else {})
+    assert len(own) > 50
+    assert check(write(json.dumps({"schema": 1, "extends": "packaged", "criteria": own})))[1] == []
 
 
 def test_the_recipe_of_an_own_entry_is_its_own(write: Write) -> None:
