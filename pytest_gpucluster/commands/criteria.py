@@ -76,7 +76,7 @@ def _known(name: str, file: ThresholdsFile, *, otherwise: str) -> list[str]:
     if not keys:
         begun = [key for key in known if name and key.startswith(name)][:MOST_NAMED]
         hint = f" Did you mean {' or '.join(map(repr, begun))}?" if begun else did_you_mean(name, known)
-        raise ConfigurationError(f"{otherwise}{hint}")
+        raise ConfigurationError(otherwise + (hint or " 'gpucluster plan --fleet 2x8' lists criteria."))
     return keys
 
 

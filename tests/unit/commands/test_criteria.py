@@ -67,6 +67,9 @@ def test_a_name_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) 
     assert "Did you mean 'bf16_tflops'?" in capsys.readouterr().err
     assert main.main(["show", "bf16"]) == 4
     assert "Did you mean 'bf16_tflops' or 'bf16_" in capsys.readouterr().err
+    for command, code in (("show", 4), ("run", 2)):
+        assert main.main([command, "zzz"]) == code
+        assert capsys.readouterr().err.endswith(" 'gpucluster plan --fleet 2x8' lists criteria.\n")
     with pytest.raises(SystemExit, match="2"):
         main.main([])
     assert capsys.readouterr().err.endswith("error: say a command; 'gpucluster --help' lists all\n")
