@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -102,15 +102,6 @@ class Results(Mapping[Any, Any]):
         return len(self._values) + len(self._errors)
 
     @property
-    def read_errors(self) -> set[Any]:
-        """The places whose error was raised: whoever should read what is measured there has ended by it."""
-        return self._errors.keys() - self._unread
-
-    def count_as_read(self, places: set[Any]) -> None:
-        """Blame nobody for the errors at these places."""
-        self._unread -= places
-
-    @property
     def value(self) -> Any:
         """The value of a measurement that all places made together. Every rank returned the same, so this is the first one's.
 
@@ -204,6 +195,13 @@ class Results(Mapping[Any, Any]):
         self._is_read = True
         if errors:
             raise _merged(errors).with_traceback(None)
+
+
+def read_where_one_is_read(made: Iterable[Results]) -> None:
+    """Count each error as read at whose place one of another result was read: whoever should read it has ended there."""
+    ended = {place for one in made for place in one._errors.keys() - one._unread}  # noqa: SLF001 -- of this module
+    for one in made:
+        one._unread -= ended  # noqa: SLF001 -- of this module
 
 
 def _of_host(error: MeasurementError, node: Place) -> MeasurementError:

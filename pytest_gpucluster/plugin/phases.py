@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest._code.code import TerminalRepr  # no public way
 
+from pytest_gpucluster.cluster.results import read_where_one_is_read
 from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.second_chance import AGAIN, is_due, with_first_look
 from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, PASSED
@@ -199,9 +200,7 @@ class Phases:
         name = fixturedef.argname
         made = self.of_fixtures.get(name, [])
         if any(one.is_read for one in made) and not self._collection.tests.places_that_use(name):
-            ended = {place for one in made for place in one.read_errors}
-            for one in made:
-                one.count_as_read(ended)
+            read_where_one_is_read(made)
             self._own.late += self.of_fixtures.pop(name)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
