@@ -252,16 +252,20 @@ def test_who_does_not_look_is_an_error(ran: FinishedRun) -> None:
     assert ran.results["verdict"] == "INCOMPLETE"
 
 
-@pytest.mark.parametrize("scope", ["class", "module", "session"])
 @pytest.mark.parametrize("reads", [True, False])
-def test_what_the_end_of_a_shared_fixture_measures(tmp_path: Path, scope: str, *, reads: bool) -> None:
+def test_what_the_end_of_a_shared_fixture_measures(tmp_path: Path, *, reads: bool) -> None:
     """It measures every place, and an error there that nobody read is one of the last test, of whatever place that is."""
-    text = TEARDOWN.replace("SCOPE", scope).replace("READS", str(reads))
-    (tmp_path / "test_own.py").write_text(text, encoding="utf-8")
-    ran = run_pytest(tmp_path, "test_own.py")
-    outcomes = [case.outcome for case in ran.cases if case.name.startswith("test_own")]
-    assert outcomes == ["passed", "passed" if reads else "error"], ran.stdout
-    assert reads or "its test did not read" in ran.stdout
+    scopes = ("class", "module", "session")  # each in a file, and the session's end comes last
+    for scope in scopes:
+        text = TEARDOWN.replace("SCOPE", scope).replace("READS", str(reads)).replace("test_own", f"test_{scope}")
+        (tmp_path / f"test_of_{scope}.py").write_text(text, encoding="utf-8")
+    ran = run_pytest(tmp_path, *(f"test_of_{scope}.py" for scope in scopes))
+    outcomes = {case.name: case.outcome for case in ran.cases if case.name.startswith("test_")}
+    last = "passed" if reads else "error"
+    assert outcomes == {
+        f"test_{scope}[node0-cpu{index}]": (last if index else "passed") for scope in scopes for index in (0, 1)
+    }, ran.stdout
+    assert all("its test did not read" in case.text for case in ran.cases if case.outcome == "error" and "test_" in case.name)
 
 
 @pytest.mark.parametrize("raises", [True, False])
