@@ -44,6 +44,7 @@ class Results(Mapping[Any, Any]):
         self._second: Results | None = None
         self._unread = set(errors)
         self._is_read = False
+        self._has_ended: dict[Any, bool] = {}
 
     @property
     def errors(self) -> Mapping[Any, MeasurementError]:
@@ -197,9 +198,16 @@ class Results(Mapping[Any, Any]):
             raise _merged(errors).with_traceback(None)
 
 
-def read_where_one_is_read(made: Iterable[Results]) -> None:
-    """Count each error as read at whose place one of another result was read: whoever should read it has ended there."""
-    ended = {place for one in made for place in one._errors.keys() - one._unread}  # noqa: SLF001 -- of this module
+def note_end(made: Iterable[Results], *, by_exception: bool) -> None:
+    """Remember for each error read just now, at its place, whether an exception ended who read it; the first reader counts."""
+    for one in made:
+        for place in one._errors.keys() - one._unread:  # noqa: SLF001 -- of this module
+            one._has_ended.setdefault(place, by_exception)  # noqa: SLF001 -- of this module
+
+
+def read_where_one_ended(made: Iterable[Results]) -> None:
+    """Count each error as read at whose place one of another result ended its reader, who could not go on to this one."""
+    ended = {place for one in made for place, has_ended in one._has_ended.items() if has_ended}  # noqa: SLF001 -- as above
     for one in made:
         one._unread -= ended  # noqa: SLF001 -- of this module
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest._code.code import TerminalRepr  # no public way
 
-from pytest_gpucluster.cluster.results import read_where_one_is_read
+from pytest_gpucluster.cluster.results import note_end, read_where_one_ended
 from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.second_chance import AGAIN, is_due, with_first_look
 from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, PASSED
@@ -200,7 +200,7 @@ class Phases:
         name = fixturedef.argname
         made = self.of_fixtures.get(name, [])
         if any(one.is_read for one in made) and not self._collection.tests.places_that_use(name):
-            read_where_one_is_read(made)
+            read_where_one_ended(made)
             self._own.late += self.of_fixtures.pop(name)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -258,16 +258,18 @@ class Phases:
         is_of_part = item.stash.get(IN_BODY, False)
         if not is_of_part:  # one test has any number of parts
             count(item, call.when)
+        for made in self.of_fixtures.values():
+            note_end(made, by_exception=call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception))
         report = yield
-        record, made = None, report.longrepr
+        record, shown = None, report.longrepr
         if is_of_part:
             self._take_part(item, call, copy.copy(report))
         else:
             record = self._take(item, call, report)
         if call.when == "teardown" and RECORD in item.stash and not waits(item):
             self._terminal.live.done(item.stash[RECORD])
-        if isinstance(made, TerminalRepr) and isinstance(report.longrepr, str) and shows_tracebacks(item.config):
-            report.sections.append(("Traceback", str(made)))
+        if isinstance(shown, TerminalRepr) and isinstance(report.longrepr, str) and shows_tracebacks(item.config):
+            report.sections.append(("Traceback", str(shown)))
         make_fit(report)  # last: whatever was put into the report is shown
         if record is not None and self.send is not None:
             self.send(report, record, item.stash.get(RULE, None))

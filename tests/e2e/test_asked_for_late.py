@@ -95,18 +95,55 @@ class TestEnded:
         pass
 
 
-@pytest.fixture(scope="class")
-def one_is_left(cluster):
-    return cluster.run(raises, per="gpu"), cluster.run(raises, per="gpu")
+class TestEndedOtherwise:
+    def test_ended_otherwise(self, request, place):
+        first, second = request.getfixturevalue("both")
+        try:
+            first[place]
+        except Exception as error:
+            raise type(error)("no rate") from error
+
+    def test_after_otherwise(self):
+        pass
 
 
 class TestEndedAtOnePlace:
     def test_ended_at_one(self, request, cluster):
-        first, second = request.getfixturevalue("one_is_left")
-        with pytest.raises(Exception, match="401"):
-            first[cluster.places[0]]
+        first, second = request.getfixturevalue("both")
+        first[cluster.places[0]]
 
     def test_after_one(self):
+        pass
+
+
+class TestSwallowed:
+    def test_swallowed(self, request, place):
+        first, second = request.getfixturevalue("both")
+        with pytest.raises(Exception, match="401"):
+            first[place]
+
+    def test_after_swallowed(self):
+        pass
+
+
+class TestLooked:
+    def test_looked(self, request):
+        first, second = request.getfixturevalue("both")
+        assert len(first.errors) == 2
+
+    def test_after_looked(self):
+        pass
+
+
+class TestSkipped:
+    def test_skipped(self, request):
+        first, second = request.getfixturevalue("both")
+        try:
+            first.value
+        except Exception:
+            pytest.skip("no rate")
+
+    def test_after_skipped(self):
         pass
 
 
@@ -158,11 +195,18 @@ def test_what_is_not_read_is_an_error(ran: FinishedRun, name: str) -> None:
     assert any("its test did not read" in case.text for case in cases)
 
 
-def test_who_ended_by_one_error_need_not_read_the_next(ran: FinishedRun) -> None:
-    """Of a fixture with two measurements, no later test is blamed for the second, but where nobody read the first."""
+@pytest.mark.parametrize("end", ["ended", "ended_otherwise"])
+def test_who_ended_by_one_error_need_not_read_the_next(ran: FinishedRun, end: str) -> None:
+    """Of a fixture with two measurements, no later test is blamed for the second."""
     cases = {case.name: case.outcome for case in ran.cases}
-    assert {cases["test_ended[node0-cpu0]"], cases["test_ended[node0-cpu1]"]} == {"error"}
-    assert (cases["test_after_it"], cases["test_after_one"]) == ("passed", "error")
+    assert {cases[f"test_{end}[node0-cpu{gpu}]"] for gpu in (0, 1)} == {"error"}
+    assert cases["test_after_it" if end == "ended" else "test_after_otherwise"] == "passed"
+
+
+@pytest.mark.parametrize("how", ["one", "swallowed", "looked", "skipped"])
+def test_who_did_not_end_by_an_error_had_to_read_the_next(ran: FinishedRun, how: str) -> None:
+    """It ended at another place, or caught the error, or only counted them."""
+    assert "its test did not read" in ran.case(f"test_after_{how}").text
 
 
 def test_where_no_run_was_begun(tmp_path: Path) -> None:
