@@ -103,7 +103,7 @@ def trained_by_all(request, cluster):
 def require_rate(trained, criterion, possible):
     """Judge the rate, if a GPU can have it; show what it is to be read with."""
     require_possible({criterion.place or "all nodes": trained}, possible)
-    criterion.require(trained.tokens_per_s_per_gpu, evidence=trained.evidence)
+    criterion.require(trained.tokens_per_s_per_gpu, evidence=trained.evidence, remark=trained.shortened)
 
 
 def test_training_throughput_gpu(trained_alone, place, possible, criterion):

@@ -36,14 +36,20 @@ class Window:
         return self.seconds / (self.last - self.first)
 
 
+ENOUGH_WINDOWS = 8
+"""So many timed windows tell how far they lie apart."""
+
+
 @dataclass(slots=True)
 class Clock:
     """Runs from ``start`` on. Each ``close`` makes a Window of the time since the last one.
 
-    ``ahead`` is the number of steps for which rows may lie ready: rows made while layers were compiled.
+    ``ahead`` is the number of steps for which rows may lie ready: rows made while layers were compiled. ``enough_s``: what is
+    trained for its rate alone ends early where its steps take longer in all; None for what has to learn.
     """
 
     ahead: int = 0
+    enough_s: float | None = None
     windows: list[Window] = field(default_factory=list)
     _since_s: float = 0.0
     _outside_s: float = 0.0
@@ -76,6 +82,10 @@ class Clock:
         self.windows.append(window)
         self._since_s, self._outside_s = now, 0.0
         return window
+
+    def is_enough(self, trained_s: float) -> bool:
+        """Whether there are :data:`ENOUGH_WINDOWS` timed windows after ``trained_s``, which is the same on every rank."""
+        return self.enough_s is not None and trained_s > self.enough_s and len(self.timed()) >= ENOUGH_WINDOWS
 
     def timed(self) -> Sequence[Window]:
         """The windows that a rate is made of.

@@ -164,7 +164,7 @@ def _windows(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -
     run, log, config = at.run, at.log, at.run.config
     if first == config.steps:
         _audit_at_end(at, first)
-    step_s = None
+    step_s, trained_s = None, 0.0
     while first < config.steps:
         if _due(first, config.audit_every):
             with log.clock.outside():
@@ -172,7 +172,11 @@ def _windows(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -
         last = _window_end(config, first, step_s)
         step_s = steps.window(at, range(first, last))
         log.note_limit(config.loss_limit, seconds=time.monotonic() - begin)
-        log.stopped = window_end.stop.on_any_rank(run.ranks) and last < config.steps
+        trained_s += step_s * (last - first)
+        is_enough = log.clock.is_enough(trained_s)
+        log.stopped = (window_end.stop.on_any_rank(run.ranks) or is_enough) and last < config.steps
+        if log.stopped and is_enough:
+            log.notes.append(f"ended after {last} of {config.steps} steps: they took {trained_s:.0f} s")
         run.progress(_progress_text(config, last, log), last / config.steps)
         window_end.board(last, log)
         with log.clock.outside():
@@ -222,7 +226,7 @@ def _progress_text(config: Config, step: int, log: Log) -> str:
     window = log.clock.windows[-1]
     left_s = (config.steps - step) * window.step_s
     speed = f"{window.tokens / window.seconds:.0f} tokens/s/GPU, {left_s:.0f} s left"
-    stopped = ", stopped by a signal" if log.stopped else ""
+    stopped = ", stopped by a signal" if log.stopped and log.clock.enough_s is None else ""
     return f"step {step} of {config.steps}: loss {mean_last(log.losses):.4f}, {speed}{stopped}"
 
 

@@ -74,6 +74,21 @@ def test_what_a_user_waits_for_is_inside_and_checks_are_not(
     assert "3 windows" in report.summary(preset("tiny", **settings), found)
 
 
+@pytest.mark.parametrize(("enough_s", "steps_made"), [(None, 40), (30.5, 32), (5.0, 16), (60.0, 40)])
+def test_what_is_timed_alone_ends_when_eight_windows_took_long(
+    now: SimpleNamespace, enough_s: float | None, steps_made: int
+) -> None:
+    """FSDP2 over a slow network took 132 s where 40 were planned. The spread still needs its windows."""
+    assert now.s == 0
+    settings = {**SETTINGS, "steps": 40, "audit_every": 0, "digest_every": 0}
+    found = finetune(preset("tiny", **settings), clock=Clock(enough_s=enough_s))
+    assert (found.steps, found.stopped) == (steps_made, steps_made < 40)
+    assert len(found.window_rates) >= 8
+    assert [note for note in found.notes if "of 40 steps" in note] == (
+        [f"ended after {steps_made} of 40 steps: they took {steps_made} s"] if found.stopped else []
+    )
+
+
 def test_rate_falls_with_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that needs 0.2 s for the rows of a step: about 5 steps a second are told; on a busy machine some lay ready."""
     slow = steps.step_rows

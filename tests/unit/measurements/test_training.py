@@ -70,6 +70,16 @@ def test_train_really_trains(crowd: None) -> None:
     json.dumps(dataclasses.asdict(found), allow_nan=False)
 
 
+def test_a_rate_ends_early_where_steps_take_long(crowd: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its audits and checks at the end are made all the same, and the report tells it."""
+    monkeypatch.setattr(training, "ENOUGH_S", 0.0)
+    found = training.train(single_rank=True, **{**SMALL, "steps": 20})
+    assert found.outcome.stopped
+    assert str(found.shortened).startswith("ended after 16 of 20 steps: ")
+    assert found.shortened in found.evidence["notes"]
+    assert found.outcome.checks["finite"]["passed"]
+
+
 def test_what_explains_a_rate(planted_outcome: Any) -> None:
     """MFU in per cent, the highest peak, the volume on the wire, what was not checked; nothing that is not known."""
     planted_outcome()
