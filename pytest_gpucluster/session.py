@@ -9,20 +9,21 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.agent.environment import overridden_variables
+from pytest_gpucluster.agent.worker_process import overridden_variables
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.cluster.calls import Caller, Cluster
 from pytest_gpucluster.config.run_files import LOGS
-from pytest_gpucluster.config.settings import requested
+from pytest_gpucluster.config.settings import Settings, requested
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
-from pytest_gpucluster.fleet.controller import FleetController
+from pytest_gpucluster.fleet.agents import FleetController
 from pytest_gpucluster.inventory.identity import read_variables, read_versions
 from pytest_gpucluster.judging import plan as planning
 from pytest_gpucluster.judging.forecast import Forecast, Suite, forecast, selftest_s
@@ -37,20 +38,16 @@ from pytest_gpucluster.judging.promises import (
 )
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, SKIPPED, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
-from pytest_gpucluster.records.run_identity import run_identity
-from pytest_gpucluster.reporting.hostlists import names_of_absent
+from pytest_gpucluster.records.reading import run_identity
+from pytest_gpucluster.reporting.lines import names_of_absent
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import JunitForm, bound_facts
-from pytest_gpucluster.reporting.unfinished_run import link_to
+from pytest_gpucluster.reporting.unfinished_run import UnfinishedRun, link_to
 from pytest_gpucluster.thresholds.resolve import SEEN_PORTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pytest_gpucluster.config.settings import Settings
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.protocol.secret import Secret
-    from pytest_gpucluster.reporting.unfinished_run import UnfinishedRun
+    from pytest_gpucluster.protocol.codec import Secret
     from pytest_gpucluster.run_setup import RunSetup
 
 JOIN_S = 120.0

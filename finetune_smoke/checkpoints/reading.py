@@ -15,6 +15,7 @@ import enum
 import functools
 import re
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from finetune_smoke.checkpoints.marker import Marker
     from finetune_smoke.checkpoints.tensors import State
     from finetune_smoke.model.build import SummedLoss

@@ -7,6 +7,8 @@ own, and whoever resumes reads all files. What may be in them follows from the a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,9 +17,6 @@ from finetune_smoke.checkpoints import marker
 from finetune_smoke.digests import as_hex, digest_bytes, file_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
     from finetune_smoke.checkpoints.marker import FileEntry, Marker
 
 State = dict[str, torch.Tensor]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from finetune_smoke.parallel import cuda_graphs
 from finetune_smoke.ranks import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from finetune_smoke.checks.exact import Checks
     from finetune_smoke.run import TrainingRun
 

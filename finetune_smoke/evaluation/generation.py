@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from finetune_smoke.data import batches, calls, hub
-from finetune_smoke.settings.config import InputError
+from finetune_smoke.settings.config import Config, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from finetune_smoke.data.batches import Codec
     from finetune_smoke.ranks import Ranks
-    from finetune_smoke.settings.config import Config
 
 ROWS = 64
 """Prompts in one batch of the decoding."""

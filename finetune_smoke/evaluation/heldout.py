@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from finetune_smoke.data import batches, hub
 from finetune_smoke.evaluation import generation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from finetune_smoke.checks import exact
     from finetune_smoke.evaluation.generation import Shares
     from finetune_smoke.run import TrainingRun

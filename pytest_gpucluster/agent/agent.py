@@ -2,6 +2,11 @@
 
 The agent calls neither CUDA nor NVML, and its main thread never waits in the store for long. So it can report and leave,
 whatever its worker does. ``python -m pytest_gpucluster.agent.main`` starts agents.
+
+An agent also writes the reports of a run whose controller died. The controller's journal lies on the disk of its node. An
+agent of that node sees at once when the controller ends, and writes the reports from the journal. If the whole node is lost,
+an agent of another node writes them from its journal replica, where its own command line says. The lines of the replica came
+through the store.
 """
 
 from __future__ import annotations
@@ -11,22 +16,25 @@ import os
 import select
 import selectors
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.call_runner import AgentContext, CallRunner
-from pytest_gpucluster.agent.fallback_report import JournalReplica, write_reports
 from pytest_gpucluster.agent.heartbeat import Heartbeat
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.config.torchrun import show_last, write_error_file
-from pytest_gpucluster.protocol.channel import ChannelLostError, bye_key, command_key, hello_key
+from pytest_gpucluster.protocol.channel import ChannelLostError, StoreChannel, bye_key, command_key, hello_key, journal_key
+from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
     AgentHello,
     Bye,
     CommandToRanks,
+    JournalText,
     KillWorkers,
     Quit,
     ReportTarget,
@@ -36,6 +44,57 @@ from pytest_gpucluster.protocol.rank import machine, own_hostname
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.command_reader import CommandReader
+
+
+REBUILD_S, REBUILD_S_PER_MB = 20.0, 2.0
+"""How long the reports may take, and how much longer for each megabyte of the journal: ten times what a free core takes."""
+
+
+def write_reports(target: ReportTarget, *, journal_copy: Path | None = None) -> None:
+    """Write the reports, from ``journal_copy`` if the journal in the target's folder is missing."""
+    source = journal_copy if journal_copy is not None else Path(target.folder) / JOURNAL
+    junit = ["--junitxml", target.junit] if target.junit else []
+    journal = ["--journal", str(journal_copy)] if journal_copy is not None else ["--run", target.run]
+    command = [sys.executable, "-m", "pytest_gpucluster.cli", "report", target.folder, *junit, *journal]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(  # noqa: S603 -- our own command
+            command,
+            timeout=rebuild_deadline_s(source),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # torchrun's SIGTERM goes to the whole process group of a rank
+        )
+
+
+def rebuild_deadline_s(journal: Path) -> float:
+    """How long it may take to write the reports from a journal of this length."""
+    with contextlib.suppress(OSError):
+        return REBUILD_S + REBUILD_S_PER_MB * journal.stat().st_size / 1e6
+    return REBUILD_S
+
+
+class JournalReplica:
+    """A copy of the controller's journal on another node."""
+
+    def __init__(self, reader: StoreChannel, target: ReportTarget, file: Path) -> None:
+        """Start copying into ``file``, in a thread that has the connection ``reader`` for itself."""
+        self._target = target
+        self._file = file
+        threading.Thread(target=self._copy, args=(reader,), daemon=True).start()
+
+    def _copy(self, reader: StoreChannel) -> None:
+        with self._file.open("w", encoding="utf-8") as copy, contextlib.suppress(ChannelLostError, RefusedMessageError):
+            number = 0
+            while True:
+                copy.write(reader.take(journal_key(number), JournalText.read).text)
+                copy.flush()
+                number += 1
+
+    def write_reports(self) -> None:
+        """Write the reports from the copy, because the controller is lost."""
+        sys.stderr.write(f"gpucluster: the controller is lost; its report is finished here, in {self._target.folder}\n")
+        write_reports(self._target, journal_copy=self._file)
+
 
 TICK_S = 0.5
 PAUSE_S = 0.05

@@ -17,9 +17,9 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from pytest_gpucluster.agent.neighbours import LOOK_S
+from pytest_gpucluster.agent.neighbours import LOOK_S, Neighbours
 from pytest_gpucluster.inventory.program import die_with_parent, kill_group
 from pytest_gpucluster.protocol.messages import (
     FromSpawner,
@@ -30,11 +30,6 @@ from pytest_gpucluster.protocol.messages import (
     read_from_spawner,
 )
 from pytest_gpucluster.worker import flight_recorder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pytest_gpucluster.agent.neighbours import Neighbours
 
 REQUEST_BYTES = 256 * 1024
 ANSWER_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat

@@ -7,17 +7,15 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FunctionType, ModuleType
+from typing import Any
 
 from pytest_gpucluster.config import yaml_lines
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.protocol import functions, plain_data
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from types import FunctionType, ModuleType
 
 EXAMPLE = "pytest_gpucluster.measurements.gemm:gemm dtype=bfloat16"
 FORM = "say MODULE:FUNCTION or path/to/file.py:FUNCTION"

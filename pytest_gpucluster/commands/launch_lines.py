@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +20,9 @@ from pytest_gpucluster.commands import launch
 from pytest_gpucluster.commands.slurm.step import read_step
 from pytest_gpucluster.config.settings import OPTIONS
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.reporting.hostlists import hosts_from
+from pytest_gpucluster.reporting.lines import hosts_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pytest_gpucluster.commands.launch import Job
 
 CHECKOUT = Path(__file__).parents[2]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from pytest_gpucluster.config.run_files import RESULTS_DIR
 from pytest_gpucluster.config.schema_errors import did_you_mean
@@ -17,9 +18,6 @@ from pytest_gpucluster.config.settings import OPTIONS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 WRONG_USAGE, OF_RECORDS = 2, 4
 """The exit codes of wrong usage: argparse's own, and that of the commands that read kept results."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SELDOM = (5_000, 10, 10)
 """After so many new objects, so many searches among them, and so many among those that stayed; Python's own are 700, 10, 10."""

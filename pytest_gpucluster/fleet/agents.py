@@ -3,11 +3,14 @@
 They are forks of the controller; where it has threads, ``python -m pytest_gpucluster.fleet.agents`` starts them. Hellos,
 heartbeats, replies and goodbyes are the messages of real agents. There are no workers and no process groups: the values come
 from the model. A process has three connections to the store, however many ranks it speaks for.
+
+The controller of a simulated fleet: the real one, whose agents answer from a model.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -15,43 +18,43 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
-from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S
-from pytest_gpucluster.agent.fallback_report import write_reports
+from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, write_reports
 from pytest_gpucluster.agent.heartbeat import BEAT_S
+from pytest_gpucluster.controller.call_maker import SLICE_S
+from pytest_gpucluster.controller.controller import Controller
+from pytest_gpucluster.controller.local_agents import may_fork
+from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.fleet import model
-from pytest_gpucluster.fleet.hardware import Hardware
 from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
-from pytest_gpucluster.fleet.simulation import Simulation, hostname_of
+from pytest_gpucluster.fleet.simulation import JOIN_S, Hardware, Simulation, hostname_of
 from pytest_gpucluster.protocol.channel import (
     Address,
     ChannelLostError,
+    StoreChannel,
     bye_key,
     command_key,
     connect,
     hello_key,
     reply_key,
 )
-from pytest_gpucluster.protocol.codec import TypedMessage
+from pytest_gpucluster.protocol.codec import Secret, TypedMessage
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
     AgentHello,
     Bye,
     Failure,
     Quit,
+    Reply,
     ReportTarget,
+    Spans,
     StartCall,
     read_command,
 )
-from pytest_gpucluster.protocol.secret import Secret
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pytest_gpucluster.protocol.channel import StoreChannel
-    from pytest_gpucluster.protocol.messages import Reply, Spans
 
 PROCESSES = 2
 LATE_S = 2.0
@@ -223,3 +226,40 @@ def _obey(speaker: Speaker, reader: StoreChannel) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+class FleetController(Controller):
+    """Starts the simulated agents. What follows is the road of a real run."""
+
+    def __init__(self, simulation: Simulation, *, rootdir: Path, secret: Secret | None = None) -> None:
+        """Prepare a run of all ranks of ``simulation`` on this machine."""
+        super().__init__(None, num_local=simulation.world_size, device="cuda", rootdir=rootdir, secret=secret)
+        self._simulation = simulation
+
+    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str] | Callable[[], NoReturn]:
+        assert secret_fd is not None  # a run without torchrun has a secret of its own
+        settings = FleetSettings(
+            simulation=self._simulation,
+            address=self._link.address,
+            secret_fd=secret_fd,
+            controller_fd=controller_fd,
+            target=self._target,
+        )
+        if may_fork():  # the agents have imported torch then, which takes longer than all else that a small fleet does
+            return functools.partial(serve, settings)
+        return [sys.executable, "-m", "pytest_gpucluster.fleet.agents", settings.to_json().decode()]
+
+    def meet(self, *, within_s: float) -> None:
+        """Wait until every present rank has joined, then :data:`JOIN_S` for those that are absent.
+
+        Raises:
+            MeasurementError: the simulated agents do not join ``within_s``, or have ended.
+        """
+        hellos = [hello_key(rank) for rank in self._simulation.present]
+        deadline_s = time.monotonic() + within_s
+        while not self._link.channel.arrived(hellos, within_s=SLICE_S):
+            self._early_end.check()
+            has_ended = self._agents is None or self._agents.have_ended
+            if has_ended or time.monotonic() > deadline_s:
+                raise MeasurementError("the simulated fleet did not join; see logs/agents.log", kind="lost")
+        super().meet(within_s=JOIN_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,16 +16,14 @@ from pytest_gpucluster.inventory.error_codes import (
     LINK_SUFFERED,
     NVLINK_XIDS,
     REMOVED,
+    ErrorCode,
     sxid_of,
     xid_of,
 )
 from pytest_gpucluster.judging.finding import HERE, NOBODY, Finding, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.inventory.error_codes import ErrorCode
-    from pytest_gpucluster.measurements.driver_errors import GpuXids, NodeSxids, XidSeen
+    from pytest_gpucluster.measurements.health import GpuXids, NodeSxids, XidSeen
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.protocol.node_events import NodeSxid, XidDetail
 

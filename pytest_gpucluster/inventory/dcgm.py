@@ -14,17 +14,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pytest_gpucluster.inventory import program
-from pytest_gpucluster.inventory.program import ProgramError
+from pytest_gpucluster.inventory.program import Ended, ProgramError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.inventory.program import Ended
 
 PROGRAM = "dcgmi"
 GRACE_S = 30.0

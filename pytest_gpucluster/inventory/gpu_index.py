@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import pynvml
 
@@ -23,9 +24,6 @@ from pytest_gpucluster.inventory.nvml_calls import (
 from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.reading import apply, or_none, yes_or_no
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
 
 MOST_GPUS = 256
 """More than any host has; NVML's own numbers of GPUs are of 32 bits."""

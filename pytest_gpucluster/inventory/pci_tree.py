@@ -11,7 +11,7 @@ import errno
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, matching, or_none, read, row
@@ -26,9 +26,6 @@ from pytest_gpucluster.inventory.sysfs import (
     read_text,
     target_of,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPEN_DRIVER = "Open Kernel Module"
 NVIDIA = "0x10de"

@@ -10,26 +10,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from pytest_gpucluster.localization.beliefs import Observed, weigh_suspects
 from pytest_gpucluster.localization.connections import (
     FOUND,
+    ConnectionBeliefs,
     ConnectionEvidence,
     find_bad_connection,
     missed_share,
     probability_explained_by,
 )
-from pytest_gpucluster.localization.parts import WEIGHTS, GroupTest, NamedPart, Roster, SearchReport
+from pytest_gpucluster.localization.parts import (
+    WEIGHTS,
+    Beliefs,
+    ErrorRates,
+    GroupTest,
+    MemberGroup,
+    NamedPart,
+    Observed,
+    Result,
+    Roster,
+    SearchPart,
+    SearchReport,
+    weigh_suspects,
+)
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.localization.beliefs import Beliefs, ErrorRates
-    from pytest_gpucluster.localization.connections import ConnectionBeliefs
-    from pytest_gpucluster.localization.parts import MemberGroup, Result, SearchPart
 
 FEWEST = 2
 """Failed tests of two parts without which nobody is named. Tests that show that something works are as many."""

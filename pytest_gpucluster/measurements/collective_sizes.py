@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from pytest_gpucluster.measurements import collective_cases, collectives, timing
 from pytest_gpucluster.measurements.timing import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pytest_gpucluster.measurements.collectives import CollectiveTiming
 
 DTYPES = ("float32", "bfloat16")

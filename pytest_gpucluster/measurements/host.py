@@ -23,9 +23,10 @@ from pytest_gpucluster.inventory.host import (
 )
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
 from pytest_gpucluster.inventory.machine import Management, Software, read_installed, read_management
-from pytest_gpucluster.inventory.nics import read_neighbours, read_nics, read_rdma_mtus
+from pytest_gpucluster.inventory.nics import Nic, SwitchPort, read_neighbours, read_nics, read_rdma_mtus
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
 from pytest_gpucluster.inventory.pci_tree import (
+    PciPath,
     read_addresses,
     read_gpu_paths,
     read_nvidia_gpus,
@@ -38,8 +39,6 @@ from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
     from pytest_gpucluster.inventory.kubernetes import KubernetesCluster, KubernetesNode
-    from pytest_gpucluster.inventory.nics import Nic, SwitchPort
-    from pytest_gpucluster.inventory.pci_tree import PciPath
     from pytest_gpucluster.inventory.slurm import SlurmConfig, SlurmNode, SlurmShare
 
 

@@ -17,13 +17,13 @@ import os
 import random
 import stat
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import program
-from pytest_gpucluster.inventory.host import read_mount
+from pytest_gpucluster.inventory.host import Mount, read_mount
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import (
@@ -37,11 +37,6 @@ from pytest_gpucluster.measurements.own_folder import (
     within_own_folder,
 )
 from pytest_gpucluster.protocol.functions import without_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_gpucluster.inventory.host import Mount
 
 MARK_BYTES = 4096
 SMALL_BYTES = 4096

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,15 @@ from pytest_gpucluster.judging.verdict import (
     SKIPPED,
     WAIVED,
     WORDS,
+    Record,
     counted_as,
 )
-from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.lines import hostlist
 from pytest_gpucluster.reporting.table_rows import (
     MEASURED,
     NOTHING,
     PlaceNames,
+    TableRow,
     readings_of,
     row_of,
     severest_records,
@@ -34,12 +37,8 @@ from pytest_gpucluster.reporting.table_rows import (
 from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.page.document import RunDocument
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.table_rows import TableRow
 
 GOOD, BAD, OPEN, NONE = "good", "bad", "open", "none"
 TONES = {

@@ -7,6 +7,7 @@ registry and its threads for what is a text of one moment (docs/decisions/0043-t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -16,8 +17,6 @@ from pytest_gpucluster.page.criteria_view import host_of
 from pytest_gpucluster.reporting.table_rows import readings_of, severest_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from pytest_gpucluster.page.document import RunDocument
 
 MOST_PARTS = 1_000

@@ -5,25 +5,20 @@ None of it decides anything. What fails here is a sentence on the screen, and th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.page.document import document_of, read_document
+from pytest_gpucluster.page.document import RunDocument, document_of, read_document
 from pytest_gpucluster.page.metrics import metrics_of
 from pytest_gpucluster.page.render import model_of, page_from
-from pytest_gpucluster.page.summary import annotations_of, markdown_of, termination_of
+from pytest_gpucluster.page.summary import Written, annotations_of, markdown_of, termination_of
 from pytest_gpucluster.reporting.files import require_unread, require_writable, write_atomically, write_report
+from pytest_gpucluster.reporting.journal import texts_of
 from pytest_gpucluster.reporting.rebuild import read_journal
-from pytest_gpucluster.reporting.writer import texts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pytest_gpucluster.page.document import RunDocument
-    from pytest_gpucluster.page.summary import Written
 
 T = TypeVar("T")
 STEP_SUMMARY, ON_GITHUB = "GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS"

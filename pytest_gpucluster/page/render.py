@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.page.criteria_view import CriterionView, host_of, views_of
+from pytest_gpucluster.page.document import RunDocument, html
 from pytest_gpucluster.page.figures import Figures, figures_of
 from pytest_gpucluster.page.overview import Banner, Gap, Headline, banner_of, gaps_of, headlines_of
 from pytest_gpucluster.page.parts_view import MOST_PARTS, PartView, parts_of
-from pytest_gpucluster.page.templating import html
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.page.document import RunDocument
     from pytest_gpucluster.places import Place
 
 MOST_EMBEDDED = 2_000_000

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.failure_text import unit_beside
 from pytest_gpucluster.judging.verdict import ACCEPTED, REJECTED
 from pytest_gpucluster.page.criteria_view import NOT_RECORDED
-from pytest_gpucluster.page.parts_view import NAMES
-from pytest_gpucluster.page.templating import markdown
+from pytest_gpucluster.page.document import markdown
+from pytest_gpucluster.page.parts_view import NAMES, Miss, PartView
 from pytest_gpucluster.text import one_line, within_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from pytest_gpucluster.page.parts_view import Miss, PartView
     from pytest_gpucluster.page.render import PageModel
 
 MOST_PARTS = 200

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator, Iterator
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from pathlib import Path
-
     from _pytest.nodes import Node
 
 ALL_TESTS = pytest.StashKey["AllTests"]()

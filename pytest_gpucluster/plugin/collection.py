@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,6 @@ from pytest_gpucluster.plugin.whole_run.run_readings import SelectedTests
 from pytest_gpucluster.reporting.files import KEPT_RUNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
-
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session

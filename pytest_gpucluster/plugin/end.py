@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from pytest_gpucluster.plugin.verdict_item import report_verdict
 from pytest_gpucluster.reporting.junit import verdict_testcase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,6 @@ from pytest_gpucluster.plugin.exit_code import ExitCodeGuard, guard_immediate_ex
 from pytest_gpucluster.plugin.pairing import uses_us
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from pytest_gpucluster.protocol.messages import ReportTarget
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.places import Place
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 TEST_ARGUMENTS = ("process_group", "rank", "world_size", "device")
 FIXTURES = "pytest_gpucluster.plugin.fixtures"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import (
@@ -21,16 +22,11 @@ from pytest_gpucluster.judging.verdict import (
 )
 from pytest_gpucluster.records.changes import Change, JudgedValue, Pair, find_changes, relative_change, smallest_losses
 from pytest_gpucluster.records.columns import number_of
-from pytest_gpucluster.records.matching import match
+from pytest_gpucluster.records.matching import Matching, PartKey, match
 from pytest_gpucluster.records.reading import rows_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pytest_gpucluster.records.matching import Matching, PartKey
-
-    Row = Mapping[str, Any]
-    RowKey = tuple[str, PartKey]
+Row = Mapping[str, Any]
+RowKey = tuple[str, PartKey]
 
 BADNESS = {PASSED: 0, SKIPPED: 0, NOISY: 1, ERROR: 1, MISSING: 1, FAILED: 2}
 """How bad an outcome is; what was not selected says nothing."""

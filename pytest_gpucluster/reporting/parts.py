@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.judging.verdict import MISSING, NOT_SELECTED, PENDING, SKIPPED
+from pytest_gpucluster.judging.verdict import MISSING, NOT_SELECTED, PENDING, SKIPPED, Record
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.places import Place
 
 UNMEASURED = (PENDING, MISSING, NOT_SELECTED, SKIPPED)

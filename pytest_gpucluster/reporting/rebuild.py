@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, RESULTS
@@ -13,18 +15,14 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
-from pytest_gpucluster.records.run_identity import run_facts, zoned
+from pytest_gpucluster.records.reading import run_facts, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
-from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark
+from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark, texts_of, write_reports
 from pytest_gpucluster.reporting.parts import Part, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
-from pytest_gpucluster.reporting.writer import texts_of, write_reports
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from pytest_gpucluster.judging.plan import Key
 
 CUT_SHORT = "not run: the run was cut short, its controller died"

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.selection import Selector
-from pytest_gpucluster.judging.verdict import NOT_SELECTED, OUTCOMES, PASSED, SEVERITY, SKIPPED
-from pytest_gpucluster.places import PLACE_FIELDS
+from pytest_gpucluster.judging.verdict import NOT_SELECTED, OUTCOMES, PASSED, SEVERITY, SKIPPED, Record, Verdict
+from pytest_gpucluster.places import PLACE_FIELDS, Place
 from pytest_gpucluster.records.columns import evidence_of, values_in_columns
-from pytest_gpucluster.records.run_identity import limits_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.judging.verdict import Record, Verdict
-    from pytest_gpucluster.places import Place
+from pytest_gpucluster.records.reading import limits_digest
 
 SCHEMA = 1
 """Of the keys that stay as they are."""

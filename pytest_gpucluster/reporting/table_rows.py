@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,6 @@ from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pytest_gpucluster.places import Place
 
 NOTHING = "-"

@@ -1,4 +1,4 @@
-"""Check that a thresholds file of the right shape is, for every profile, consistent and physically possible."""
+"""Read a whole thresholds file before anything runs, and check that every profile is consistent and physically possible."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ import math
 import operator
 import re
 from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from pytest_gpucluster.config.schema_errors import described, did_you_mean
-from pytest_gpucluster.config.yaml_lines import Problem
+from pytest_gpucluster.config.schema_errors import described, did_you_mean, listed
+from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, Where
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.thresholds import schema as shape
 from pytest_gpucluster.thresholds import versions
-from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
-from pytest_gpucluster.thresholds.layers import KINDS
-from pytest_gpucluster.thresholds.resolve import ALL_TO_ALL, BOUNDS_OF_FABRIC, OF_FABRIC, chain_of
+from pytest_gpucluster.thresholds.file import ThresholdsFile
+from pytest_gpucluster.thresholds.layers import KINDS, SourceFile, read_source
+from pytest_gpucluster.thresholds.limit import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
+from pytest_gpucluster.thresholds.resolve import (
+    ALL_TO_ALL,
+    BOUNDS_OF_FABRIC,
+    OF_FABRIC,
+    FabricRates,
+    Profile,
+    Threshold,
+    chain_of,
+)
+from pytest_gpucluster.thresholds.schema import CriterionEntry, Override
 from pytest_gpucluster.thresholds.specs import DERIVED, FIELD_UNITS, NOT_AMD, load_specs, names_amd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Where
-    from pytest_gpucluster.thresholds.file import ThresholdsFile
-    from pytest_gpucluster.thresholds.resolve import FabricRates, Profile, Threshold
-    from pytest_gpucluster.thresholds.schema import CriterionEntry, Override
 
 CLUSTER_UNITS = {"gpus_per_node": "GPUs", "nodes": "nodes", "world_size": "GPUs"}
 """What ``of: cluster...`` may name, with the unit it is in."""
@@ -366,3 +371,46 @@ def _most(rates: FabricRates, of: str | None, nodes: int, gpus_per_node: int) ->
     if of == ALL_TO_ALL:
         return all_to_all_gb_s(nodes=domains, gpus_per_node=gpus, **known), "all_to_all"
     return most_gb_s(nodes=domains, gpus_per_node=gpus, **known), "all-reduce"
+
+
+def load(path: Path | None) -> ThresholdsFile:
+    """Read and check a thresholds file; None stands for the packaged one.
+
+    Raises:
+        ConfigurationError: one line per problem, ``file:line`` first, at most 10 of them.
+    """
+    file, problems = check(path)
+    if file is None or problems:
+        raise ConfigurationError(listed(problems))
+    return file
+
+
+def check(path: Path | None) -> tuple[ThresholdsFile | None, list[Problem]]:
+    """Read a file once and find everything that is wrong with it; None stands for the packaged one.
+
+    Returns:
+        The file, None where its shape is wrong outside of entries; and its problems, in its order. An entry of the wrong
+        shape is left out, and checked no further.
+    """
+    source = read_source(path)
+    file, problems = ThresholdsFile.validate(source)
+    found = problems if file is None else problems + problems_of(file)
+    # Problems of this file come first: they may be the cause of many in the packaged one.
+    in_order = sorted(set(found), key=lambda one: (one.file != source.document.file, one.file, one.line, one.message))
+    return file, [*source.refused, *_forgotten_extends(source, in_order), *in_order]
+
+
+def _forgotten_extends(source: SourceFile, problems: list[Problem]) -> list[Problem]:
+    """A file that says less than it must, and has ``extends`` nowhere: it may be meant as an overlay."""
+    data = source.document.data
+    if not problems or not data or "extends" in data or source.base is not None:
+        return []
+    packaged = read_source(None)
+    required = {name for name, one in CriterionEntry.model_fields.items() if one.is_required()}
+    known, entries = packaged.document.data.get("criteria", {}), data.get("criteria")
+    shared = [entries[key] for key in entries if key in known] if isinstance(entries, dict) else []
+    is_short = "profiles" not in data or any(isinstance(one, dict) and not required <= one.keys() for one in shared)
+    if not is_short or source.path.absolute() == packaged.path.absolute():
+        return []
+    text = "did you forget `extends: packaged`? Without it a file stands alone and needs all that follows."
+    return [Problem(file=source.document.file, line=1, message=text)]

@@ -10,15 +10,14 @@ import functools
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.protocol.rank import spans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from pytest_gpucluster.protocol.messages import Spans
 
 MAX_SPANS = 32

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 UNLISTED = ("decisions/", "results/")
 """Folders whose pages are found by name, and are too many for the list."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 SUITE = "tests_acceptance"
 PARAMETER_FIRST = ("dcgm_diag",)

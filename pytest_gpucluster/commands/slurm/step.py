@@ -6,15 +6,12 @@ The variables are those of srun's manual, "OUTPUT ENVIRONMENT VARIABLES". A batc
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.host_list import JOB, STEP, expand
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FIRST_PORT, PORTS = 20000, 10000
 """Below the ports that Linux gives to outgoing connections (32768 and up)."""

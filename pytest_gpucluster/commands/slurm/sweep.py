@@ -9,28 +9,27 @@ So the array is submitted held, each task is given one node (``scontrol update R
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.host_list import expand
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import slurm
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.lines import hostlist
 from pytest_gpucluster.reporting.node_runs import unusable
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from pytest_gpucluster.inventory.slurm import SlurmNode
 
 GOOD, BAD = 0, 1

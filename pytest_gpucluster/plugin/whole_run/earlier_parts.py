@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,9 +20,6 @@ from pytest_gpucluster.reporting.unfinished_run import NothingUnfinishedError, U
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from pytest_gpucluster.plugin.whole_run.run_readings import Readings
     from pytest_gpucluster.session import Session
 

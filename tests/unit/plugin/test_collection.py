@@ -108,7 +108,7 @@ WRITE_FIXTURES = """
 import json
 from pathlib import Path
 from pytest_gpucluster.plugin.collection import fixtures_of
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 
 def pytest_collection_finish(session):
     found = fixtures_of(session.items, load(None).content.criteria)
