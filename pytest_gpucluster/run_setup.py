@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.config.host_list import expected_hosts
-from pytest_gpucluster.config.open_files import require_open_files
+from pytest_gpucluster.config.process import require_open_files
 from pytest_gpucluster.config.settings import DEADLINES_S, Expect, Settings, reaches
+from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.controller.inline import OBJECTION
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import Simulation, require_model
@@ -33,13 +34,10 @@ from pytest_gpucluster.records.reading import limits_used
 from pytest_gpucluster.reporting.lines import remembered_hosts
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect
+from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.lint import load
 from pytest_gpucluster.thresholds.resolve import RING, Profile, Threshold, rates_of
 from pytest_gpucluster.thresholds.specs import NOT_AMD, GpuSpec
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.config.torchrun import Launch
-    from pytest_gpucluster.thresholds.file import ThresholdsFile
 
 OLDEST_TORCH = (2, 7)
 REHEARSAL_RANKS = 2

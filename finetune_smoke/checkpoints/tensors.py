@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from finetune_smoke.checkpoints import marker
+from finetune_smoke.checkpoints.marker import FileEntry, Marker
 from finetune_smoke.digests import as_hex, digest_bytes, file_digest
-
-if TYPE_CHECKING:
-    from finetune_smoke.checkpoints.marker import FileEntry, Marker
 
 State = dict[str, torch.Tensor]
 """The tensors of a checkpoint: ``adapters/NAME``, ``optimizer/NAME/KEY`` and ``losses``."""

@@ -13,14 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from finetune_smoke.checks.exact import Checks
 from finetune_smoke.settings.config import Config, preset
-
-if TYPE_CHECKING:
-    from finetune_smoke.checks.exact import Checks
 
 FIRST = 0.001
 """How far the first loss may lie from the recorded one, relative: nothing was learnt yet, only products are rounded."""

@@ -6,16 +6,14 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from finetune_smoke.data import batches, calls, hub
+from finetune_smoke.data.batches import Codec
+from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import Config, InputError
-
-if TYPE_CHECKING:
-    from finetune_smoke.data.batches import Codec
-    from finetune_smoke.ranks import Ranks
 
 ROWS = 64
 """Prompts in one batch of the decoding."""

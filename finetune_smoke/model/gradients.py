@@ -11,13 +11,11 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from finetune_smoke.ranks import Ranks
+from finetune_smoke.ranks import Ranks
 
 BUCKET_BYTES = 25 << 20
 """As torch's DDP has it by default."""

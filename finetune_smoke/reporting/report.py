@@ -10,14 +10,12 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finetune_smoke.reporting.outcome import Log, Outcome
+from finetune_smoke.run import TrainingRun
 from finetune_smoke.settings.config import Config, InputError, preset
 from pytest_gpucluster.config.strict_json import strict_json
-
-if TYPE_CHECKING:
-    from finetune_smoke.run import TrainingRun
 
 
 def line(fields: Mapping[str, object]) -> str:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,12 +23,10 @@ from finetune_smoke.parallel import strategy
 from finetune_smoke.reporting import report
 from finetune_smoke.reporting.clock import Clock
 from finetune_smoke.reporting.outcome import Log, Outcome, collect_outcome, mean_last
+from finetune_smoke.run import ProgressCallback, TrainingRun
 from finetune_smoke.settings.config import Config, OwnInputError
 from finetune_smoke.training import steps, stopping
 from finetune_smoke.training.setup import prepare
-
-if TYPE_CHECKING:
-    from finetune_smoke.run import ProgressCallback, TrainingRun
 
 __all__ = ["Outcome", "finetune"]
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,11 +19,8 @@ from finetune_smoke.checks import exact
 from finetune_smoke.data import batches
 from finetune_smoke.model import gradients
 from finetune_smoke.parallel import cuda_graphs, strategy
-
-if TYPE_CHECKING:
-    from finetune_smoke.reporting.outcome import Log
-    from finetune_smoke.run import TrainingRun
-
+from finetune_smoke.reporting.outcome import Log
+from finetune_smoke.run import TrainingRun
 
 AUDITED_TOKENS = 4096
 """The most tokens of an audit, or one row: 2 rows of the 7B shape, whose eager pass must fit beside its training."""

@@ -9,10 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.group_hang import GroupHang, group_of
+from pytest_gpucluster.agent.heartbeat import Heartbeat
+from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.agent.worker_process import LOG_NAME, WorkerProcess, describe_end, site_log, worker_environment
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.channel import StoreChannel, progress_key, reply_key
@@ -34,12 +36,7 @@ from pytest_gpucluster.protocol.messages import (
     Task,
 )
 from pytest_gpucluster.protocol.rank import STOPPED, Rank, spans
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.agent.heartbeat import Heartbeat
-    from pytest_gpucluster.agent.spawner import Spawner
-    from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.worker.last_collective import LastCollective
+from pytest_gpucluster.worker.last_collective import LastCollective
 
 LATEST_ENTRY_S = 5.0
 """After another rank of the group raised, a rank that is still in its set-up gets this long to enter the call."""

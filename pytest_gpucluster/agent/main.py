@@ -25,9 +25,9 @@ from pytest_gpucluster.agent.neighbours import Neighbours
 from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect, listener_key
 from pytest_gpucluster.protocol.codec import Secret, TypedMessage
-from pytest_gpucluster.protocol.messages import ReportTarget  # noqa: TC001 -- AgentSettings.read asks for its fields' types
+from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.protocol.node_events import ListenerName, listener_of, new_name
-from pytest_gpucluster.protocol.rank import Rank  # noqa: TC001 -- as above
+from pytest_gpucluster.protocol.rank import Rank
 from pytest_gpucluster.worker import worker
 
 

@@ -13,20 +13,16 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent import nccl_ras
 from pytest_gpucluster.agent.spawner import Spawner, describe_exit, kill_and_reap
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory.nccl_log import FILE, PATH, SUBSYSTEMS, log_text
 from pytest_gpucluster.protocol.codec import MalformedMessageError, Wire
 from pytest_gpucluster.protocol.messages import Failure, FromWorker, StartWorker, Success, read_from_worker
 from pytest_gpucluster.protocol.rank import STOPPED, Rank, state_of
 from pytest_gpucluster.worker import flight_recorder, last_collective, python_stacks
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.worker.last_collective import LastCollective
-
+from pytest_gpucluster.worker.last_collective import LastCollective
 
 VMSTAT = Path("/proc/vmstat")
 OWN_CGROUP = Path("/proc/self/cgroup")

@@ -7,7 +7,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-from pytest_gpucluster.config.collector import collector_off
+from pytest_gpucluster.config.process import collector_off
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
 from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, Archive, contents_of, manifest_of, packed, read_archive

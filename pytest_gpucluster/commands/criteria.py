@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rich.text import Text
 
@@ -23,12 +23,10 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import parse_simulation, require_model
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.text import one_line
+from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 from pytest_gpucluster.thresholds.lint import load
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.thresholds.file import ThresholdsFile
-    from pytest_gpucluster.thresholds.resolve import Threshold
+from pytest_gpucluster.thresholds.resolve import Threshold
 
 AUDIT_DIR = "gpucluster-audit"
 """Where the results of an audit lie: never among those of whole runs."""

@@ -16,10 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.commands.report import Absence, expect, read_options, write_reports
-from pytest_gpucluster.commands.slurm.step import read_step
+from pytest_gpucluster.commands.sweep import read_step
 from pytest_gpucluster.config import host_list
 from pytest_gpucluster.config.pod import INDEX, MEANINGS, read_pod, require_index
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
@@ -32,10 +32,8 @@ from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.reporting.files import require_apart, require_unread
 from pytest_gpucluster.reporting.lines import hostlist, hosts_from
 from pytest_gpucluster.run_setup import require_torch
+from pytest_gpucluster.session import Session
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.session import Session
 
 NOT_GOOD = 1
 ONE_HOST = "127.0.0.1"

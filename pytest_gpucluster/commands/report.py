@@ -17,15 +17,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
+from pytest_gpucluster.commands.arguments import nodeid_in_suite
 from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
 from pytest_gpucluster.config.settings import OPTIONS, Settings, reaches, settings_from, unrecognized
+from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
 from pytest_gpucluster.page.outputs import Wanted, page_about, write_outputs
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_unread, require_writable, results_lock
 from pytest_gpucluster.reporting.journal import Journal, record_facts
@@ -34,11 +35,6 @@ from pytest_gpucluster.reporting.recorder import planned_facts
 from pytest_gpucluster.reporting.results import place_facts
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.config.torchrun import Launch
-    from pytest_gpucluster.places import Place
-
 
 GOOD = ("ACCEPTED", "ACCEPTED_WITH_WAIVERS", "REHEARSED")
 

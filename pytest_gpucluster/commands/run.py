@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
+from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.commands import arguments, criteria
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import parse_expect
@@ -40,9 +41,6 @@ from pytest_gpucluster.protocol.codec import Secret
 from pytest_gpucluster.run_setup import REHEARSAL_RANKS, require_torch
 from pytest_gpucluster.session import JOIN_S
 from pytest_gpucluster.text import barred, counted, lines, one_line, visible
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.cluster.results import Results
 
 NOT_GOOD = 1
 LINE_INTERVAL_S = 5.0

@@ -13,10 +13,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.controller.call import Call, CallClock, EarlyEnd, Observer, PendingReplies, lost_reply
+from pytest_gpucluster.controller.command_link import CommandLink, Members
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.places import Device
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.channel import ChannelLostError, keys_of_call, progress_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
@@ -24,10 +25,6 @@ from pytest_gpucluster.protocol.messages import AbortCall, KillWorkers, Progress
 from pytest_gpucluster.protocol.rank import spans
 from pytest_gpucluster.text import visible
 from pytest_gpucluster.worker import worker
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.controller.command_link import CommandLink, Members
-    from pytest_gpucluster.places import Device
 
 
 class ProcessGroups:

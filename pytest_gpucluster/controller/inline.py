@@ -9,17 +9,15 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.agent.worker_process import WORKER_DEFAULTS
 from pytest_gpucluster.controller.call import Call, CallClock, Observer
+from pytest_gpucluster.places import Device
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Reply, ReportTarget, Success
 from pytest_gpucluster.worker import worker
 from pytest_gpucluster.worker.raised import failure_of
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.places import Device
 
 OBJECTION = "run inline, for a debugger (--gpucluster-inline)"
 ENVIRONMENT = {

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pytest_gpucluster.controller.call import Call  # noqa: TC001 -- read_one_of asks for its fields' types
+from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ErrorKind, MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.codec import TypedMessage, Wire, read_one_of

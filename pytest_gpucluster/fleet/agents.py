@@ -32,6 +32,7 @@ from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.fleet import model
 from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
 from pytest_gpucluster.fleet.simulation import JOIN_S, Hardware, Simulation, hostname_of
+from pytest_gpucluster.protocol import messages
 from pytest_gpucluster.protocol.channel import (
     Address,
     ChannelLostError,
@@ -43,18 +44,6 @@ from pytest_gpucluster.protocol.channel import (
     reply_key,
 )
 from pytest_gpucluster.protocol.codec import Secret, TypedMessage
-from pytest_gpucluster.protocol.messages import (
-    AbortCall,
-    AgentHello,
-    Bye,
-    Failure,
-    Quit,
-    Reply,
-    ReportTarget,
-    Spans,
-    StartCall,
-    read_command,
-)
 
 PROCESSES = 2
 LATE_S = 2.0
@@ -71,7 +60,7 @@ class FleetSettings(TypedMessage):
     address: Address
     secret_fd: int
     controller_fd: int
-    target: ReportTarget | None
+    target: messages.ReportTarget | None
 
 
 @dataclass(slots=True)
@@ -95,12 +84,14 @@ class Speaker:
             if self.hardware.simulation.has(rank, "late") is late:
                 self.writer.put(hello_key(rank), self._hello_of(rank))
 
-    def _hello_of(self, rank: int) -> AgentHello:
+    def _hello_of(self, rank: int) -> messages.AgentHello:
         node, gpu = self.hardware.simulation.place_of(rank)
         machine = f"simulated {hostname_of(node)}"  # no machine has this name: the pid means nothing there
-        return AgentHello(hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu)
+        return messages.AgentHello(
+            hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu
+        )
 
-    def start(self, call: StartCall) -> None:
+    def start(self, call: messages.StartCall) -> None:
         """Called when the controller starts a call: answer, except where a rank of the same group fails."""
         own = [rank for rank in _in(call.ranks) if rank in self.ranks]
         self.lost |= {rank for rank in own if model.is_lost_in(self.hardware, call.function, rank)}
@@ -115,7 +106,7 @@ class Speaker:
                 else:
                     self._answer(call, rank, group)
 
-    def _answer(self, call: StartCall, rank: int, group: SimulatedGroup) -> None:
+    def _answer(self, call: messages.StartCall, rank: int, group: SimulatedGroup) -> None:
         if self.hardware.simulation.has(rank, "late") and rank not in self._have_been_late:
             self._have_been_late.add(rank)
             time.sleep(LATE_S / 8)
@@ -124,25 +115,25 @@ class Speaker:
         self._turns[key] += 1
         self._reply(call.id, rank, reply)
 
-    def abort(self, call: AbortCall) -> None:
+    def abort(self, call: messages.AbortCall) -> None:
         """Called when the controller releases ranks that wait for one that failed."""
         released = set(_in(call.ranks))
         for rank in self._held.pop(call.id, []):
             if rank in released:
-                self._reply(call.id, rank, Failure(kind="released", error=call.why, entered=True))
+                self._reply(call.id, rank, messages.Failure(kind="released", error=call.why, entered=True))
 
-    def _reply(self, call_id: str, rank: int, reply: Reply) -> None:
+    def _reply(self, call_id: str, rank: int, reply: messages.Reply) -> None:
         self.writer.put(reply_key(call_id, rank), reply)
-        if isinstance(reply, Failure):
+        if isinstance(reply, messages.Failure):
             self.writer.note_fault(call_id, rank)
 
     def say_goodbye(self) -> None:
         """Say goodbye as every rank that is left."""
         for rank in self.ranks - self.lost:
-            self.writer.put(bye_key(rank), Bye())
+            self.writer.put(bye_key(rank), messages.Bye())
 
 
-def _in(spans: Spans) -> Iterable[int]:
+def _in(spans: messages.Spans) -> Iterable[int]:
     return (rank for first, last in spans for rank in range(first, last + 1))
 
 
@@ -165,7 +156,9 @@ def serve(settings: FleetSettings) -> NoReturn:
     _become(settings, shares[0], secret, target=settings.target)
 
 
-def _become(settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, target: ReportTarget | None) -> NoReturn:
+def _become(
+    settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, target: messages.ReportTarget | None
+) -> NoReturn:
     """Serve until the controller says quit, or ends without a word; then the reports of ``target`` are written."""
     try:
         writer, beats = connect(settings.address, secret), connect(settings.address, secret)
@@ -206,11 +199,11 @@ def _obey(speaker: Speaker, reader: StoreChannel) -> None:
     """Obey commands until the quit, which ends this process. A lost store is left to the thread that watches the controller."""
     number = 0
     try:
-        while not isinstance(command := reader.take(command_key(number), read_command), Quit):
+        while not isinstance(command := reader.take(command_key(number), messages.read_command), messages.Quit):
             number += 1
-            if isinstance(command, StartCall):
+            if isinstance(command, messages.StartCall):
                 speaker.start(command)
-            elif isinstance(command, AbortCall):
+            elif isinstance(command, messages.AbortCall):
                 speaker.abort(command)
         speaker.quits.set()
         speaker.say_goodbye()

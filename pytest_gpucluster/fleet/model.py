@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.fleet import group_answers, host_answers
 from pytest_gpucluster.fleet.simulated_call import PACKAGE, SimulatedCall, SimulatedGroup
+from pytest_gpucluster.fleet.simulation import Hardware
 from pytest_gpucluster.protocol.functions import SIMULATED_MARK
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Reply, Success
 from pytest_gpucluster.protocol.plain_data import to_plain
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.simulation import Hardware
-
 
 BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
     "inventory.identity": [host_answers.identity],

@@ -16,13 +16,11 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.program import Ended, ProgramError
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.errors import Part
 
 PROGRAM = "dcgmi"
 GRACE_S = 30.0

@@ -11,9 +11,9 @@ from collections.abc import (
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_gpucluster.errors import Part  # noqa: TC001 -- as above
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.text import counted, first_line, one_line, shortlist
-from pytest_gpucluster.thresholds.limit import Limit  # noqa: TC001 -- as above
+from pytest_gpucluster.thresholds.limit import Limit
 
 PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
 SKIPPED, MISSING, NOT_SELECTED = "skipped", "missing", "not_selected"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,11 +19,9 @@ from pytest_gpucluster.config.schema_errors import FileSection, did_you_mean, li
 from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, read
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import WAIVED, Record, counted_as, may_be_waived
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.thresholds.layers import shown
 from pytest_gpucluster.thresholds.schema import Form, Text, Words, expecting
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.places import Place
 
 NAME = "waivers.yaml"
 PLACE_ID = re.compile(r"node\d+(-(gpu|cpu)\d+)?\Z")

@@ -29,20 +29,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.host import Mount, read_mount
 from pytest_gpucluster.inventory.program import ProgramError
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import Folder, remove_leftovers, within_own_folder
 from pytest_gpucluster.protocol.functions import without_device
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.reading import NotAvailable
 
 CHUNK_BYTES = 8 << 20
 PAGE_BYTES = 4096

@@ -16,13 +16,14 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.nics import NetInterface, read_net_interfaces
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.collectives import gather_texts
 from pytest_gpucluster.measurements.timing import Budget
@@ -30,10 +31,6 @@ from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
 from pytest_gpucluster.protocol.functions import without_device
 from pytest_gpucluster.protocol.rank import ordered_rounds
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.reading import NotAvailable
-
 
 PERIOD = 251
 """The test pattern repeats after a prime number of bytes, so that shifted chunks do not match."""

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
@@ -29,6 +29,7 @@ from pytest_gpucluster.judging.verdict import (
     is_only_measured,
 )
 from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, CriterionView, plain
+from pytest_gpucluster.page.document import RunDocument
 from pytest_gpucluster.page.drawing import Strip, Value, strip_of
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
@@ -37,9 +38,6 @@ from pytest_gpucluster.reporting.lines import hostlist
 from pytest_gpucluster.reporting.table import duration
 from pytest_gpucluster.reporting.table_rows import NOTHING, PlaceNames
 from pytest_gpucluster.text import counted, first_line, shortlist
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.page.document import RunDocument
 
 TONES, COUNT_TONES = {ACCEPTED: GOOD, REJECTED: BAD}, {PASSED: GOOD, FAILED: BAD, SKIPPED: "none"}
 WITHOUT = (ERROR, MISSING, NOISY, NOT_SELECTED)

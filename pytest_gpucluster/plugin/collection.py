@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.config.collector import collect_seldom, collector_off
+from pytest_gpucluster.config.process import collect_seldom, collector_off
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
@@ -21,9 +21,9 @@ from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite, memory
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
-from pytest_gpucluster.plugin.all_tests import PACKAGED, AllTests
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
+from pytest_gpucluster.plugin.pairing import PACKAGED, AllTests
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 from pytest_gpucluster.plugin.verdict_item import VerdictItem, add_verdict
 from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, digests_of

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from pytest_gpucluster.judging.culprits import HARDWARE, Culprit, describe_remarks, find_culprits
 from pytest_gpucluster.judging.failure_text import format_number, show_evidence, unit_beside
+from pytest_gpucluster.judging.plan import Key
 from pytest_gpucluster.judging.selection import ONLY, Selector, identity_of
 from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, UNMEASURED, WAIVED, WORDS, Record, counted_as
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting import table
 from pytest_gpucluster.reporting.at_a_glance import MOST_ROWS_OF_A_CAUSE, GoodPeers, rows_beside, sentence_of
 from pytest_gpucluster.reporting.lines import CONTINUED, cut, cut_list, folded, names_of_absent, quoted, tied, wrapped
 from pytest_gpucluster.reporting.table_rows import allows_nothing, missing_reasons, value_cells
 from pytest_gpucluster.text import BAR, counted, first_line, framed, one_line, shortlist
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.judging.plan import Key
-    from pytest_gpucluster.places import Place
 
 MOST_LINES = 48
 MOST_DETAILED = 6

@@ -11,7 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from xml.etree import ElementTree as ET
 
 from junit_xml import TestCase, TestSuite
@@ -35,12 +35,9 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
     is_only_measured,
 )
-from pytest_gpucluster.reporting.parts import words_of_parts
-from pytest_gpucluster.reporting.results import ReportedTest, RunReport, selftest_lines
+from pytest_gpucluster.places import Place
+from pytest_gpucluster.reporting.results import ReportedTest, RunReport, selftest_lines, words_of_parts
 from pytest_gpucluster.text import counted, first_line, visible
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.places import Place
 
 MOST_BY_PLACE = 20_000
 """With more testcases than these there is one a node, where nobody asks for another form."""

@@ -15,7 +15,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Column, Table
@@ -24,12 +24,9 @@ from rich.text import Text
 from pytest_gpucluster.config.host_list import expand, is_same_host
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.files import PREVIOUS
 from pytest_gpucluster.text import counted, one_line
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.places import Place
-
 
 CONTINUED = " \\"
 """Ends a line of a command that goes on."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.table import Table
@@ -31,7 +30,9 @@ from pytest_gpucluster.judging.verdict import (
     Verdict,
     counted_as,
 )
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.columns import by_criterion
+from pytest_gpucluster.reporting import table_rows
 from pytest_gpucluster.reporting.at_a_glance import (
     HANDOVER,
     ChosenRows,
@@ -41,21 +42,7 @@ from pytest_gpucluster.reporting.at_a_glance import (
     subject_lines,
 )
 from pytest_gpucluster.reporting.lines import EXACT, hostlist, printed, shell_command, short_names, tied, width_of, wrapped
-from pytest_gpucluster.reporting.table_rows import (
-    NOTHING,
-    PlaceNames,
-    TableRow,
-    is_lost,
-    row_of,
-    summary_lines,
-    without_absent_nodes,
-    without_result,
-)
 from pytest_gpucluster.text import counted, one_line, shortlist
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.places import Place
-
 
 STYLES = {
     PASSED: "green",
@@ -125,16 +112,18 @@ def criteria_table(
         layout: how it is drawn.
     """
     groups = by_criterion(records)
-    names = PlaceNames(places)
-    absent = without_absent_nodes(groups, places)
-    left_out = {key: one for key, one in without_result(groups).items() if one == NOT_SELECTED or not layout.is_whole}
+    names = table_rows.PlaceNames(places)
+    absent = table_rows.without_absent_nodes(groups, places)
+    left_out = {
+        key: one for key, one in table_rows.without_result(groups).items() if one == NOT_SELECTED or not layout.is_whole
+    }
     kept = {key: found for key, found in groups.items() if key not in left_out}
     unjudged = Counter({key: len(found) for key, found in absent.items()})
     for key, outcome in left_out.items():
         if outcome != SKIPPED:
             unjudged[key] += sum(record.outcome == MISSING for record in groups[key])
     if layout.is_whole or subjects.keys().isdisjoint(kept):
-        rows = [(criterion, row_of(criterion, found, names)) for criterion, found in kept.items()]
+        rows = [(criterion, table_rows.row_of(criterion, found, names)) for criterion, found in kept.items()]
         lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []
     else:
         of_each = {criterion: subjects.get(criterion, OTHERS) for criterion in groups}
@@ -142,7 +131,7 @@ def criteria_table(
         every = {key: found for key, found in groups.items() if key in kept or (key in HANDOVER and left_out[key] == MISSING)}
         chosen = chosen_rows(every, names, noise=None if layout.is_rehearsal else layout.noise)
         lines = _at_a_glance(seen, chosen, [] if layout.is_rehearsal else measured_texts(kept), layout)
-    reasons = summary_lines([groups[key] for key in left_out if not is_lost(groups[key], places)])
+    reasons = table_rows.summary_lines([groups[key] for key in left_out if not table_rows.is_lost(groups[key], places)])
     not_here = ", ".join(key for key in HANDOVER if left_out.get(key) == SKIPPED)
     more = {SKIPPED: f"; of the handover {not_here}" if not_here else ""}
     left = [line for outcome, words in reasons for line in _texts(words + more.get(outcome, ""), layout, style=STYLES[outcome])]
@@ -175,19 +164,19 @@ def _subject_text(line: SubjectLine, columns: tuple[int, int], layout: Layout) -
 
 
 def _grouped(
-    rows: Sequence[tuple[str, TableRow]], subjects: Mapping[str, str], unjudged: Iterable[str]
-) -> list[TableRow | Heading]:
+    rows: Sequence[tuple[str, table_rows.TableRow]], subjects: Mapping[str, str], unjudged: Iterable[str]
+) -> list[table_rows.TableRow | Heading]:
     """The rows by subject, in the order of their first row, each group below its subject.
 
     A subject is good if all of its rows are, and none of its criteria is among ``unjudged``.
     """
-    groups: dict[str, list[TableRow]] = {}
+    groups: dict[str, list[table_rows.TableRow]] = {}
     for criterion, row in rows:
         groups.setdefault(subjects.get(criterion, OTHERS), []).append(row)
     if [*groups] == [OTHERS]:
         return [*groups[OTHERS]]
     open_ones = {subjects.get(criterion, OTHERS) for criterion in unjudged}
-    shown: list[TableRow | Heading] = []
+    shown: list[table_rows.TableRow | Heading] = []
     for subject, members in groups.items():
         is_good = subject not in open_ones and all(row.counted_as == PASSED and not row.misses for row in members)
         shown.append(Heading(subject=subject, is_good=is_good))
@@ -195,14 +184,14 @@ def _grouped(
     return shown
 
 
-def _draw(rows: Sequence[TableRow | Heading], layout: Layout) -> list[str]:
+def _draw(rows: Sequence[table_rows.TableRow | Heading], layout: Layout) -> list[str]:
     """The lines of the table, with as many columns as fit. No cell is broken.
 
     Where too few columns would be left, a long name has a line of its own above the other cells.
     """
-    results = [row for row in rows if isinstance(row, TableRow)]
+    results = [row for row in rows if isinstance(row, table_rows.TableRow)]
     empty = {"headroom"} if layout.is_rehearsal else set()
-    empty |= {"p1"} if all(row.p1 == NOTHING for row in results) else set()
+    empty |= {"p1"} if all(row.p1 == table_rows.NOTHING for row in results) else set()
     columns = [name for name in COLUMNS if name not in empty]
     for name in (*DROPPED, None):
         for table in (_table(rows, columns, gap=2), _table(rows, columns, gap=1)):
@@ -215,12 +204,14 @@ def _draw(rows: Sequence[TableRow | Heading], layout: Layout) -> list[str]:
     return _draw_compactly(rows, columns, max(room, SHORTEST_NAME), layout)
 
 
-def _draw_compactly(rows: Sequence[TableRow | Heading], columns: Sequence[str], room: int, layout: Layout) -> list[str]:
+def _draw_compactly(
+    rows: Sequence[table_rows.TableRow | Heading], columns: Sequence[str], room: int, layout: Layout
+) -> list[str]:
     """The lines with one blank between columns. A name of more than ``room`` columns has a line of its own."""
     long: dict[int, str] = {}
-    short: list[TableRow | Heading] = []
+    short: list[table_rows.TableRow | Heading] = []
     for number, row in enumerate(rows):
-        if isinstance(row, TableRow) and cell_len(name := _shown(row.criterion)) > room:
+        if isinstance(row, table_rows.TableRow) and cell_len(name := _shown(row.criterion)) > room:
             long[number] = name
             short.append(replace(row, criterion=""))
         else:
@@ -230,7 +221,7 @@ def _draw_compactly(rows: Sequence[TableRow | Heading], columns: Sequence[str], 
     return [heading, *(line for number, found in enumerate(lines) for line in (long.get(number), found) if line is not None)]
 
 
-def _table(rows: Sequence[TableRow | Heading], columns: Sequence[str], *, gap: int) -> Table:
+def _table(rows: Sequence[table_rows.TableRow | Heading], columns: Sequence[str], *, gap: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap - 1, 0, 1), collapse_padding=gap == 1)
     for name in columns:
         table.add_column(name, justify="right" if name in TO_THE_RIGHT else "left", no_wrap=True)
@@ -239,13 +230,13 @@ def _table(rows: Sequence[TableRow | Heading], columns: Sequence[str], *, gap: i
     return table
 
 
-def _cells(row: TableRow, columns: Sequence[str]) -> list[Text]:
+def _cells(row: table_rows.TableRow, columns: Sequence[str]) -> list[Text]:
     """The cells of one row. A bad value and its place have the colour of the outcome, which says so in words too.
 
     A value beside missing ones is good.
     """
     style = STYLES[NOISY] if row.misses and row.counted_as == PASSED else STYLES.get(row.counted_as, "")
-    is_good = row.counted_as == PASSED or (row.counted_as == MISSING and row.worst != NOTHING)
+    is_good = row.counted_as == PASSED or (row.counted_as == MISSING and row.worst != table_rows.NOTHING)
     coloured = ("outcome",) if is_good else ("outcome", "worst", "where")
     return [Text(_shown(getattr(row, name)), style=style if name in coloured else "") for name in columns]
 

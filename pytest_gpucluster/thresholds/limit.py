@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass, field
 
 from pytest_gpucluster.text import counted
-from pytest_gpucluster.thresholds.layers import Kind  # noqa: TC001 -- whoever reads a journal asks for the fields' types
+from pytest_gpucluster.thresholds.layers import Kind
 
 SIGNS: dict[Kind, str] = {"above": ">", "below": "<", "min": ">=", "max": "<="}
 NO_CEILING = 1_000_000

@@ -13,12 +13,10 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pytest_gpucluster.protocol.messages import Spans
 from pytest_gpucluster.protocol.rank import spans
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.messages import Spans
 
 MAX_SPANS = 32
 HEAD = struct.Struct("=Q56sI")

@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
-from pytest_gpucluster.config.collector import SELDOM, collect_seldom
+from pytest_gpucluster.commands.arguments import nodeid_in_suite
+from pytest_gpucluster.config.process import SELDOM, collect_seldom
 from pytest_gpucluster.judging.forecast import Suite, forecast
 from pytest_gpucluster.plugin.collection import Collection, deselect, only_reads, refuse_unknown_mark, share_locations
 from tests.support.launching import ACCEPTANCE

@@ -36,7 +36,7 @@ def docs_folder() -> Path:
     Raises:
         ConfigurationError: neither is there.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     for folder in (package / "docs", package.parent / "docs"):
         if (folder / f"{INDEX}.md").is_file():
             return folder
