@@ -55,10 +55,9 @@ from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.controller.controller import Controller, address_of
 from pytest_gpucluster.protocol import channel, plain_data
 from pytest_gpucluster.protocol.channel import CONTROLLER, Address, bye_key, hello_key, reply_key
-from pytest_gpucluster.protocol.codec import Wire
+from pytest_gpucluster.protocol.codec import Secret, Wire
 from pytest_gpucluster.protocol.messages import AgentHello, Bye, Failure, FunctionName, Quit, StartCall, Success, read_command
 from pytest_gpucluster.protocol.rank import Rank, machine
-from pytest_gpucluster.protocol.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
 from pytest_gpucluster.localization import search as group_search
-from pytest_gpucluster.localization.beliefs import ErrorRates
-from pytest_gpucluster.localization.parts import Result, SearchPart, Suspect
+from pytest_gpucluster.localization.parts import ErrorRates, Result, SearchPart, Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -27,7 +27,7 @@ from pytest_gpucluster.measurements import timing
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.host_link import host_link
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a check
 from sensitivity_analysis import CANDIDATE, Round, analyse, draw, markdown
 
 from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a check
 
 from pytest_gpucluster.judging.noise import Repeats, doubt, settle
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from pytest_gpucluster.thresholds import released  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.thresholds.limit import Limit  # noqa: E402 -- from this checkout, installed or not
-from pytest_gpucluster.thresholds.load import load  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.thresholds.lint import load  # noqa: E402 -- from this checkout, installed or not
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

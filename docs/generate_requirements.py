@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pytest_gpucluster.thresholds.load import load  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.thresholds.lint import load  # noqa: E402 -- from this checkout, installed or not
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,17 +13,13 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from finetune_smoke.reporting import report
 from finetune_smoke.settings import options
-from finetune_smoke.settings.config import InputError, OwnInputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from finetune_smoke.settings.config import Config
+from finetune_smoke.settings.config import Config, InputError, OwnInputError
 
 GOOD, NOT_GOOD, BAD_INPUT, STOPPED = 0, 1, 2, 3
 

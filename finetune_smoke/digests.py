@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 BLOCK_BYTES = 1 << 26
 

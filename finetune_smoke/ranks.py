@@ -7,20 +7,16 @@ import gc
 import os
 import traceback
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from finetune_smoke.settings.config import InputError, OwnInputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from finetune_smoke.settings.config import Config
+from finetune_smoke.settings.config import Config, InputError, OwnInputError
 
 Value = TypeVar("Value")
 

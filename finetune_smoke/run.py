@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from finetune_smoke.checks.exact import Checks
-    from finetune_smoke.checks.faults import Fault
-    from finetune_smoke.data.batches import Source
-    from finetune_smoke.model.build import SummedLoss
-    from finetune_smoke.model.flops import Shape
-    from finetune_smoke.model.gradients import Gradients
-    from finetune_smoke.ranks import Ranks
-    from finetune_smoke.settings.config import Config
+from finetune_smoke.checks.exact import Checks
+from finetune_smoke.checks.faults import Fault
+from finetune_smoke.data.batches import Source
+from finetune_smoke.model.build import SummedLoss
+from finetune_smoke.model.flops import Shape
+from finetune_smoke.model.gradients import Gradients
+from finetune_smoke.ranks import Ranks
+from finetune_smoke.settings.config import Config
 
 ProgressCallback = Callable[[str, "float | None"], None]
 """Called with what happens, and with the share of the run that is done (0 to 1) or None."""

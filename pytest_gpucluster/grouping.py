@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
 
 Key = TypeVar("Key", bound="Hashable")
 Value = TypeVar("Value")

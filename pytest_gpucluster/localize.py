@@ -7,8 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pytest_gpucluster.localization.beliefs import ErrorRates
-from pytest_gpucluster.localization.parts import MemberGroup, Result, SearchPart
+from pytest_gpucluster.localization.parts import ErrorRates, MemberGroup, Result, SearchPart
 from pytest_gpucluster.localization.search import search
 
 Member = TypeVar("Member", bound=Hashable)

@@ -10,41 +10,34 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.config.host_list import expected_hosts
-from pytest_gpucluster.config.open_files import require_open_files
+from pytest_gpucluster.config.process import require_open_files
 from pytest_gpucluster.config.settings import DEADLINES_S, Expect, Settings, reaches
+from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.controller.inline import OBJECTION
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.fleet.hardware import require_model
+from pytest_gpucluster.fleet.simulation import Simulation, require_model
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.judging import waivers
-from pytest_gpucluster.judging.promises import changed_terms, short_soak
+from pytest_gpucluster.judging.promises import PromisedShape, changed_terms, short_soak
 from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.protocol.rank import own_hostname
-from pytest_gpucluster.records.run_identity import limits_used
-from pytest_gpucluster.reporting.hostlists import remembered_hosts
+from pytest_gpucluster.records.reading import limits_used
+from pytest_gpucluster.reporting.lines import remembered_hosts
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect
-from pytest_gpucluster.thresholds.load import load
-from pytest_gpucluster.thresholds.resolve import RING, rates_of
-from pytest_gpucluster.thresholds.specs import NOT_AMD
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pytest_gpucluster.config.torchrun import Launch
-    from pytest_gpucluster.fleet.simulation import Simulation
-    from pytest_gpucluster.judging.promises import PromisedShape
-    from pytest_gpucluster.thresholds.file import ThresholdsFile
-    from pytest_gpucluster.thresholds.resolve import Profile, Threshold
-    from pytest_gpucluster.thresholds.specs import GpuSpec
+from pytest_gpucluster.thresholds.file import ThresholdsFile
+from pytest_gpucluster.thresholds.lint import load
+from pytest_gpucluster.thresholds.resolve import RING, Profile, Threshold, rates_of
+from pytest_gpucluster.thresholds.specs import NOT_AMD, GpuSpec
 
 OLDEST_TORCH = (2, 7)
 REHEARSAL_RANKS = 2

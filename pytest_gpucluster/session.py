@@ -9,49 +9,36 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_gpucluster.agent.environment import overridden_variables
+from pytest_gpucluster.agent.worker_process import overridden_variables
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.cluster.calls import Caller, Cluster
 from pytest_gpucluster.config.run_files import LOGS
-from pytest_gpucluster.config.settings import requested
+from pytest_gpucluster.config.settings import Settings, requested
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
-from pytest_gpucluster.fleet.controller import FleetController
+from pytest_gpucluster.fleet.agents import FleetController
 from pytest_gpucluster.inventory.identity import read_variables, read_versions
 from pytest_gpucluster.judging import plan as planning
+from pytest_gpucluster.judging import promises
 from pytest_gpucluster.judging.forecast import Forecast, Suite, forecast, selftest_s
-from pytest_gpucluster.judging.promises import (
-    doubled_gpus,
-    doubled_serials,
-    hidden_gpus,
-    other_options,
-    other_variables,
-    shape,
-    unexpected_gpus,
-)
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, SKIPPED, Record, Terms, Verdict, decide
+from pytest_gpucluster.places import Place
+from pytest_gpucluster.protocol.codec import Secret
 from pytest_gpucluster.protocol.messages import ReportTarget
-from pytest_gpucluster.records.run_identity import run_identity
-from pytest_gpucluster.reporting.hostlists import names_of_absent
+from pytest_gpucluster.records.reading import run_identity
+from pytest_gpucluster.reporting.lines import names_of_absent
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import JunitForm, bound_facts
-from pytest_gpucluster.reporting.unfinished_run import link_to
+from pytest_gpucluster.reporting.unfinished_run import UnfinishedRun, link_to
+from pytest_gpucluster.run_setup import RunSetup
 from pytest_gpucluster.thresholds.resolve import SEEN_PORTS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pytest_gpucluster.config.settings import Settings
-    from pytest_gpucluster.places import Place
-    from pytest_gpucluster.protocol.secret import Secret
-    from pytest_gpucluster.reporting.unfinished_run import UnfinishedRun
-    from pytest_gpucluster.run_setup import RunSetup
 
 JOIN_S = 120.0
 AGENTS_LOG = "agents.log"
@@ -94,8 +81,8 @@ class RunState:
         """The cluster that the verdict is about: what answered of what was expected."""
         bound, inventory = self.binding, self.setup.inventory
         if bound is None:
-            return shape(inventory, None)
-        answers = shape(inventory, {name: one.gpu_name for name, one in bound.identities.items()})
+            return promises.shape(inventory, None)
+        answers = promises.shape(inventory, {name: one.gpu_name for name, one in bound.identities.items()})
         answering = {inventory.by_id[name].node for name in bound.identities}
         absent = names_of_absent([node for node in bound.nodes if node.node not in answering])
         return f"{answers} (absent: {absent})" if absent else answers
@@ -326,14 +313,14 @@ class Session:
     def _object_to_gpus(self, binding: Binding) -> None:
         """Object to GPUs that nobody expected, to GPUs that look the same, and to waivers that name two of them."""
         objections = self.state.objections
-        more = binding.unexpected or unexpected_gpus(binding.identities.values(), self.setup.inventory)
+        more = binding.unexpected or promises.unexpected_gpus(binding.identities.values(), self.setup.inventory)
         if more and not self.setup.settings.inline:
             objections.append(f"more GPUs than expected: {', '.join(more)}")
-        doubled = doubled_gpus(binding.places)
+        doubled = promises.doubled_gpus(binding.places)
         if doubled:
             others = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
             objections.append(f"one GPU in two places: {doubled[0]}{others}")
-        objections += [*doubled_serials(binding.places), *self.setup.waivers.bind(binding.places)]
+        objections += [*promises.doubled_serials(binding.places), *self.setup.waivers.bind(binding.places)]
 
     def fix_plan(self) -> None:
         """Add the criteria of the profile that no test was selected for, and record the whole expected set."""
@@ -413,8 +400,8 @@ def _terms_of_nodes(binding: Binding) -> list[str]:
     """What other nodes hide or set: before, only the controller's node was seen."""
     ranks = [binding.identities[place.id] for place in binding.places if place.id in binding.identities]
     own = next((binding.identities[place.id] for place in binding.places if place.rank == 0), None)
-    hidden = hidden_gpus(one for one in ranks if own is None or one.group_rank != own.group_rank)
-    return [*hidden, *other_variables(sorted(ranks, key=lambda one: own is None or one.group_rank != own.group_rank))]
+    hidden = promises.hidden_gpus(one for one in ranks if own is None or one.group_rank != own.group_rank)
+    return [*hidden, *promises.other_variables(sorted(ranks, key=lambda one: own is None or one.group_rank != own.group_rank))]
 
 
 def _other_options(controller: Controller | InlineController, settings: Settings) -> list[str]:
@@ -426,7 +413,7 @@ def _other_options(controller: Controller | InlineController, settings: Settings
     theirs = {(one.group_rank, one.hostname): one.requested for one in hellos.values() if one and one.requested is not None}
     theirs.pop((own.group_rank, own.hostname), None)
     others = [(hostname, options) for (_, hostname), options in theirs.items()]
-    return other_options([(own.hostname, requested(settings)), *others])
+    return promises.other_options([(own.hostname, requested(settings)), *others])
 
 
 def _launched_by(setup: RunSetup) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import Finding, NotAvailable, health
-from pytest_gpucluster.measurements.driver_errors import gpu_xids
-from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
+from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state, gpu_xids
 from tests_acceptance.conftest import measured
 
 pytestmark = [pytest.mark.health, pytest.mark.reads]

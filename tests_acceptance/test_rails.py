@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster import Blame, Finding, MeasurementError, localization
-from pytest_gpucluster.measurements.rails import net_interfaces, rail
+from pytest_gpucluster.measurements.pair_matrix import net_interfaces, rail
 
 pytestmark = pytest.mark.fabric
 

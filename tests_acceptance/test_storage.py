@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
-from pytest_gpucluster import MeasurementError, health
+from pytest_gpucluster import MeasurementError, Place, health
 from pytest_gpucluster.measurements.file_rates import file_rates, file_requests
 from pytest_gpucluster.measurements.shared_paths import (
+    PathMark,
     clear_path,
     count_under_lock,
     leave_mark,
@@ -17,12 +19,6 @@ from pytest_gpucluster.measurements.shared_paths import (
     replace_file,
     small_files,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pytest_gpucluster import Place
-    from pytest_gpucluster.measurements.shared_paths import PathMark
 
 pytestmark = pytest.mark.platform
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import health
-from pytest_gpucluster.measurements.driver_errors import node_sxids
+from pytest_gpucluster.measurements.health import node_sxids
 
 pytestmark = [pytest.mark.health, pytest.mark.reads]
 

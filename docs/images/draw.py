@@ -29,8 +29,7 @@ from pytest_gpucluster.commands.watch import live_lines
 from pytest_gpucluster.commands.watch_screen import screen_lines
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.reporting.ending import Ending, verdict_block
-from pytest_gpucluster.reporting.table import Layout, criteria_table
+from pytest_gpucluster.reporting.table import Ending, Layout, criteria_table, verdict_block
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:

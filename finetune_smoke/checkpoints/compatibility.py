@@ -9,18 +9,13 @@ passes change instead.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
-from finetune_smoke.checkpoints.marker import FORMAT
+from finetune_smoke.checkpoints.marker import FORMAT, Marker
 from finetune_smoke.digests import as_hex
+from finetune_smoke.run import TrainingRun
 from finetune_smoke.settings.config import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from finetune_smoke.checkpoints.marker import Marker
-    from finetune_smoke.run import TrainingRun
 
 SETTINGS = (
     "lora_rank", "lora_alpha", "lora_dropout", "target_modules", "seed", "row_tokens", "packed",

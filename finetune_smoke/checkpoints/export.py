@@ -27,14 +27,13 @@ from finetune_smoke.checks import exact
 from finetune_smoke.model import build
 from finetune_smoke.reporting import report
 from finetune_smoke.settings import configfile
-from finetune_smoke.settings.config import InputError
+from finetune_smoke.settings.config import Config, InputError
 
 if TYPE_CHECKING:
     import torch
 
     from finetune_smoke.reporting.outcome import Outcome
     from finetune_smoke.run import TrainingRun
-    from finetune_smoke.settings.config import Config
 
 MAX_JSON_BYTES = 1 << 20
 """The largest file of settings that is read."""

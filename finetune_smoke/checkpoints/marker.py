@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 FORMAT = 4
 NAME = "_SUCCESS"

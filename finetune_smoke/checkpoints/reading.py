@@ -15,27 +15,23 @@ import enum
 import functools
 import re
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from finetune_smoke.checkpoints import compatibility, tensors
 from finetune_smoke.checkpoints import marker as markers
+from finetune_smoke.checkpoints.marker import Marker
+from finetune_smoke.checkpoints.tensors import State
 from finetune_smoke.checks.exact import deterministic, record_zero
 from finetune_smoke.data import batches
 from finetune_smoke.digests import as_hex, digest
+from finetune_smoke.model.build import SummedLoss
 from finetune_smoke.ranks import rank_list
+from finetune_smoke.run import TrainingRun
 from finetune_smoke.settings.config import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from finetune_smoke.checkpoints.marker import Marker
-    from finetune_smoke.checkpoints.tensors import State
-    from finetune_smoke.model.build import SummedLoss
-    from finetune_smoke.run import TrainingRun
 
 FOLDER = re.compile(r"step-([1-9][0-9]{0,8})(\.tmp)?", re.ASCII)
 """The name of a checkpoint, or of one that is being written."""

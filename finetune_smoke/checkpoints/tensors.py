@@ -7,18 +7,14 @@ own, and whoever resumes reads all files. What may be in them follows from the a
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 
 from finetune_smoke.checkpoints import marker
+from finetune_smoke.checkpoints.marker import FileEntry, Marker
 from finetune_smoke.digests import as_hex, digest_bytes, file_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from finetune_smoke.checkpoints.marker import FileEntry, Marker
 
 State = dict[str, torch.Tensor]
 """The tensors of a checkpoint: ``adapters/NAME``, ``optimizer/NAME/KEY`` and ``losses``."""

@@ -12,25 +12,21 @@ import functools
 import math
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from finetune_smoke.checkpoints import compatibility, reading, tensors
 from finetune_smoke.checkpoints import marker as markers
+from finetune_smoke.checkpoints.tensors import State
 from finetune_smoke.checks.exact import difference
 from finetune_smoke.digests import as_hex, digest, digest_bytes
-from finetune_smoke.ranks import rank_list
+from finetune_smoke.ranks import Ranks, rank_list
+from finetune_smoke.run import TrainingRun
 from finetune_smoke.settings.config import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from finetune_smoke.checkpoints.tensors import State
-    from finetune_smoke.ranks import Ranks
-    from finetune_smoke.run import TrainingRun
 
 STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
 """Checks of the state and of the arithmetic that made it. The others concern base, data and speed."""

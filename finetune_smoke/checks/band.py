@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from finetune_smoke.settings.config import preset
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from finetune_smoke.checks.exact import Checks
-    from finetune_smoke.settings.config import Config
+from finetune_smoke.checks.exact import Checks
+from finetune_smoke.settings.config import Config, preset
 
 FIRST = 0.001
 """How far the first loss may lie from the recorded one, relative: nothing was learnt yet, only products are rounded."""

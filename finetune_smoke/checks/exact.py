@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from finetune_smoke.digests import digest
-from finetune_smoke.ranks import rank_list
+from finetune_smoke.ranks import Ranks, rank_list
 from finetune_smoke.settings.config import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from finetune_smoke.ranks import Ranks
 
 
 class CheckResult(TypedDict):

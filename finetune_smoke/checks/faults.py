@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import random
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from finetune_smoke.data.batches import Row, Source
 from finetune_smoke.settings.config import InputError, parse_fault
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 SLOWER_S = 0.1
 SLOWER_FORWARDS = 3

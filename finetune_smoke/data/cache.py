@@ -15,21 +15,17 @@ import hashlib
 import json
 import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import filelock
 import numpy as np
 
 from finetune_smoke import digests
 from finetune_smoke.data import batches, hub
-from finetune_smoke.settings.config import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from finetune_smoke.settings.config import Config
+from finetune_smoke.settings.config import Config, InputError
 
 FORMAT = 1
 INDEX = "index.json"

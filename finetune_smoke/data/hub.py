@@ -5,18 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finetune_smoke.data import calls
 from finetune_smoke.data.batches import Codec, own_codec
 from finetune_smoke.digests import digest_bytes
-from finetune_smoke.settings.config import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from finetune_smoke.settings.config import Config
+from finetune_smoke.settings.config import Config, InputError
 
 
 def codec_of(config: Config) -> Codec:

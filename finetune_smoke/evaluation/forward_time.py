@@ -12,20 +12,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from finetune_smoke.checks.exact import Checks
 from finetune_smoke.data import batches
 from finetune_smoke.parallel import cuda_graphs
 from finetune_smoke.ranks import rank_list
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from finetune_smoke.checks.exact import Checks
-    from finetune_smoke.run import TrainingRun
+from finetune_smoke.run import TrainingRun
 
 WARM_RUNS = 3
 REPLAYS = 11

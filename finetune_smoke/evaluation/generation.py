@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from finetune_smoke.data import batches, calls, hub
-from finetune_smoke.settings.config import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from finetune_smoke.data.batches import Codec
-    from finetune_smoke.ranks import Ranks
-    from finetune_smoke.settings.config import Config
+from finetune_smoke.data.batches import Codec
+from finetune_smoke.ranks import Ranks
+from finetune_smoke.settings.config import Config, InputError
 
 ROWS = 64
 """Prompts in one batch of the decoding."""

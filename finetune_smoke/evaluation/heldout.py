@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
+from finetune_smoke.checks import exact
 from finetune_smoke.data import batches, hub
 from finetune_smoke.evaluation import generation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from finetune_smoke.checks import exact
-    from finetune_smoke.evaluation.generation import Shares
-    from finetune_smoke.run import TrainingRun
+from finetune_smoke.evaluation.generation import Shares
+from finetune_smoke.run import TrainingRun
 
 ROWS = 64
 """Held-out calls in one forward. Running text takes as many rows as a training pass."""

@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from finetune_smoke import digests
 from finetune_smoke.checkpoints import export, reading, tensors
+from finetune_smoke.checkpoints.marker import Marker
 from finetune_smoke.data import hub
 from finetune_smoke.digests import digest_bytes
 from finetune_smoke.evaluation import generation
+from finetune_smoke.evaluation.generation import Shares
 from finetune_smoke.model import build
-from finetune_smoke.ranks import require_same_settings
+from finetune_smoke.ranks import Ranks, require_same_settings
 from finetune_smoke.settings import configfile, options
 from finetune_smoke.settings.config import Config, InputError, preset
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from finetune_smoke.checkpoints.marker import Marker
-    from finetune_smoke.evaluation.generation import Shares
-    from finetune_smoke.ranks import Ranks
 
 UNUSED = (
     "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "output", "tensorboard", "fault",

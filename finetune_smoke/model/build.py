@@ -16,7 +16,8 @@ What to attend to, and when, is left to the adapters. Without them the loss stay
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,12 +25,7 @@ from torch.nn import functional
 
 from finetune_smoke.data import calls, hub
 from finetune_smoke.model import loss
-from finetune_smoke.settings.config import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from finetune_smoke.settings.config import Config
+from finetune_smoke.settings.config import Config, InputError
 
 
 class SummedLoss(nn.Module):

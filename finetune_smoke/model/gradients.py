@@ -8,17 +8,14 @@ are the frozen base. A step of CUDA graphs sends the whole buffer after its back
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from finetune_smoke.ranks import Ranks
+from finetune_smoke.ranks import Ranks
 
 BUCKET_BYTES = 25 << 20
 """As torch's DDP has it by default."""

@@ -8,6 +8,7 @@ batches. A step with more predictions runs eagerly, and so do the steps before t
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,12 +17,9 @@ import torch
 
 from finetune_smoke.data import batches
 from finetune_smoke.model import loss
-from finetune_smoke.ranks import rank_list
+from finetune_smoke.ranks import Ranks, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from finetune_smoke.ranks import Ranks
     from finetune_smoke.run import TrainingRun
     from finetune_smoke.settings.config import Config
 

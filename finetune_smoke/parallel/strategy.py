@@ -11,7 +11,8 @@ host memory, pinned if there is a GPU, and are copied to the GPU for each gather
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,16 +20,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from finetune_smoke import digests
-from finetune_smoke.settings.config import InputError
+from finetune_smoke.settings.config import Config, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
     from finetune_smoke.model.build import SummedLoss
     from finetune_smoke.ranks import Ranks
     from finetune_smoke.run import TrainingRun
-    from finetune_smoke.settings.config import Config
 
 BACKEND = "inductor"
 """The backend of torch.compile."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finetune_smoke import digests
+from finetune_smoke.checks.exact import CheckResult
 from finetune_smoke.model import flops
 from finetune_smoke.parallel import strategy
 from finetune_smoke.reporting.clock import Clock
-
-if TYPE_CHECKING:
-    from finetune_smoke.checks.exact import CheckResult
-    from finetune_smoke.run import TrainingRun
+from finetune_smoke.run import TrainingRun
 
 LAST = 10
 """The loss of a run is the mean of this many last steps."""

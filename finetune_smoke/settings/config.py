@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import ClassVar
 
 FAULTS: dict[str, str] = {
     "none": "nothing is planted",

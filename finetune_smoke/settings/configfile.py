@@ -9,17 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from finetune_smoke.settings import recipe_file
 from finetune_smoke.settings.config import Config, InputError, flaw, meant, other_type
 from pytest_gpucluster.config import yaml_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 NAME = "config.yaml"
 TYPES = typing.get_type_hints(Config)

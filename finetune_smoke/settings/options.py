@@ -9,14 +9,12 @@ import os
 import sys
 import time
 import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from finetune_smoke.settings import configfile
 from finetune_smoke.settings.config import FAULTS, PRESETS, Config, InputError, OwnInputError, preset
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 BAD_USAGE = 2
 RANK_0_LEAD_S = 10.0

@@ -6,14 +6,13 @@ program always does is accepted with the value that says so, and any other value
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finetune_smoke.settings.config import flaw, meant, other_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pytest_gpucluster.config import yaml_lines
 
 SECTIONS = ("model", "lora", "training", "data", "distributed")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,18 +20,13 @@ from finetune_smoke.checkpoints import export, reading, writing
 from finetune_smoke.checks import band, exact
 from finetune_smoke.evaluation import forward_time, heldout
 from finetune_smoke.parallel import strategy
-from finetune_smoke.reporting import tensorboard
+from finetune_smoke.reporting import report
 from finetune_smoke.reporting.clock import Clock
 from finetune_smoke.reporting.outcome import Log, Outcome, collect_outcome, mean_last
-from finetune_smoke.settings.config import OwnInputError
+from finetune_smoke.run import ProgressCallback, TrainingRun
+from finetune_smoke.settings.config import Config, OwnInputError
 from finetune_smoke.training import steps, stopping
 from finetune_smoke.training.setup import prepare
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from finetune_smoke.run import ProgressCallback, TrainingRun
-    from finetune_smoke.settings.config import Config
 
 __all__ = ["Outcome", "finetune"]
 
@@ -76,7 +71,7 @@ def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin:
     start = _starting_point(run)
     run = start.run
     saver = None if run.config.checkpoint_dir is None else writing.Saver(run=run, damaged=start.damaged)
-    with _without_input_casts(run), tensorboard.curve_writer(run) as board:
+    with _without_input_casts(run), report.curve_writer(run) as board:
         export.claim_folder(run)
         log = Log(
             losses=start.losses,
@@ -111,7 +106,7 @@ class WindowEnd:
 
     saver: writing.Saver | None
     stop: stopping.StopRequest
-    board: tensorboard.CurveWriter
+    board: report.CurveWriter
 
 
 def _starting_point(run: TrainingRun) -> reading.Resumed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,12 +11,9 @@ from finetune_smoke.checks import exact, faults
 from finetune_smoke.data import batches, cache, hub
 from finetune_smoke.model import build, flops, gradients
 from finetune_smoke.parallel import strategy
-from finetune_smoke.ranks import require_same_settings
+from finetune_smoke.ranks import Ranks, require_same_settings
 from finetune_smoke.run import InitialState, ProgressCallback, TrainingRun
 from finetune_smoke.settings.config import Config, require_limit_below_floor
-
-if TYPE_CHECKING:
-    from finetune_smoke.ranks import Ranks
 
 
 def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> TrainingRun:

@@ -9,23 +9,18 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from finetune_smoke.checks import exact
-from finetune_smoke.data import batches, loader
+from finetune_smoke.data import batches
 from finetune_smoke.model import gradients
 from finetune_smoke.parallel import cuda_graphs, strategy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from finetune_smoke.reporting.outcome import Log
-    from finetune_smoke.run import TrainingRun
-
+from finetune_smoke.reporting.outcome import Log
+from finetune_smoke.run import TrainingRun
 
 AUDITED_TOKENS = 4096
 """The most tokens of an audit, or one row: 2 rows of the 7B shape, whose eager pass must fit beside its training."""
@@ -64,7 +59,7 @@ class Steps:
 
     run: TrainingRun
     log: Log
-    rows: loader.Loader[StepRows]
+    rows: batches.Loader[StepRows]
     buckets: gradients.Buckets | None
     capturing: bool
     captured: cuda_graphs.Captured | None = None
@@ -95,7 +90,7 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     use_device = functools.partial(_use_device, run.ranks.device)
     workers = config.loader_workers
     with (
-        loader.loading(make, workers=workers, ahead=ahead, last=config.steps, begin=use_device) as rows,
+        batches.loading(make, workers=workers, ahead=ahead, last=config.steps, begin=use_device) as rows,
         gradients.in_buckets(run.gradients, run.ranks) as buckets,
     ):
         log.clock.start(ahead=ahead)

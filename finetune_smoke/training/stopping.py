@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from finetune_smoke.ranks import Ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

@@ -2,6 +2,11 @@
 
 The agent calls neither CUDA nor NVML, and its main thread never waits in the store for long. So it can report and leave,
 whatever its worker does. ``python -m pytest_gpucluster.agent.main`` starts agents.
+
+An agent also writes the reports of a run whose controller died. The controller's journal lies on the disk of its node. An
+agent of that node sees at once when the controller ends, and writes the reports from the journal. If the whole node is lost,
+an agent of another node writes them from its journal replica, where its own command line says. The lines of the replica came
+through the store.
 """
 
 from __future__ import annotations
@@ -11,31 +16,72 @@ import os
 import select
 import selectors
 import signal
+import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pytest_gpucluster.agent.call_runner import AgentContext, CallRunner
-from pytest_gpucluster.agent.fallback_report import JournalReplica, write_reports
+from pytest_gpucluster.agent.command_reader import CommandReader
 from pytest_gpucluster.agent.heartbeat import Heartbeat
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.config.torchrun import show_last, write_error_file
-from pytest_gpucluster.protocol.channel import ChannelLostError, bye_key, command_key, hello_key
-from pytest_gpucluster.protocol.messages import (
-    AbortCall,
-    AgentHello,
-    Bye,
-    CommandToRanks,
-    KillWorkers,
-    Quit,
-    ReportTarget,
-    StartCall,
-)
+from pytest_gpucluster.protocol import messages
+from pytest_gpucluster.protocol.channel import ChannelLostError, StoreChannel, bye_key, command_key, hello_key, journal_key
+from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.rank import machine, own_hostname
 
-if TYPE_CHECKING:
-    from pytest_gpucluster.agent.command_reader import CommandReader
+REBUILD_S, REBUILD_S_PER_MB = 20.0, 2.0
+"""How long the reports may take, and how much longer for each megabyte of the journal: ten times what a free core takes."""
+
+
+def write_reports(target: messages.ReportTarget, *, journal_copy: Path | None = None) -> None:
+    """Write the reports, from ``journal_copy`` if the journal in the target's folder is missing."""
+    source = journal_copy if journal_copy is not None else Path(target.folder) / JOURNAL
+    junit = ["--junitxml", target.junit] if target.junit else []
+    journal = ["--journal", str(journal_copy)] if journal_copy is not None else ["--run", target.run]
+    command = [sys.executable, "-m", "pytest_gpucluster.cli", "report", target.folder, *junit, *journal]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(  # noqa: S603 -- our own command
+            command,
+            timeout=rebuild_deadline_s(source),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # torchrun's SIGTERM goes to the whole process group of a rank
+        )
+
+
+def rebuild_deadline_s(journal: Path) -> float:
+    """How long it may take to write the reports from a journal of this length."""
+    with contextlib.suppress(OSError):
+        return REBUILD_S + REBUILD_S_PER_MB * journal.stat().st_size / 1e6
+    return REBUILD_S
+
+
+class JournalReplica:
+    """A copy of the controller's journal on another node."""
+
+    def __init__(self, reader: StoreChannel, target: messages.ReportTarget, file: Path) -> None:
+        """Start copying into ``file``, in a thread that has the connection ``reader`` for itself."""
+        self._target = target
+        self._file = file
+        threading.Thread(target=self._copy, args=(reader,), daemon=True).start()
+
+    def _copy(self, reader: StoreChannel) -> None:
+        with self._file.open("w", encoding="utf-8") as copy, contextlib.suppress(ChannelLostError, RefusedMessageError):
+            number = 0
+            while True:
+                copy.write(reader.take(journal_key(number), messages.JournalText.read).text)
+                copy.flush()
+                number += 1
+
+    def write_reports(self) -> None:
+        """Write the reports from the copy, because the controller is lost."""
+        sys.stderr.write(f"gpucluster: the controller is lost; its report is finished here, in {self._target.folder}\n")
+        write_reports(self._target, journal_copy=self._file)
+
 
 TICK_S = 0.5
 PAUSE_S = 0.05
@@ -43,7 +89,7 @@ SIBLINGS_S = 2.0
 STUCK_S = 60.0
 """Longer than the main thread waits for anything: an answer of the store does not come, because the network is cut."""
 LOST_CODE = 3
-LOST = Quit(code=LOST_CODE, last_lines="no verdict is known here: the controller of the run is lost")
+LOST = messages.Quit(code=LOST_CODE, last_lines="no verdict is known here: the controller of the run is lost")
 FILES = ("stacks", "collective", "nccl.log", "flight.json", JOURNAL)
 
 
@@ -56,7 +102,7 @@ class Agent:
         commands: CommandReader,
         *,
         controller_fd: int | None = None,
-        target: ReportTarget | None = None,
+        target: messages.ReportTarget | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -83,7 +129,7 @@ class Agent:
         rank = self._context.rank
         self._context.channel.put(
             hello_key(rank.rank),
-            AgentHello(
+            messages.AgentHello(
                 hostname=own_hostname(),
                 machine=machine(),
                 pid=os.getpid(),
@@ -93,7 +139,7 @@ class Agent:
             ),
         )
 
-    def serve(self) -> Quit:
+    def serve(self) -> messages.Quit:
         """Obey commands; return how this node leaves."""
         threading.Thread(target=self._end_if_stuck, daemon=True).start()
         try:
@@ -109,7 +155,7 @@ class Agent:
             self._calls.discard_worker()
             self._remove_files()
 
-    def leave(self, quits: Quit) -> None:
+    def leave(self, quits: messages.Quit) -> None:
         """End this process.
 
         torchrun ends a node at its first exit code that is not 0. So local ranks above 0 leave first, with 0, and local rank 0
@@ -117,7 +163,7 @@ class Agent:
         """
         rank, channel, code = self._context.rank, self._context.channel, quits.code
         with contextlib.suppress(ChannelLostError):
-            channel.put(bye_key(rank.rank), Bye())
+            channel.put(bye_key(rank.rank), messages.Bye())
             if rank.local_rank == 0 and code != 0:
                 siblings = range(rank.rank + 1, rank.rank + rank.local_world_size)
                 channel.arrived([bye_key(sibling) for sibling in siblings], within_s=SIBLINGS_S)
@@ -131,7 +177,7 @@ class Agent:
 
     # The loop.
 
-    def _serve(self) -> Quit:
+    def _serve(self) -> messages.Quit:
         while True:
             self._rounds += 1
             self._wait()
@@ -151,21 +197,21 @@ class Agent:
             if self._selector.get_map().get(key.fd) is key:  # an earlier event of this round may have removed it
                 key.data()
 
-    def _obey(self) -> Quit | None:
+    def _obey(self) -> messages.Quit | None:
         """Obey the commands that have arrived; the quit, if it is among them."""
         for command in self._commands.pending():
-            if isinstance(command, Quit):
+            if isinstance(command, messages.Quit):
                 return command
             if any(first <= self._context.rank.rank <= last for first, last in command.ranks):
                 self._obey_one(command)
         return None
 
-    def _obey_one(self, command: CommandToRanks) -> None:
-        if isinstance(command, StartCall):
+    def _obey_one(self, command: messages.CommandToRanks) -> None:
+        if isinstance(command, messages.StartCall):
             self._calls.start(command)
-        elif isinstance(command, AbortCall):
+        elif isinstance(command, messages.AbortCall):
             self._calls.abort(command)
-        elif isinstance(command, KillWorkers):
+        elif isinstance(command, messages.KillWorkers):
             self._calls.discard_worker()
         elif self._target is not None and self._replica is None:
             reader = self._context.channel.reconnect()

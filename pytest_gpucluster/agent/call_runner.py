@@ -7,12 +7,14 @@ import math
 import selectors
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from pytest_gpucluster.agent.environment import LOG_NAME, site_log, worker_environment
 from pytest_gpucluster.agent.group_hang import GroupHang, group_of
-from pytest_gpucluster.agent.worker_process import WorkerProcess, describe_end
+from pytest_gpucluster.agent.heartbeat import Heartbeat
+from pytest_gpucluster.agent.spawner import Spawner
+from pytest_gpucluster.agent.worker_process import LOG_NAME, WorkerProcess, describe_end, site_log, worker_environment
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.channel import StoreChannel, progress_key, reply_key
@@ -33,16 +35,8 @@ from pytest_gpucluster.protocol.messages import (
     Success,
     Task,
 )
-from pytest_gpucluster.protocol.rank import STOPPED, spans
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_gpucluster.agent.heartbeat import Heartbeat
-    from pytest_gpucluster.agent.spawner import Spawner
-    from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.protocol.rank import Rank
-    from pytest_gpucluster.worker.last_collective import LastCollective
+from pytest_gpucluster.protocol.rank import STOPPED, Rank, spans
+from pytest_gpucluster.worker.last_collective import LastCollective
 
 LATEST_ENTRY_S = 5.0
 """After another rank of the group raised, a rank that is still in its set-up gets this long to enter the call."""

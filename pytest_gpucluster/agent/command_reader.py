@@ -18,19 +18,12 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from pytest_gpucluster.protocol.channel import MOST_DIGITS, ChannelLostError, StoreChannel, command_key
-from pytest_gpucluster.protocol.codec import RefusedMessageError, Wire
+from pytest_gpucluster.protocol.channel import MOST_DIGITS, Address, ChannelLostError, StoreChannel, command_key
+from pytest_gpucluster.protocol.codec import RefusedMessageError, Secret, Wire
 from pytest_gpucluster.protocol.messages import Command, Quit, read_command
-from pytest_gpucluster.protocol.rank import is_own_user
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_gpucluster.protocol.channel import Address
-    from pytest_gpucluster.protocol.rank import Rank
-    from pytest_gpucluster.protocol.secret import Secret
+from pytest_gpucluster.protocol.rank import Rank, is_own_user
 
 LOOK_S = 3.0
 """How long a line is silent before its agent looks whether the command is in the store."""

@@ -13,18 +13,16 @@ import signal
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, XidEvents
 from pytest_gpucluster.inventory.error_codes import NVLINK_XIDS
 from pytest_gpucluster.inventory.program import die_with_parent
 from pytest_gpucluster.protocol.node_events import NodeEvents, NodeLoss, NodeSxid, NodeXid
 from pytest_gpucluster.protocol.rank import is_own_user
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 HOST_PIDS = "pid:[4026531836]"
 """The first pid namespace of every Linux (PROC_PID_INIT_INO)."""

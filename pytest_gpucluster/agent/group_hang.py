@@ -7,19 +7,16 @@ Their deadlines are over at about the same time. Each marks the call as hung, lo
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.protocol.channel import hung_key, reply_key
-from pytest_gpucluster.protocol.messages import HangFound
+from pytest_gpucluster.protocol.channel import StoreChannel, hung_key, reply_key
+from pytest_gpucluster.protocol.messages import HangFound, StartCall
 from pytest_gpucluster.protocol.rank import STOPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.agent.worker_process import Evidence, WorkerProcess
-    from pytest_gpucluster.protocol.channel import StoreChannel
-    from pytest_gpucluster.protocol.messages import StartCall
 
 PAUSE_S = 0.05
 LOOK_S = 0.5

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.protocol.channel import CONTROLLER, ChannelLostError, StoreChannel
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.rank import Rank
+from pytest_gpucluster.protocol.rank import Rank
 
 BEAT_S = 1.0
 BEATS_PER_LOOK = 5

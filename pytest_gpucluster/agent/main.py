@@ -18,18 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, Agent
+from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, Agent, write_reports
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader, commands_address
-from pytest_gpucluster.agent.fallback_report import write_reports
 from pytest_gpucluster.agent.neighbours import Neighbours
 from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect, listener_key
-from pytest_gpucluster.protocol.codec import TypedMessage
-from pytest_gpucluster.protocol.messages import ReportTarget  # noqa: TC001 -- AgentSettings.read asks for its fields' types
+from pytest_gpucluster.protocol.codec import Secret, TypedMessage
+from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.protocol.node_events import ListenerName, listener_of, new_name
-from pytest_gpucluster.protocol.rank import Rank  # noqa: TC001 -- as above
-from pytest_gpucluster.protocol.secret import Secret
+from pytest_gpucluster.protocol.rank import Rank
 from pytest_gpucluster.worker import worker
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 VARIABLE = "NCCL_RAS_ADDR"
 LOOPBACK = "127.0.0.1"

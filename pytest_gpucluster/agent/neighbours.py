@@ -11,14 +11,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.protocol.rank import STOPPED, stat_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOOK_S = 2.5
 STOPPED_LOOKS = 8

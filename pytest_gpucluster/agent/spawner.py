@@ -17,29 +17,17 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from pytest_gpucluster.agent.neighbours import LOOK_S
+from pytest_gpucluster.agent.neighbours import LOOK_S, Neighbours
 from pytest_gpucluster.inventory.program import die_with_parent, kill_group
-from pytest_gpucluster.protocol.messages import (
-    FromSpawner,
-    StartWorker,
-    WorkerExited,
-    WorkerNotStarted,
-    WorkerStarted,
-    read_from_spawner,
-)
+from pytest_gpucluster.protocol import messages
 from pytest_gpucluster.worker import flight_recorder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pytest_gpucluster.agent.neighbours import Neighbours
 
 REQUEST_BYTES = 256 * 1024
 ANSWER_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
 POLL_S = 0.5
-Main = Callable[[StartWorker, int], None]
+Main = Callable[[messages.StartWorker, int], None]
 
 
 class Spawner:
@@ -66,7 +54,7 @@ class Spawner:
         """The descriptor for a selector: readable when a worker, or the spawner, has ended."""
         return self._link.fileno()
 
-    def spawn(self, request: StartWorker, *, link: socket.socket, output_fd: int) -> int:
+    def spawn(self, request: messages.StartWorker, *, link: socket.socket, output_fd: int) -> int:
         """Start a worker with ``link`` as its line to the agent and ``output_fd`` as stdout and stderr; return its pid.
 
         Raises:
@@ -78,13 +66,13 @@ class Spawner:
             socket.send_fds(self._link, [numbered.to_json()], [link.fileno(), output_fd])
             while True:
                 answer = self._receive()
-                if isinstance(answer, WorkerExited):
+                if isinstance(answer, messages.WorkerExited):
                     self._exits.append((answer.pid, answer.status))
                 elif answer.number == self._requests:
                     break
         except TimeoutError:
             raise OSError(f"the process that starts workers did not answer within {ANSWER_S:g} s") from None
-        if isinstance(answer, WorkerNotStarted):
+        if isinstance(answer, messages.WorkerNotStarted):
             raise OSError(answer.error)
         return answer.pid
 
@@ -96,17 +84,17 @@ class Spawner:
         """
         while select.select([self._link], [], [], 0.0 if self._exits else within_s)[0]:
             answer = self._receive()
-            if isinstance(answer, WorkerExited):
+            if isinstance(answer, messages.WorkerExited):
                 self._exits.append((answer.pid, answer.status))
             # Another answer is late: its request was given up, so that worker finds its line closed and ends.
         found, self._exits = self._exits, []
         return found
 
-    def _receive(self) -> FromSpawner:
+    def _receive(self) -> messages.FromSpawner:
         data = self._link.recv(REQUEST_BYTES)
         if not data:
             raise OSError("the spawner of workers has ended")
-        return read_from_spawner(data)
+        return messages.read_from_spawner(data)
 
 
 class _Server:
@@ -156,24 +144,24 @@ class _Server:
         data, fds, _, _ = socket.recv_fds(self._link, REQUEST_BYTES, 4)
         if not data:
             return False
-        self._fork(StartWorker.read(data), fds)
+        self._fork(messages.StartWorker.read(data), fds)
         return True
 
-    def _fork(self, request: StartWorker, fds: list[int]) -> None:
+    def _fork(self, request: messages.StartWorker, fds: list[int]) -> None:
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            self._send(WorkerNotStarted(number=request.number, error=f"could not start a worker: {error}"))
+            self._send(messages.WorkerNotStarted(number=request.number, error=f"could not start a worker: {error}"))
             return
         if pid == 0:
             self._become_worker(request, fds, parent=parent)
         for fd in fds:
             os.close(fd)
         self._workers.add(pid)
-        self._send(WorkerStarted(number=request.number, pid=pid))
+        self._send(messages.WorkerStarted(number=request.number, pid=pid))
 
-    def _become_worker(self, request: StartWorker, fds: list[int], *, parent: int) -> None:
+    def _become_worker(self, request: messages.StartWorker, fds: list[int], *, parent: int) -> None:
         status = 1
         signal.pthread_sigmask(signal.SIG_BLOCK, {flight_recorder.ASK})  # a thread waits for it, once it has started
         try:
@@ -207,9 +195,9 @@ class _Server:
             if pid in self._workers:
                 self._workers.discard(pid)
                 kill_group(pid)
-                self._send(WorkerExited(pid=pid, status=status))
+                self._send(messages.WorkerExited(pid=pid, status=status))
 
-    def _send(self, answer: FromSpawner) -> None:
+    def _send(self, answer: messages.FromSpawner) -> None:
         with contextlib.suppress(OSError):
             self._link.send(answer.to_json())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -24,21 +25,17 @@ from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.occupancy import read_occupancy_again
-from pytest_gpucluster.places import Place
+from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu, uses_no_device
-from pytest_gpucluster.protocol.messages import CALL_VARIABLES
+from pytest_gpucluster.protocol.messages import CALL_VARIABLES, FunctionName, Reply
 from pytest_gpucluster.protocol.rank import rounds_of_pairs
 from pytest_gpucluster.worker.worker import look_at_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from pytest_gpucluster.cluster.binding import Binding
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
-    from pytest_gpucluster.places import Inventory
-    from pytest_gpucluster.protocol.messages import FunctionName, Reply
 
 PER = ("gpu", "host", "node", "domain", "cluster", "pair")
 DEADLINE_S = 300.0

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.errors import MeasurementError, Part
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.localization.gpus import FEWEST_GPUS, describe_ways, slow_gpus, usual_pair_gb_s
 from pytest_gpucluster.localization.nodes import (
     CHOICE,
     FEWEST_NODES,
     RINGS,
+    Effort,
     advice_on_choice,
     effort_of,
     is_not_ring,
     search_nodes,
 )
-from pytest_gpucluster.localization.parts import Result
+from pytest_gpucluster.localization.parts import MemberGroup, Result
 from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.cluster.results import Results
-    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.judging.criterion import Criterion
-    from pytest_gpucluster.localization.nodes import Effort
-    from pytest_gpucluster.localization.parts import MemberGroup
     from pytest_gpucluster.measurements.collectives import CollectiveTiming
     from pytest_gpucluster.places import Place
 

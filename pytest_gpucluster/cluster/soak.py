@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
+from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.judging.finding import Finding
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.finding import Facts, Finding
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.noise import is_finite
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from pytest_gpucluster.cluster.results import Results
-    from pytest_gpucluster.judging.criterion import Criterion
-    from pytest_gpucluster.judging.finding import Facts
 
 Keep = Literal["lowest", "highest", "total"]
 CLUSTER = Place(id="cluster", node=-1)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.controller.diagnosis import diagnose
 from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, GpuProcess
+from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, GpuProcess, Occupancy
 from pytest_gpucluster.places import UNKNOWN_HOST, Place
+from pytest_gpucluster.protocol.messages import Reply
 from pytest_gpucluster.text import counted, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.inventory.occupancy import Occupancy
-    from pytest_gpucluster.protocol.messages import Reply
 
 Errors = dict[Any, MeasurementError]
 FREE_IT = "end what holds the GPU, or wait for its job"

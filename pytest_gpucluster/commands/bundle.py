@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from pytest_gpucluster.config.collector import collector_off
+from pytest_gpucluster.config.process import collector_off
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
-from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, Archive, manifest_of, packed, read_archive
-from pytest_gpucluster.evidence.contents import contents_of
-from pytest_gpucluster.evidence.verification import OK, UNSIGNED, steps, summary
+from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, Archive, contents_of, manifest_of, packed, read_archive
+from pytest_gpucluster.evidence.verification import OK, UNSIGNED, VerifyStep, steps, summary
 from pytest_gpucluster.reporting.files import whole_file
 from pytest_gpucluster.text import counted, one_line, visible
-
-if TYPE_CHECKING:
-    import argparse
-    from pathlib import Path
-
-    from pytest_gpucluster.evidence.verification import VerifyStep
 
 VALID, NOT_VALID = 0, 1
 WIDEST = 12

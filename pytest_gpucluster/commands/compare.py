@@ -5,8 +5,11 @@ The exit code is 1 where something is worse.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
@@ -14,24 +17,17 @@ from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import MISSING, WORDS
-from pytest_gpucluster.page.templating import html
-from pytest_gpucluster.records.comparison import compare
-from pytest_gpucluster.records.matching import label_of
+from pytest_gpucluster.page.document import html
+from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison, compare
+from pytest_gpucluster.records.matching import Matching, PartKey, label_of
 from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, read_parts
 from pytest_gpucluster.records.reading import read_results
 from pytest_gpucluster.reporting.files import require_unread, require_writable, write_report
-from pytest_gpucluster.reporting.hostlists import hostlist
-from pytest_gpucluster.reporting.lines import UNLIMITED, folded, width_of_screen
+from pytest_gpucluster.reporting.lines import UNLIMITED, folded, hostlist, width_of_screen
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from pytest_gpucluster.records.changes import Change
-    from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison
-    from pytest_gpucluster.records.matching import Matching, PartKey
 
     Part = Mapping[str, Any]
 

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rich.text import Text
 
 from pytest_gpucluster.commands.arguments import EXAMPLE, FORM, read_arguments
-from pytest_gpucluster.commands.info_tables import pairs, print_parts
+from pytest_gpucluster.commands.info_tables import Shown, pairs, print_parts
 from pytest_gpucluster.commands.launch import SUITE
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.fleet.hardware import require_model
-from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.fleet.simulation import parse_simulation, require_model
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.text import one_line
+from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
-from pytest_gpucluster.thresholds.load import load
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
-    from pytest_gpucluster.commands.info_tables import Shown
-    from pytest_gpucluster.thresholds.file import ThresholdsFile
-    from pytest_gpucluster.thresholds.resolve import Threshold
+from pytest_gpucluster.thresholds.lint import load
+from pytest_gpucluster.thresholds.resolve import Threshold
 
 AUDIT_DIR = "gpucluster-audit"
 """Where the results of an audit lie: never among those of whole runs."""

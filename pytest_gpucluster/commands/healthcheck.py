@@ -9,11 +9,13 @@ call Slurm's commands.
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pytest_gpucluster.commands.info import BAD, GOOD, UNSEEN
 from pytest_gpucluster.commands.info_tables import value_at
@@ -22,10 +24,6 @@ from pytest_gpucluster.inventory import machine as whole_machine
 from pytest_gpucluster.inventory.reading import NotAvailable, unavailable
 from pytest_gpucluster.inventory.slurm import change, read_node
 from pytest_gpucluster.text import counted, one_line, within_bytes
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping, Sequence
 
 VARIABLE = "GPUCLUSTER_DRAIN"
 OURS = "gpucluster: "

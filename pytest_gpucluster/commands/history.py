@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.text import Text
@@ -17,11 +20,6 @@ from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.records.columns import number_of
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.text import counted, one_line
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 SECONDS = 19
 """So many characters of a moment in ISO 8601 say it to the second."""

@@ -5,21 +5,17 @@ Nothing is run on a GPU. What is wrong is found in the plain data of ``read_mach
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from pytest_gpucluster.health.defects import find, unseen
+from pytest_gpucluster.health.defects import Defect, find, unseen
 from pytest_gpucluster.inventory.machine import read_machine, read_surroundings
 from pytest_gpucluster.records.parts_list import csv_text, json_text, parts_of
 from pytest_gpucluster.text import one_line
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Mapping
-
-    from pytest_gpucluster.health.defects import Defect
 
 GOOD, BAD, UNSEEN = 0, 1, 3
 WHOLE = ("summary", "all")

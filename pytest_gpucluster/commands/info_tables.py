@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -15,11 +16,8 @@ from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.reporting.lines import printed, whole, width_of, width_of_screen
 from pytest_gpucluster.text import one_line
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    Machine: TypeAlias = Mapping[str, Any]
-    Shown: TypeAlias = Table | Text
+Machine: TypeAlias = Mapping[str, Any]
+Shown: TypeAlias = Table | Text
 
 NOTHING = "-"
 

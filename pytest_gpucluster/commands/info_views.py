@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from pytest_gpucluster.commands.info_tables import NOTHING, Column, cell, number, pairs, table, table_of, without_gaps
+from pytest_gpucluster.commands.info_tables import (
+    NOTHING,
+    Column,
+    Machine,
+    Shown,
+    cell,
+    number,
+    pairs,
+    table,
+    table_of,
+    without_gaps,
+)
 from pytest_gpucluster.health.defects import find
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.pci_tree import NO_NUMA_NODE, Position, nearness
@@ -16,11 +28,8 @@ from pytest_gpucluster.inventory.reading import unavailable
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from rich.table import Table
 
-    from pytest_gpucluster.commands.info_tables import Machine, Shown
 
 UNITS = {"memlock": "memlock_bytes", "nofile": "nofile_files"}
 """Names of facts that lack their unit."""

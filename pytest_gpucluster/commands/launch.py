@@ -5,6 +5,7 @@ Who is there, :mod:`pytest_gpucluster.protocol.rendezvous` finds out.
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import shlex
@@ -12,13 +13,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_gpucluster.commands import absent_nodes
-from pytest_gpucluster.commands.absent_nodes import Absence
-from pytest_gpucluster.commands.slurm.step import read_step
+from pytest_gpucluster.commands.report import Absence, expect, read_options, write_reports
+from pytest_gpucluster.commands.sweep import read_step
 from pytest_gpucluster.config import host_list
 from pytest_gpucluster.config.pod import INDEX, MEANINGS, read_pod, require_index
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
@@ -26,18 +27,13 @@ from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.page.outputs import Wanted, write_outputs
 from pytest_gpucluster.protocol import rendezvous
+from pytest_gpucluster.protocol.codec import SECRET_VARIABLE
 from pytest_gpucluster.protocol.rank import own_hostname
-from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.reporting.files import require_apart, require_unread
-from pytest_gpucluster.reporting.hostlists import hostlist, hosts_from
+from pytest_gpucluster.reporting.lines import hostlist, hosts_from
 from pytest_gpucluster.run_setup import require_torch
+from pytest_gpucluster.session import Session
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
-    from pytest_gpucluster.session import Session
 
 NOT_GOOD = 1
 ONE_HOST = "127.0.0.1"
@@ -259,8 +255,8 @@ def _become_torchrun(job: Job, *, secret: str | None, hosts: Sequence[str] = ())
 
 def _lead(job: Job) -> int:
     """Wait for the other nodes; become torchrun if all came, write reports if not."""
-    settings, junit = absent_nodes.read_options(job.pytest_arguments)
-    expected = absent_nodes.expect(job.rank_0, settings)  # here, so that wrong options are said before anybody waits
+    settings, junit = read_options(job.pytest_arguments)
+    expected = expect(job.rank_0, settings)  # here, so that wrong options are said before anybody waits
     meeting = rendezvous.Meeting(_own_hello(job), host=job.master_addr, port=job.master_port, notice=_say)
     if not meeting.is_complete:
         _say(f"waiting for {counted(job.num_nodes - 1, 'other node')} on port {job.master_port}, at most {job.within_s:g} s")
@@ -290,7 +286,7 @@ def _lead(job: Job) -> int:
 
 def _require_apart(job: Job, *, hosts: str | None) -> None:
     """Check that no report replaces the limits, or what ``--hosts`` names: a list, or an earlier run, which may be moved."""
-    settings, junit = absent_nodes.read_options(job.pytest_arguments)
+    settings, junit = read_options(job.pytest_arguments)
     read = [settings.thresholds] if settings.thresholds is not None else []
     listed = [Path(hosts, name) for name in ("", JOURNAL, RESULTS)] if hosts else []
     wanted = [one for one in (junit, settings.summary, settings.metrics, settings.termination) if one is not None]
@@ -318,7 +314,7 @@ def _interrupt(number: int, _frame: Any) -> None:
 def _report(expected: Session, absence: Absence, *, junit: Path | None) -> int:
     """Write the reports of a run that never began. A full disk does not change the outcome."""
     try:
-        written = absent_nodes.write_reports(expected, absence, junit=junit)
+        written = write_reports(expected, absence, junit=junit)
     except (ConfigurationError, OSError) as error:
         _say(f"no reports: {error}")
         return NOT_GOOD

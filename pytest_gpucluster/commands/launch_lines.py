@@ -11,20 +11,16 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.commands import launch
-from pytest_gpucluster.commands.slurm.step import read_step
+from pytest_gpucluster.commands.launch import Job
+from pytest_gpucluster.commands.sweep import read_step
 from pytest_gpucluster.config.settings import OPTIONS
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.reporting.hostlists import hosts_from
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pytest_gpucluster.commands.launch import Job
+from pytest_gpucluster.reporting.lines import hosts_from
 
 CHECKOUT = Path(__file__).parents[2]
 SBATCH = Path("deploy", "slurm", "accept.sbatch")

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from pytest_gpucluster.commands.packaged.names_of_tests import JudgingTests, read_tests, tests_beside
+from pytest_gpucluster.commands.arguments import JudgingTests, read_tests, tests_beside
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
+from pytest_gpucluster.config.yaml_lines import Problem
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect, versions
+from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.layers import packaged_path
-from pytest_gpucluster.thresholds.load import check
+from pytest_gpucluster.thresholds.lint import check
 from pytest_gpucluster.thresholds.schema import File
-
-if TYPE_CHECKING:
-    import argparse
-    from pathlib import Path
-
-    from pytest_gpucluster.config.yaml_lines import Problem
-    from pytest_gpucluster.thresholds.file import ThresholdsFile
 
 _ANY_PARAMETER = ("dcgm_diag",)
 """Tests of the packaged suite that judge whatever entry has their name, with any parameter."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from pytest_gpucluster.config.run_files import RESULTS_DIR
 from pytest_gpucluster.config.schema_errors import did_you_mean
@@ -17,9 +18,6 @@ from pytest_gpucluster.config.settings import OPTIONS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 WRONG_USAGE, OF_RECORDS = 2, 4
 """The exit codes of wrong usage: argparse's own, and that of the commands that read kept results."""
@@ -199,7 +197,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
     docs = commands.add_parser("docs", help="the pages of the documentation, which are installed too")
     docs.add_argument("page", nargs="?", metavar="PAGE", help="handover, slurm, decisions/0012; default: the list")
-    docs.set_defaults(act="packaged.docs")
+    docs.set_defaults(act="docs")
     add = commands.add_parser
     _add_show(add("show", help="what a criterion asks and why; or what a results directory holds, also as CSV"))
     _add_compare(add("compare", help="what has changed between two runs"))
@@ -315,7 +313,7 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     sweep.add_argument("--nodes", default="", metavar="LIST", help=words)
     sweep.add_argument("--job", default="", metavar="OPTIONS", help="sbatch's options for the jobs that measure")
     sweep.add_argument("--fabric", metavar="OPTIONS", help="submit the last stage with these options of sbatch too")
-    sweep.set_defaults(act="slurm.sweep")
+    sweep.set_defaults(act="sweep")
 
 
 def _function(act: str) -> Callable[[argparse.Namespace], int]:

@@ -6,24 +6,20 @@ error.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import Verdict
 from pytest_gpucluster.records.reading import read_results
-from pytest_gpucluster.reporting.hostlists import hostlist, hosts_from
+from pytest_gpucluster.reporting.lines import hostlist, hosts_from
 from pytest_gpucluster.reporting.merge import merge
 from pytest_gpucluster.reporting.node_runs import NEVER_REPORTED, beside_slurm, judge_nodes
 from pytest_gpucluster.text import counted, one_line
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-    from pathlib import Path
-    from typing import TextIO
-
-    from pytest_gpucluster.judging.verdict import Verdict
 
 GOOD, BAD = 0, 1
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from pytest_gpucluster.config.run_files import JOURNAL
-from pytest_gpucluster.config.torchrun import read_launch
+from pytest_gpucluster.config.torchrun import Launch, read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.reporting.unfinished_run import read_unfinished_run
 from pytest_gpucluster.text import counted, visible
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
-    from pytest_gpucluster.config.torchrun import Launch
 
 REFUSED = 4
 """The exit code of pytest for wrong usage: whoever resumes by pytest's options gets the same."""

@@ -7,6 +7,7 @@ Values go to stdout, messages to stderr. What the function prints goes to stdout
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -14,14 +15,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
+from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.commands import arguments, criteria
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import parse_expect
@@ -35,16 +37,10 @@ from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.judging.failure_text import summarize
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.protocol.channel import ChannelLostError
-from pytest_gpucluster.protocol.secret import Secret
+from pytest_gpucluster.protocol.codec import Secret
 from pytest_gpucluster.run_setup import REHEARSAL_RANKS, require_torch
 from pytest_gpucluster.session import JOIN_S
 from pytest_gpucluster.text import barred, counted, lines, one_line, visible
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
-    from pytest_gpucluster.cluster.results import Results
 
 NOT_GOOD = 1
 LINE_INTERVAL_S = 5.0

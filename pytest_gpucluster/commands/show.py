@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.text import Text
 
 from pytest_gpucluster.commands import criteria
-from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, pairs, print_parts, table_by_heading
+from pytest_gpucluster.commands.info_tables import NOTHING, Shown, number_or_nothing, pairs, print_parts, table_by_heading
 from pytest_gpucluster.config.run_files import RESULTS
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
@@ -16,12 +18,6 @@ from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, SEVERITY, SKIPP
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.records.spreadsheet import csv_text
 from pytest_gpucluster.text import counted, framed, one_line
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.commands.info_tables import Shown
 
 MOST_PLACES = 40
 """So many good places of a criterion are shown; those that are not good are all shown."""

@@ -5,6 +5,7 @@ On a terminal it has boxes with bars, sparklines and colours, as many as fit.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import math
@@ -16,10 +17,11 @@ import sys
 import termios
 import time
 import tty
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -31,23 +33,13 @@ from pytest_gpucluster.commands.watch_screen import View, plain_text, screen_lin
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS_DIR
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
-from pytest_gpucluster.inventory.watched_node import NodeReader
+from pytest_gpucluster.inventory.watched_node import LiveGpu, NodeReader, NodeReading
 from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import BAD, FAILED, WAIVED
-from pytest_gpucluster.reporting.watched_run import WatchedRun
+from pytest_gpucluster.reporting.watched_run import RunPicture, WatchedRun
 from pytest_gpucluster.text import counted
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import TypeAlias
-
-    from rich.console import RenderableType
-
-    from pytest_gpucluster.inventory.watched_node import LiveGpu, NodeReading
-    from pytest_gpucluster.reporting.watched_run import RunPicture
-
-    Shows: TypeAlias = Literal["all", "node", "log"]
+Shows: TypeAlias = Literal["all", "node", "log"]
 
 BLOCKS = "▁▂▃▄▅▆▇"
 """Without the whole block: lines below each other would run together."""

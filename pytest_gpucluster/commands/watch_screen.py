@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,17 +11,13 @@ from rich.text import Text
 
 from pytest_gpucluster.inventory.nvml import FAULT_REASONS
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none, split
-from pytest_gpucluster.inventory.watched_node import rate_gb_s
+from pytest_gpucluster.inventory.watched_node import LiveGpu, LivePort, NodeReading, rate_gb_s
 from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES, WAIVED, count_of
-from pytest_gpucluster.reporting.hostlists import hostlist
-from pytest_gpucluster.reporting.lines import wrapped
+from pytest_gpucluster.reporting.lines import hostlist, wrapped
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.inventory.watched_node import LiveGpu, LivePort, NodeReading
     from pytest_gpucluster.judging.culprits import Culprit
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.reporting.watched_run import NodeProgress, RunPicture

@@ -5,12 +5,9 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from pytest_gpucluster.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 VARIABLE = "GPUCLUSTER_HOSTS"
 """The variable with the hosts in the order of their node numbers, for which ``gpucluster launch`` takes care."""

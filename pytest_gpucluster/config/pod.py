@@ -6,14 +6,11 @@ Kubeflow's Trainer sets torchrun's own variables instead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 INDEX = "JOB_COMPLETION_INDEX"
 NODES = ("GPUCLUSTER_NODES", "PET_NNODES")

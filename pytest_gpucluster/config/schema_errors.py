@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
 
 _TYPES = {

@@ -5,20 +5,18 @@ Once the options are parsed, only the frozen :class:`Settings` are used.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pytest_gpucluster.config.run_files import RESULTS_DIR
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable
 
 LEVELS = ("quick", "standard", "soak")
 JUNIT_FORMS = ("place", "node", "criterion")

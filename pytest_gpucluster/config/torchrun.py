@@ -8,15 +8,12 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.text import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 

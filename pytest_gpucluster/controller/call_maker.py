@@ -10,29 +10,21 @@ import itertools
 import secrets
 import sys
 import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pytest_gpucluster.controller.call import Call, CallClock, Observer
-from pytest_gpucluster.controller.replies import PendingReplies, lost_reply
+from pytest_gpucluster.controller.call import Call, CallClock, EarlyEnd, Observer, PendingReplies, lost_reply
+from pytest_gpucluster.controller.command_link import CommandLink, Members
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.places import Device
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.channel import ChannelLostError, keys_of_call, progress_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
-from pytest_gpucluster.protocol.messages import AbortCall, KillWorkers, ProgressInCall, RankGroup, StartCall
+from pytest_gpucluster.protocol.messages import AbortCall, KillWorkers, ProgressInCall, RankGroup, Reply, StartCall
 from pytest_gpucluster.protocol.rank import spans
 from pytest_gpucluster.text import visible
 from pytest_gpucluster.worker import worker
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from pytest_gpucluster.controller.call import EarlyEnd
-    from pytest_gpucluster.controller.command_link import CommandLink
-    from pytest_gpucluster.controller.members import Members
-    from pytest_gpucluster.places import Device
-    from pytest_gpucluster.protocol.messages import Reply
 
 
 class ProcessGroups:

@@ -5,28 +5,23 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pytest_gpucluster.agent.main import AgentSettings, resolved
 from pytest_gpucluster.agent.main import command as command_of
+from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.controller.call import Call, EarlyEnd, Observer
 from pytest_gpucluster.controller.call_maker import SLICE_S, CallContext, CallMaker
-from pytest_gpucluster.controller.command_link import BYE_S, CommandLink, JournalSender
+from pytest_gpucluster.controller.command_link import BYE_S, CommandLink, JournalSender, Members
 from pytest_gpucluster.controller.local_agents import LocalAgents
-from pytest_gpucluster.controller.members import Members
+from pytest_gpucluster.places import Device
 from pytest_gpucluster.protocol import functions
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError, bye_key, hello_key
-from pytest_gpucluster.protocol.messages import Quit, ReplicateJournal, ReportTarget
+from pytest_gpucluster.protocol.codec import Secret
+from pytest_gpucluster.protocol.messages import AgentHello, FunctionName, Quit, ReplicateJournal, Reply, ReportTarget
 from pytest_gpucluster.protocol.rank import Rank, spans
-from pytest_gpucluster.protocol.secret import Secret
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pytest_gpucluster.config.torchrun import Launch
-    from pytest_gpucluster.places import Device
-    from pytest_gpucluster.protocol.messages import AgentHello, FunctionName, Reply
 
 
 class Controller:

@@ -10,17 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.protocol.messages import Failure
+from pytest_gpucluster.protocol.messages import Failure, FailureKind, Reply
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.text import first_line, hung
 from pytest_gpucluster.text import lines as lines_of
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.protocol.messages import FailureKind, Reply
 
 Name = Callable[[int], str]
 Failures: TypeAlias = "Mapping[int, Failure]"

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from pytest_gpucluster.agent.environment import WORKER_DEFAULTS
-from pytest_gpucluster.controller.call import CallClock, Observer
+from pytest_gpucluster.agent.worker_process import WORKER_DEFAULTS
+from pytest_gpucluster.controller.call import Call, CallClock, Observer
+from pytest_gpucluster.places import Device
 from pytest_gpucluster.protocol import functions, plain_data
-from pytest_gpucluster.protocol.messages import Failure, Success
+from pytest_gpucluster.protocol.messages import Failure, FunctionName, Reply, ReportTarget, Success
 from pytest_gpucluster.worker import worker
 from pytest_gpucluster.worker.raised import failure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from pytest_gpucluster.controller.call import Call
-    from pytest_gpucluster.places import Device
-    from pytest_gpucluster.protocol.messages import FunctionName, Reply, ReportTarget
 
 OBJECTION = "run inline, for a debugger (--gpucluster-inline)"
 ENVIRONMENT = {

@@ -12,11 +12,9 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 BEGIN_S = 60.0
 """A fork that has not begun by then is killed: its ranks are lost, and the run says so."""

@@ -13,23 +13,21 @@ import socket
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pytest_gpucluster.controller.call import Call  # noqa: TC001 -- read_one_of asks for its fields' types
+from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ErrorKind, MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.codec import TypedMessage, Wire, read_one_of
-from pytest_gpucluster.protocol.messages import Reply, Success, read_reply
+from pytest_gpucluster.protocol.messages import FunctionName, Reply, Success, read_reply
 from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
-    from pytest_gpucluster.protocol.messages import FunctionName
 
 GONE = "not run: the pytest-xdist controller, which makes the calls, is gone"
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.reporting.junit import OWN_CLASS
 from pytest_gpucluster.text import counted, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 KINDS = ("failure", "error", "skipped")
 COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}

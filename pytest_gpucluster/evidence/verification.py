@@ -8,41 +8,43 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.evidence import signature
 from pytest_gpucluster.evidence.archive import (
+    AS_PACKAGED,
+    AS_READ,
+    ENVIRONMENT,
     MANIFEST,
+    REQUIRED,
     SIGNATURE,
+    STATEMENTS,
+    Archive,
     Manifest,
     NewerBundleError,
+    as_json,
     differences,
+    environment_of,
     misplaced,
     read_manifest,
 )
-from pytest_gpucluster.evidence.contents import AS_PACKAGED, AS_READ, ENVIRONMENT, REQUIRED, STATEMENTS, as_json, environment_of
 from pytest_gpucluster.evidence.junit_cases import difference_of_files, read_cases
 from pytest_gpucluster.inventory.identity import digest_of_package, version_of
 from pytest_gpucluster.page.document import RunDocument, document_of
 from pytest_gpucluster.page.render import embedded_results, model_of, page_from
-from pytest_gpucluster.records.run_identity import limits_digest, limits_used
-from pytest_gpucluster.reporting.journal import FOUND_AT_END
+from pytest_gpucluster.records.reading import limits_digest, limits_used
+from pytest_gpucluster.reporting.journal import FOUND_AT_END, texts_of
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, state_of
-from pytest_gpucluster.reporting.writer import texts_of
 from pytest_gpucluster.text import counted, one_line, shortened
 from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.layers import read_source
 from pytest_gpucluster.thresholds.released import DIGEST
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from pytest_gpucluster.evidence.archive import Archive
 
 OK, NOT_OK, STALE = "ok", "not ok", "stale"
 FILES, PACKAGE = "pytest-gpucluster's files", "pytest-gpucluster"

@@ -3,11 +3,14 @@
 They are forks of the controller; where it has threads, ``python -m pytest_gpucluster.fleet.agents`` starts them. Hellos,
 heartbeats, replies and goodbyes are the messages of real agents. There are no workers and no process groups: the values come
 from the model. A process has three connections to the store, however many ranks it speaks for.
+
+The controller of a simulated fleet: the real one, whose agents answer from a model.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -15,43 +18,32 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
-from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S
-from pytest_gpucluster.agent.fallback_report import write_reports
+from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, write_reports
 from pytest_gpucluster.agent.heartbeat import BEAT_S
+from pytest_gpucluster.controller.call_maker import SLICE_S
+from pytest_gpucluster.controller.controller import Controller
+from pytest_gpucluster.controller.local_agents import may_fork
+from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.fleet import model
-from pytest_gpucluster.fleet.hardware import Hardware
 from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
-from pytest_gpucluster.fleet.simulation import Simulation, hostname_of
+from pytest_gpucluster.fleet.simulation import JOIN_S, Hardware, Simulation, hostname_of
+from pytest_gpucluster.protocol import messages
 from pytest_gpucluster.protocol.channel import (
     Address,
     ChannelLostError,
+    StoreChannel,
     bye_key,
     command_key,
     connect,
     hello_key,
     reply_key,
 )
-from pytest_gpucluster.protocol.codec import TypedMessage
-from pytest_gpucluster.protocol.messages import (
-    AbortCall,
-    AgentHello,
-    Bye,
-    Failure,
-    Quit,
-    ReportTarget,
-    StartCall,
-    read_command,
-)
-from pytest_gpucluster.protocol.secret import Secret
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pytest_gpucluster.protocol.channel import StoreChannel
-    from pytest_gpucluster.protocol.messages import Reply, Spans
+from pytest_gpucluster.protocol.codec import Secret, TypedMessage
 
 PROCESSES = 2
 LATE_S = 2.0
@@ -68,7 +60,7 @@ class FleetSettings(TypedMessage):
     address: Address
     secret_fd: int
     controller_fd: int
-    target: ReportTarget | None
+    target: messages.ReportTarget | None
 
 
 @dataclass(slots=True)
@@ -92,12 +84,14 @@ class Speaker:
             if self.hardware.simulation.has(rank, "late") is late:
                 self.writer.put(hello_key(rank), self._hello_of(rank))
 
-    def _hello_of(self, rank: int) -> AgentHello:
+    def _hello_of(self, rank: int) -> messages.AgentHello:
         node, gpu = self.hardware.simulation.place_of(rank)
         machine = f"simulated {hostname_of(node)}"  # no machine has this name: the pid means nothing there
-        return AgentHello(hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu)
+        return messages.AgentHello(
+            hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu
+        )
 
-    def start(self, call: StartCall) -> None:
+    def start(self, call: messages.StartCall) -> None:
         """Called when the controller starts a call: answer, except where a rank of the same group fails."""
         own = [rank for rank in _in(call.ranks) if rank in self.ranks]
         self.lost |= {rank for rank in own if model.is_lost_in(self.hardware, call.function, rank)}
@@ -112,7 +106,7 @@ class Speaker:
                 else:
                     self._answer(call, rank, group)
 
-    def _answer(self, call: StartCall, rank: int, group: SimulatedGroup) -> None:
+    def _answer(self, call: messages.StartCall, rank: int, group: SimulatedGroup) -> None:
         if self.hardware.simulation.has(rank, "late") and rank not in self._have_been_late:
             self._have_been_late.add(rank)
             time.sleep(LATE_S / 8)
@@ -121,25 +115,25 @@ class Speaker:
         self._turns[key] += 1
         self._reply(call.id, rank, reply)
 
-    def abort(self, call: AbortCall) -> None:
+    def abort(self, call: messages.AbortCall) -> None:
         """Called when the controller releases ranks that wait for one that failed."""
         released = set(_in(call.ranks))
         for rank in self._held.pop(call.id, []):
             if rank in released:
-                self._reply(call.id, rank, Failure(kind="released", error=call.why, entered=True))
+                self._reply(call.id, rank, messages.Failure(kind="released", error=call.why, entered=True))
 
-    def _reply(self, call_id: str, rank: int, reply: Reply) -> None:
+    def _reply(self, call_id: str, rank: int, reply: messages.Reply) -> None:
         self.writer.put(reply_key(call_id, rank), reply)
-        if isinstance(reply, Failure):
+        if isinstance(reply, messages.Failure):
             self.writer.note_fault(call_id, rank)
 
     def say_goodbye(self) -> None:
         """Say goodbye as every rank that is left."""
         for rank in self.ranks - self.lost:
-            self.writer.put(bye_key(rank), Bye())
+            self.writer.put(bye_key(rank), messages.Bye())
 
 
-def _in(spans: Spans) -> Iterable[int]:
+def _in(spans: messages.Spans) -> Iterable[int]:
     return (rank for first, last in spans for rank in range(first, last + 1))
 
 
@@ -162,7 +156,9 @@ def serve(settings: FleetSettings) -> NoReturn:
     _become(settings, shares[0], secret, target=settings.target)
 
 
-def _become(settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, target: ReportTarget | None) -> NoReturn:
+def _become(
+    settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, target: messages.ReportTarget | None
+) -> NoReturn:
     """Serve until the controller says quit, or ends without a word; then the reports of ``target`` are written."""
     try:
         writer, beats = connect(settings.address, secret), connect(settings.address, secret)
@@ -203,11 +199,11 @@ def _obey(speaker: Speaker, reader: StoreChannel) -> None:
     """Obey commands until the quit, which ends this process. A lost store is left to the thread that watches the controller."""
     number = 0
     try:
-        while not isinstance(command := reader.take(command_key(number), read_command), Quit):
+        while not isinstance(command := reader.take(command_key(number), messages.read_command), messages.Quit):
             number += 1
-            if isinstance(command, StartCall):
+            if isinstance(command, messages.StartCall):
                 speaker.start(command)
-            elif isinstance(command, AbortCall):
+            elif isinstance(command, messages.AbortCall):
                 speaker.abort(command)
         speaker.quits.set()
         speaker.say_goodbye()
@@ -223,3 +219,40 @@ def _obey(speaker: Speaker, reader: StoreChannel) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+class FleetController(Controller):
+    """Starts the simulated agents. What follows is the road of a real run."""
+
+    def __init__(self, simulation: Simulation, *, rootdir: Path, secret: Secret | None = None) -> None:
+        """Prepare a run of all ranks of ``simulation`` on this machine."""
+        super().__init__(None, num_local=simulation.world_size, device="cuda", rootdir=rootdir, secret=secret)
+        self._simulation = simulation
+
+    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str] | Callable[[], NoReturn]:
+        assert secret_fd is not None  # a run without torchrun has a secret of its own
+        settings = FleetSettings(
+            simulation=self._simulation,
+            address=self._link.address,
+            secret_fd=secret_fd,
+            controller_fd=controller_fd,
+            target=self._target,
+        )
+        if may_fork():  # the agents have imported torch then, which takes longer than all else that a small fleet does
+            return functools.partial(serve, settings)
+        return [sys.executable, "-m", "pytest_gpucluster.fleet.agents", settings.to_json().decode()]
+
+    def meet(self, *, within_s: float) -> None:
+        """Wait until every present rank has joined, then :data:`JOIN_S` for those that are absent.
+
+        Raises:
+            MeasurementError: the simulated agents do not join ``within_s``, or have ended.
+        """
+        hellos = [hello_key(rank) for rank in self._simulation.present]
+        deadline_s = time.monotonic() + within_s
+        while not self._link.channel.arrived(hellos, within_s=SLICE_S):
+            self._early_end.check()
+            has_ended = self._agents is None or self._agents.have_ended
+            if has_ended or time.monotonic() > deadline_s:
+                raise MeasurementError("the simulated fleet did not join; see logs/agents.log", kind="lost")
+        super().meet(within_s=JOIN_S)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from pytest_gpucluster.fleet.hardware import spread
-from pytest_gpucluster.fleet.simulated_call import made
-from pytest_gpucluster.fleet.simulation import hostname_of
+from pytest_gpucluster.fleet.simulated_call import SimulatedCall, made
+from pytest_gpucluster.fleet.simulation import FaultKind, hostname_of, spread
 from pytest_gpucluster.inventory.nics import NetInterface
 from pytest_gpucluster.inventory.reading import healthy
 from pytest_gpucluster.inventory.telemetry import GroupTelemetry
 from pytest_gpucluster.protocol.plain_data import to_plain
 from pytest_gpucluster.protocol.rank import ordered_rounds, ranges
-from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
-    from pytest_gpucluster.fleet.simulation import FaultKind
+from pytest_gpucluster.thresholds.limit import all_to_all_gb_s
 
 IN_NODE_GB_S = {2: 331.0, 3: 340.0, 4: 353.0}
 """Bus bandwidth of an all-reduce in a node by the number of GPUs; from here on NVLink SHARP gives :data:`NVLS_GB_S`."""
@@ -413,7 +407,7 @@ PARTNERS = 3
 
 def net_interfaces(_call: SimulatedCall) -> Any:
     """One interface for sockets."""
-    return made("measurements.rails:NetInterfaces", interfaces=[to_plain(healthy(NetInterface, name=INTERFACE))])
+    return made("measurements.pair_matrix:NetInterfaces", interfaces=[to_plain(healthy(NetInterface, name=INTERFACE))])
 
 
 def rail(call: SimulatedCall) -> Any:
@@ -427,7 +421,7 @@ def rail(call: SimulatedCall) -> Any:
     trip_s = 2e-6 * (SOCKETS_US if sockets else RDMA_US)
     ends = [
         made(
-            "measurements.rails:RailEnd",
+            "measurements.pair_matrix:RailEnd",
             source=source,
             target=target,
             transfer_s=transfer_s / LOSS if slow & {source, target} else transfer_s,
@@ -438,7 +432,7 @@ def rail(call: SimulatedCall) -> Any:
         if own in (source, target)
     ]
     return made(
-        "measurements.rails:RailRates",
+        "measurements.pair_matrix:RailRates",
         name=name,
         ends=ends,
         used=[name],

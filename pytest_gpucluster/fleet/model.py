@@ -6,31 +6,24 @@ What a rank answers stands beside the measurement, under ``@simulated_by``, or i
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers
-from pytest_gpucluster.fleet.simulated_call import PACKAGE, SimulatedCall
+from pytest_gpucluster.fleet import group_answers, host_answers
+from pytest_gpucluster.fleet.simulated_call import PACKAGE, SimulatedCall, SimulatedGroup
+from pytest_gpucluster.fleet.simulation import Hardware
 from pytest_gpucluster.protocol.functions import SIMULATED_MARK
-from pytest_gpucluster.protocol.messages import Failure, Success
+from pytest_gpucluster.protocol.messages import Failure, FunctionName, Reply, Success
 from pytest_gpucluster.protocol.plain_data import to_plain
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pytest_gpucluster.fleet.hardware import Hardware
-    from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
-    from pytest_gpucluster.protocol.messages import FunctionName, Reply
-
-
 BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
-    "inventory.identity": [gpu_answers.identity],
-    "inventory.occupancy": [gpu_answers.read_occupancy, gpu_answers.read_occupancy_again],
+    "inventory.identity": [host_answers.identity],
+    "inventory.occupancy": [host_answers.read_occupancy, host_answers.read_occupancy_again],
     "measurements.collective_sizes": [group_answers.by_size],
     "measurements.collectives": [group_answers.all_reduce, group_answers.collective, group_answers.nodes_reached],
     "measurements.dcgm": [host_answers.dcgm_program],
-    "measurements.driver_errors": [host_answers.node_sxids, gpu_answers.gpu_xids],
     "measurements.file_rates": [host_answers.file_rates, host_answers.file_requests],
-    "measurements.health": [gpu_answers.gpu_counters, gpu_answers.gpu_state],
+    "measurements.health": [host_answers.gpu_counters, host_answers.gpu_state, host_answers.gpu_xids, host_answers.node_sxids],
     "measurements.host": [
         host_answers.host_clock,
         host_answers.host_errors,
@@ -41,8 +34,7 @@ BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
         host_answers.nic_state,
     ],
     "measurements.host_parts": [host_answers.host_parts],
-    "measurements.pair_matrix": [group_answers.pair_matrix],
-    "measurements.rails": [group_answers.net_interfaces, group_answers.rail],
+    "measurements.pair_matrix": [group_answers.pair_matrix, group_answers.net_interfaces, group_answers.rail],
     "measurements.shared_paths": [
         host_answers.count_under_lock,
         host_answers.leave_mark,

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_gpucluster.fleet.hardware import spread
+from pytest_gpucluster.fleet.simulation import FaultKind, Hardware, spread
 from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.telemetry import Telemetry
 from pytest_gpucluster.protocol.plain_data import MARK
-from pytest_gpucluster.thresholds.specs import load_specs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pytest_gpucluster.fleet.hardware import Hardware
-    from pytest_gpucluster.fleet.simulation import FaultKind
-    from pytest_gpucluster.thresholds.specs import GpuSpec
+from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs
 
 PACKAGE = "pytest_gpucluster"
 

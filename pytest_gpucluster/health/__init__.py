@@ -14,11 +14,10 @@ from pytest_gpucluster.health.growth import *
 from pytest_gpucluster.health.host_parts import *
 from pytest_gpucluster.health.hosts import *
 from pytest_gpucluster.health.isolation import *
-from pytest_gpucluster.health.kubernetes import *
 from pytest_gpucluster.health.nic_growth import *
 from pytest_gpucluster.health.nics import *
 from pytest_gpucluster.health.nvlink import *
+from pytest_gpucluster.health.schedulers import *
 from pytest_gpucluster.health.shared_paths import *
-from pytest_gpucluster.health.slurm import *
 from pytest_gpucluster.health.versions import *
 from pytest_gpucluster.judging.finding import merge as merge

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.dcgm import BAD, PASSED, SOFTWARE
+from pytest_gpucluster.inventory.dcgm import BAD, PASSED, SOFTWARE, DiagResult
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import one_line, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from pytest_gpucluster.inventory.dcgm import DiagResult
     from pytest_gpucluster.measurements.dcgm import DcgmDiag
 
 __all__ = ["judge_diag", "judge_whole_diag", "level_of_round"]

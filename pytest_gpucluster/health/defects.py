@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.health.gpu import REPAIRS, advice_for
 from pytest_gpucluster.health.nvlink import JOINED
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 LOOK = "look at the kernel log (dmesg | grep -i xid), then reboot the node"
 HARD_SLOWDOWN = ("hw_thermal_slowdown", "hw_power_brake_slowdown")

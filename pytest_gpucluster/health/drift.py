@@ -10,6 +10,7 @@ import fnmatch
 import re
 import statistics
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -20,8 +21,6 @@ from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     from pytest_gpucluster.inventory.nics import Nic
     from pytest_gpucluster.inventory.nvml import GpuState
     from pytest_gpucluster.measurements.host import HostState

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.health.gpu import HEALTHY, advice_for
-from pytest_gpucluster.inventory.error_codes import (
-    ACTION_CHANGED,
-    ACTIONS,
-    LINK_DOWN,
-    LINK_SUFFERED,
-    NVLINK_XIDS,
-    REMOVED,
-    sxid_of,
-    xid_of,
-)
+from pytest_gpucluster.inventory import error_codes
 from pytest_gpucluster.judging.finding import HERE, NOBODY, Finding, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.inventory.error_codes import ErrorCode
-    from pytest_gpucluster.measurements.driver_errors import GpuXids, NodeSxids, XidSeen
+    from pytest_gpucluster.measurements.health import GpuXids, NodeSxids, XidSeen
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.protocol.node_events import NodeSxid, XidDetail
 
@@ -101,10 +90,10 @@ class _Xid:
     before: int
 
     @property
-    def cause(self) -> ErrorCode:
+    def cause(self) -> error_codes.ErrorCode:
         """The meaning that decides what to do: that of the Xid that caused it, if its lines name one."""
-        causes = [xid_of(one.cause) for one in self.details if one.cause is not None]
-        return min(causes, key=lambda one: XID_KINDS.index(one.kind), default=xid_of(self.code))
+        causes = [error_codes.xid_of(one.cause) for one in self.details if one.cause is not None]
+        return min(causes, key=lambda one: XID_KINDS.index(one.kind), default=error_codes.xid_of(self.code))
 
     @property
     def urgency(self) -> tuple[bool, int, int]:
@@ -129,7 +118,7 @@ class _Xid:
         """Code, meaning, what the lines say more, and how often."""
         alike = [one for one in self.details if is_harmless is None or _is_harmless(self.code, one) is is_harmless]
         words = _describe(alike)
-        return f"{xid_of(self.code)}{words}{f', {count} times' if count > 1 else ''}"
+        return f"{error_codes.xid_of(self.code)}{words}{f', {count} times' if count > 1 else ''}"
 
 
 def _describe(details: Sequence[XidDetail]) -> str:
@@ -157,10 +146,10 @@ def _of_code(code: int, found: GpuXids) -> _Xid:
     nvml, log = ([xid for xid in source if xid.code == code] for source in (found.nvml, found.kernel_log))
     harmless = _sum(xid for xid in log if _is_harmless(code, xid.detail))
     foreign = _sum(xid for xid in log if not xid.is_own) - harmless
-    is_test = xid_of(code).kind == "test"
+    is_test = error_codes.xid_of(code).kind == "test"
     count = 0 if is_test else max(_sum(xid for xid in nvml if not xid.is_own) - harmless, foreign)
     fatal = _sum(xid for xid in log if xid.detail is not None and xid.detail.severity is not None) - harmless
-    unread = count - fatal if code in NVLINK_XIDS else 0
+    unread = count - fatal if code in error_codes.NVLINK_XIDS else 0
     return _Xid(
         code=code,
         details=tuple(dict.fromkeys(xid.detail for xid in (log or _of(found.before, code)) if xid.detail is not None)),
@@ -179,11 +168,11 @@ def _all_counted(every: Iterable[_Xid]) -> list[_Xid]:
 
 def _is_link_gone(domain: Sequence[GpuXids]) -> bool:
     """Whether a link of one GPU went down and took all others of its NVLink domain along: no error without harm does that."""
-    down = [gpu for gpu in domain if _ages(gpu, LINK_DOWN)]
+    down = [gpu for gpu in domain if _ages(gpu, error_codes.LINK_DOWN)]
     if len(down) != 1 or len(domain) < FEWEST:
         return False
     others = [gpu for gpu in domain if gpu is not down[0]]
-    return all(_is_near(_ages(gpu, LINK_SUFFERED), _ages(down[0], LINK_DOWN)) for gpu in others)
+    return all(_is_near(_ages(gpu, error_codes.LINK_SUFFERED), _ages(down[0], error_codes.LINK_DOWN)) for gpu in others)
 
 
 def _ages(found: GpuXids, code: int) -> list[float | None]:
@@ -204,13 +193,15 @@ def _is_harmless(code: int, detail: XidDetail | None) -> bool:
     """Whether the driver goes on as before: an NVLink error that is not fatal, or the end of a recovery."""
     if detail is None:
         return False
-    return (code in NVLINK_XIDS and detail.severity == "Nonfatal") or (code == ACTION_CHANGED and detail.action == HEALTHY)
+    return (code in error_codes.NVLINK_XIDS and detail.severity == "Nonfatal") or (
+        code == error_codes.ACTION_CHANGED and detail.action == HEALTHY
+    )
 
 
 def _advice(found: GpuXids, bad: Sequence[_Xid]) -> str | None:
     """What the driver asks for itself; a reset of a lost GPU that requires one; else by the most urgent Xid."""
     if found.lost and not (bad and bad[0].action is not None):
-        return ACTIONS["Xid"]["reset" if any("reset" in line.lower() for line in found.lost) else "reboot"]
+        return error_codes.ACTIONS["Xid"]["reset" if any("reset" in line.lower() for line in found.lost) else "reboot"]
     return bad[0].advice if bad else None
 
 
@@ -226,20 +217,22 @@ def _roots(found: GpuXids, bad: Sequence[_Xid], peers: Callable[[], Mapping[Plac
     is_fatal = any(xid.count and _suffers(xid) for xid in bad)
     for place, other in peers().items():
         theirs = [xid for xid in _xids(other) if xid.count or (is_fatal and xid.unread)]
-        down = next((xid for xid in theirs if xid.code == LINK_DOWN), None)
-        if down is not None and _is_near(at_s, _ages(other, LINK_DOWN)):
+        down = next((xid for xid in theirs if xid.code == error_codes.LINK_DOWN), None)
+        if down is not None and _is_near(at_s, _ages(other, error_codes.LINK_DOWN)):
             roots[place] = down.text(down.count + down.unread, is_harmless=False), theirs[0].advice
     return roots
 
 
 def _suffers(xid: _Xid) -> bool:
     """Whether a GPU gets such an Xid when a link of another one goes down."""
-    return xid.code == LINK_SUFFERED or (xid.code == REMOVED and xid.cause.code in (LINK_DOWN, LINK_SUFFERED))
+    return xid.code == error_codes.LINK_SUFFERED or (
+        xid.code == error_codes.REMOVED and xid.cause.code in (error_codes.LINK_DOWN, error_codes.LINK_SUFFERED)
+    )
 
 
 def _follows(xid: _Xid) -> bool:
     """Whether an Xid is the end of another one, whichever: older drivers do not say which one removed a program."""
-    return xid.code == ACTION_CHANGED or (xid.code == REMOVED and xid.cause.code == REMOVED)
+    return xid.code == error_codes.ACTION_CHANGED or (xid.code == error_codes.REMOVED and xid.cause.code == error_codes.REMOVED)
 
 
 def _is_near(one: Iterable[float | None], other: Iterable[float | None]) -> bool:
@@ -271,7 +264,7 @@ def judge_xids_between(before: GpuXids, after: GpuXids) -> Finding:
     known, logged = _equal_ones((*before.before, *before.kernel_log)), _equal_ones(after.before)
     missed = logged - known
     kinds = {(xid.code, xid.detail): xid for xid in after.before}
-    is_own = {xid.code: xid_of(xid.code).kind == "application" for xid in after.before}
+    is_own = {xid.code: error_codes.xid_of(xid.code).kind == "application" for xid in after.before}
     seen = [replace(kinds[one], is_own=is_own[one[0]], count=count) for one, count in missed.items()]
     lost = [line for line in after.lost_before if line not in (*before.lost, *before.lost_before)]
     why = before.kernel_log_why or after.kernel_log_why or (LOST if known - logged else None)
@@ -317,7 +310,7 @@ def judge_sxids(found: NodeSxids) -> Finding:
         value=sum(one.count for one in bad) if bad or why is None else None,
         kind="switch",
         unknown_kind="settings",
-        advice=sxid_of(bad[0].code).action if bad else None,
+        advice=error_codes.sxid_of(bad[0].code).action if bad else None,
         evidence={name: texts for name, texts in shown.items() if texts},
     )
 
@@ -334,7 +327,7 @@ class _Error:
 
     @property
     def counts(self) -> bool:
-        kind = sxid_of(self.code).kind
+        kind = error_codes.sxid_of(self.code).kind
         if kind == "unknown":
             return self.severities != ("Correctable",)
         return kind != "harmless" or "Fatal" in self.severities
@@ -349,14 +342,14 @@ class _Error:
         severity = f" ({', '.join(self.severities)})" if self.severities else ""
         where = f", link{'s' if len(self.links) > 1 else ''} {' '.join(map(str, self.links))}" if self.links else ""
         times = f", {self.count} times" if self.count > 1 else ""
-        return f"{sxid_of(self.code)}{severity}{where}{times}"
+        return f"{error_codes.sxid_of(self.code)}{severity}{where}{times}"
 
 
 def _errors(lines: Iterable[NodeSxid]) -> list[_Error]:
     """One for each switch and code, the most urgent first."""
     by_code = grouped(((f"NVSwitch {line.switch} ({line.pci})", line.code), line) for line in lines)
     found = [_error(switch, code, of_code) for (switch, code), of_code in by_code.items()]
-    return sorted(found, key=lambda one: (SXID_KINDS.index(sxid_of(one.code).kind), one.code, one.switch))
+    return sorted(found, key=lambda one: (SXID_KINDS.index(error_codes.sxid_of(one.code).kind), one.code, one.switch))
 
 
 def _error(switch: str, code: int, lines: Sequence[NodeSxid]) -> _Error:

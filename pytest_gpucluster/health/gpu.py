@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pytest_gpucluster.inventory.nvml import GpuRepair
     from pytest_gpucluster.inventory.telemetry import Telemetry
     from pytest_gpucluster.measurements.health import GpuHealth

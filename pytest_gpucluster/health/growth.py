@@ -7,24 +7,21 @@ greatest value cannot grow any more: what is unknown of them is never green.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.errors import ConfigurationError, Part
 from pytest_gpucluster.health.gpu import HEALTHY, judge_recovery, judge_repair
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.finding import HERE, Finding, gather, merge
+from pytest_gpucluster.judging.finding import HERE, Finding, Subject, gather, merge
 from pytest_gpucluster.judging.forecast import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.inventory.nvlinks import GpuFabric, LinkCounters, NvLink
     from pytest_gpucluster.inventory.nvml import GpuCounters, GpuState
-    from pytest_gpucluster.judging.finding import Subject
 
 __all__ = [
     "judge_counters",

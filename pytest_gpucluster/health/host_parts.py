@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.reading import NotAvailable
@@ -11,8 +12,6 @@ from pytest_gpucluster.judging.finding import HERE, Finding, gather
 from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pytest_gpucluster.measurements.host_parts import Disk, DiskHealth, HostParts, MemoryModule
 
 __all__ = ["judge_disks", "judge_modules", "why_no_logs", "why_no_modules"]

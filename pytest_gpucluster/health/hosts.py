@@ -6,21 +6,18 @@ import itertools
 import re
 import statistics
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_gpucluster.health.growth import CounterGroup, compare_counters
-from pytest_gpucluster.inventory.host import UNLIMITED, MachineChecks, MemoryController, PcieErrors
+from pytest_gpucluster.health.growth import CounterGroup, Counters, Limits, compare_counters
+from pytest_gpucluster.inventory.host import UNLIMITED, HostFacts, MachineChecks, MemoryController, PcieErrors
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.health.growth import Counters, Limits
-    from pytest_gpucluster.inventory.host import HostFacts
     from pytest_gpucluster.measurements.host import HostErrors
     from pytest_gpucluster.places import Place
 

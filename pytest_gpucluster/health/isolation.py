@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.health.nics import ACTIVE, label, own_ports
-from pytest_gpucluster.inventory.nics import OPEN, ROCE_V2, roce_mtu
+from pytest_gpucluster.inventory.nics import OPEN, ROCE_V2, Nic, NicPort, SwitchPort, roce_mtu
 from pytest_gpucluster.inventory.reading import CLOSED, NONE, NotAvailable, apply, or_none, split
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding, gather
 from pytest_gpucluster.thresholds.versions import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pytest_gpucluster.inventory.machine import Management
-    from pytest_gpucluster.inventory.nics import Nic, NicPort, SwitchPort
     from pytest_gpucluster.measurements.host import NicPaths
 
 __all__ = ["judge_cabling", "judge_gpudirect", "judge_management", "judge_nic_settings"]

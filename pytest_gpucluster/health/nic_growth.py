@@ -6,19 +6,14 @@ The counters of the InfiniBand architecture stop at their greatest value; those 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from pytest_gpucluster.health.growth import CounterGroup, compare_counters
+from pytest_gpucluster.health.growth import CounterGroup, Counters, Limits, compare_counters
 from pytest_gpucluster.health.nics import ACTIVE, LINK_UP, label, own_ports, unread_adapters
+from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why
 from pytest_gpucluster.judging.finding import HERE, Finding, merge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pytest_gpucluster.health.growth import Counters, Limits
-    from pytest_gpucluster.inventory.nics import Nic, NicPort
 
 __all__ = ["NicReadings", "judge_flaps", "judge_nic_counters"]
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pytest_gpucluster.inventory.nics import Nic, NicPort
+from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, NOBODY, Finding
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from pytest_gpucluster.inventory.nics import Nic, NicPort
-    from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 
 __all__ = [
     "NodeTraffic",

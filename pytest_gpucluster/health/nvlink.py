@@ -6,6 +6,7 @@ The judges of this module take readings by GPU, and blame the GPUs that are bad.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
@@ -14,8 +15,6 @@ from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from pytest_gpucluster.inventory.nvlinks import GpuFabric, NvLink
 
 __all__ = ["judge_ber", "judge_domain", "judge_fabric", "judge_nvlinks"]

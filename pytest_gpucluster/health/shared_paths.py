@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from pytest_gpucluster.judging.finding import HERE, Finding, gather
 from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark, Replaced
 
 __all__ = ["PathObservations", "PathRequirements", "judge_path"]

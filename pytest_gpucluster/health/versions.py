@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.health.hosts import RDMA
 from pytest_gpucluster.inventory.reading import NONE, NotAvailable, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import shortlist
-from pytest_gpucluster.thresholds.versions import OF_CONTAINERS, SCHEMES, needed, parse
+from pytest_gpucluster.thresholds.versions import OF_CONTAINERS, SCHEMES, Version, needed, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pytest_gpucluster.inventory.machine import Software
     from pytest_gpucluster.inventory.nics import Nic
     from pytest_gpucluster.measurements.host import HostState
     from pytest_gpucluster.thresholds.schema import KnownFault
-    from pytest_gpucluster.thresholds.versions import Version
 
 __all__ = ["judge_container_versions", "judge_versions"]
 

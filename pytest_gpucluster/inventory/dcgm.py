@@ -14,17 +14,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory import program
-from pytest_gpucluster.inventory.program import ProgramError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.inventory.program import Ended
+from pytest_gpucluster.inventory.program import Ended, ProgramError
 
 PROGRAM = "dcgmi"
 GRACE_S = 30.0

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import csv
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
 
 Family: TypeAlias = Literal["Xid", "SXid"]
 SOURCES = {

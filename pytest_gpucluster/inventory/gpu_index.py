@@ -7,25 +7,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import pynvml
 
-from pytest_gpucluster.inventory.nvml_calls import (
-    NvmlError,
-    NvmlLibraryNotFoundError,
-    optional,
-    required,
-    session,
-    text,
-    value_or_none,
-)
+from pytest_gpucluster.inventory import nvml_calls
 from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.reading import apply, or_none, yes_or_no
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
 
 MOST_GPUS = 256
 """More than any host has; NVML's own numbers of GPUs are of 32 bits."""
@@ -37,9 +27,11 @@ def gpu_count() -> int:
     Raises:
         NvmlError: NVML does not say it, or says a number that no host has.
     """
-    count = int(required(pynvml.nvmlDeviceGetCount))
+    count = int(nvml_calls.required(pynvml.nvmlDeviceGetCount))
     if count > MOST_GPUS:
-        raise NvmlError(f"NVML counts {counted(count, 'GPU')}, and no host has more than {MOST_GPUS} (nvmlDeviceGetCount)")
+        raise nvml_calls.NvmlError(
+            f"NVML counts {counted(count, 'GPU')}, and no host has more than {MOST_GPUS} (nvmlDeviceGetCount)"
+        )
     return count
 
 
@@ -49,7 +41,7 @@ def is_in_mig_mode(index: int) -> bool:
     Raises:
         NvmlError: NVML lists the GPU and cannot open it.
     """
-    modes = optional("nvmlDeviceGetMigMode", required(pynvml.nvmlDeviceGetHandleByIndex, index))
+    modes = nvml_calls.optional("nvmlDeviceGetMigMode", nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
     return apply(lambda found: yes_or_no(found[0]), modes) is True
 
 
@@ -89,23 +81,23 @@ def _spelled(address: str) -> str:
 
 def _shown_by(index: int, read: Callable[[Any], Any]) -> str:
     """What NVML gives of the GPU as text; empty where it refuses it."""
-    handle = value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
-    return text((None if handle is None else value_or_none(read, handle)) or "")
+    handle = nvml_calls.value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
+    return nvml_calls.text((None if handle is None else nvml_calls.value_or_none(read, handle)) or "")
 
 
 def read_label(index: int) -> dict[str, str | None]:
     """Name, UUID, PCI address and serial, as far as NVML gives them, of a lost GPU too. The bus may know the address."""
-    handle = value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
+    handle = nvml_calls.value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
     address = read_addresses()[index] or None
     if handle is None:
         return {"pci": address}
     label = {
-        "gpu_name": value_or_none(pynvml.nvmlDeviceGetName, handle),
-        "uuid": value_or_none(pynvml.nvmlDeviceGetUUID, handle),
+        "gpu_name": nvml_calls.value_or_none(pynvml.nvmlDeviceGetName, handle),
+        "uuid": nvml_calls.value_or_none(pynvml.nvmlDeviceGetUUID, handle),
         "pci": address,
-        "serial": value_or_none(pynvml.nvmlDeviceGetSerial, handle),
+        "serial": nvml_calls.value_or_none(pynvml.nvmlDeviceGetSerial, handle),
     }
-    return {name: None if value is None else text(value) for name, value in label.items()}
+    return {name: None if value is None else nvml_calls.text(value) for name, value in label.items()}
 
 
 def read_serial(uuid: str) -> str | None:
@@ -114,7 +106,7 @@ def read_serial(uuid: str) -> str | None:
     Raises:
         NvmlError: no such GPU.
     """
-    return or_none(apply(text, optional("nvmlDeviceGetSerial", handle_of(uuid))))
+    return or_none(apply(nvml_calls.text, nvml_calls.optional("nvmlDeviceGetSerial", handle_of(uuid))))
 
 
 def visible_gpus(uuids: list[str], setting: str | None) -> list[int]:
@@ -144,9 +136,9 @@ def read_driver_version() -> str | None:
         NvmlError: there is a driver library and it does not answer.
     """
     try:
-        with session():
-            return text(required(pynvml.nvmlSystemGetDriverVersion))
-    except NvmlLibraryNotFoundError:
+        with nvml_calls.session():
+            return nvml_calls.text(nvml_calls.required(pynvml.nvmlSystemGetDriverVersion))
+    except nvml_calls.NvmlLibraryNotFoundError:
         return None
 
 
@@ -158,8 +150,8 @@ def handle_of(uuid: str) -> Any:
     """
     uuids = read_uuids()
     if uuid not in uuids:
-        raise NvmlError(f"NVML shows no GPU {uuid}")
-    return required(pynvml.nvmlDeviceGetHandleByIndex, uuids.index(uuid))
+        raise nvml_calls.NvmlError(f"NVML shows no GPU {uuid}")
+    return nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, uuids.index(uuid))
 
 
 def expected_index(uuids: Sequence[str], local_rank: int, taken: Collection[str] = ()) -> int | None:
@@ -185,13 +177,13 @@ def own_index(uuid: str | None, taken: Collection[str] = ()) -> int:
         if uuid not in uuids:
             is_cut = any(is_in_mig_mode(index) for index, shown in enumerate(uuids) if shown)
             why = "; in MIG mode torch sees an instance of a GPU" if is_cut else ""
-            raise NvmlError(f"torch uses GPU {uuid}, which NVML does not show{why}")
+            raise nvml_calls.NvmlError(f"torch uses GPU {uuid}, which NVML does not show{why}")
         return uuids.index(uuid)
     shown = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     index = expected_index(uuids, local_rank, taken)
     if index is None:
-        raise NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
+        raise nvml_calls.NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
     return index
 
 
@@ -208,7 +200,7 @@ def _index_of(entry: str, uuids: list[str]) -> int | None:
 def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
     """Bytes in use, and whether they include the driver's own (before driver 510); None if NVML gives neither."""
     for version in ((pynvml.nvmlMemory_v2,), ()):
-        memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle, *version))
+        memory = or_none(nvml_calls.optional("nvmlDeviceGetMemoryInfo", handle, *version))
         if memory is not None and memory.used <= memory.total:
             return int(memory.used), not version
     return None
@@ -219,8 +211,8 @@ def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
 
     Clients of an MPS daemon are in a list of their own. In a container the lists may be empty, and the pids are the host's.
     """
-    found = or_none(optional("nvmlDeviceGetComputeRunningProcesses_v3", handle))
-    clients = or_none(optional("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle))
+    found = or_none(nvml_calls.optional("nvmlDeviceGetComputeRunningProcesses_v3", handle))
+    clients = or_none(nvml_calls.optional("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle))
     if found is None and not clients:
         return None
     return [*{int(one.pid): (int(one.pid), one.usedGpuMemory) for one in (*(clients or ()), *(found or ()))}.values()]
@@ -228,12 +220,12 @@ def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
 
 def read_process_name(pid: int) -> str | None:
     """The file name of the program that a process runs; None if NVML cannot see the program."""
-    name = value_or_none(pynvml.nvmlSystemGetProcessName, pid)
-    words = text(name).split() if name else []
+    name = nvml_calls.value_or_none(pynvml.nvmlSystemGetProcessName, pid)
+    words = nvml_calls.text(name).split() if name else []
     return words[0].rpartition("/")[2] if words else None
 
 
 def read_utilization_percent(handle: Any) -> int | None:
     """Share of the last 1/6 s to 1 s in which a kernel ran; None if NVML does not give it, or gives more than 100 %."""
-    rates = or_none(optional("nvmlDeviceGetUtilizationRates", handle))
+    rates = or_none(nvml_calls.optional("nvmlDeviceGetUtilizationRates", handle))
     return None if rates is None or rates.gpu > 100 else int(rates.gpu)

@@ -12,10 +12,10 @@ import platform
 import re
 import resource
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import numa, reading
 from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
@@ -31,9 +31,6 @@ from pytest_gpucluster.inventory.sysfs import (
     read_number,
     read_text,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 OS_RELEASE = Path("/etc/os-release")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- read, never written

@@ -6,14 +6,11 @@ import contextlib
 import os
 import pwd
 import time
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.occupancy import PROC, SHOWN_PROCESSES, store_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
 
 RESCTRL = Path("/sys/fs/resctrl")
 WINDOW_S = 0.05

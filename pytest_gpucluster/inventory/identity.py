@@ -7,16 +7,14 @@ import functools
 import hashlib
 import os
 import platform
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from pytest_gpucluster.protocol.rank import own_hostname
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Value = TypeVar("Value")
 

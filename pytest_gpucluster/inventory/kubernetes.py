@@ -10,18 +10,16 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pytest_gpucluster.inventory.program import MOST_BYTES, run_by_name
 from pytest_gpucluster.inventory.reading import EVIDENCE, NONE, NotAvailable, all_or_why, apply, matching, read, row
 from pytest_gpucluster.inventory.sysfs import PROC, read_text
 from pytest_gpucluster.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 DEADLINE_S = 10.0
 """For one question; all are asked at once."""

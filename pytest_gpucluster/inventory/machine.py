@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import survey_gpus
@@ -25,12 +25,9 @@ from pytest_gpucluster.inventory.host import read_host
 from pytest_gpucluster.inventory.kubernetes import read_kubernetes
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
-from pytest_gpucluster.inventory.program import run_by_name
+from pytest_gpucluster.inventory.program import Ended, run_by_name
 from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NOBODY, NONE, NotAvailable, apply, or_none, read, row
 from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, list_names, read_at, read_text, target_of
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.program import Ended
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
 WHEELS = ("nvidia-nccl", "nvidia-cuda-runtime")

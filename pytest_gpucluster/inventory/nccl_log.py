@@ -11,11 +11,9 @@ import ctypes
 import os
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import TypeAlias
 
 PATH = "GPUCLUSTER_NCCL_LOG"
 """The variable with the path of the log; as in NCCL, ``%h`` is the hostname and ``%p`` the pid."""

@@ -10,9 +10,10 @@ import itertools
 import json
 import os
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pytest_gpucluster.inventory.program import run_by_name
 from pytest_gpucluster.inventory.reading import (
@@ -39,9 +40,6 @@ from pytest_gpucluster.inventory.sysfs import (
     read_text,
     target_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 Reader: TypeAlias = "Callable[[str], str | NotAvailable]"
 NicFabric: TypeAlias = Literal["infiniband", "roce", "efa"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
@@ -51,9 +52,6 @@ from pytest_gpucluster.inventory.reading import (
     yes_or_no,
 )
 from pytest_gpucluster.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 EVENT_REASONS: Mapping[int, str] = {
     pynvml.nvmlClocksEventReasonGpuIdle: "gpu_idle",

@@ -7,20 +7,16 @@ import ctypes
 import dataclasses
 import math
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pynvml
 
-from pytest_gpucluster.errors import GpuclusterError
+from pytest_gpucluster.errors import GpuclusterError, Part
 from pytest_gpucluster.inventory.error_codes import ACTIONS
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, read, rows, split
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from pytest_gpucluster.errors import Part
 
 XID_ACTIONS = ACTIONS["Xid"]
 """What to do about a GPU that the driver lost, in the words of its Xids."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 GIB = 2**30
 PROC = Path("/proc")

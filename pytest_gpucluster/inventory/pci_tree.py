@@ -11,24 +11,11 @@ import errno
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from pytest_gpucluster.inventory import sysfs
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, matching, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import (
-    PROC,
-    SYS,
-    SysfsFile,
-    list_if_there,
-    list_names,
-    read_at,
-    read_number,
-    read_text,
-    target_of,
-)
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPEN_DRIVER = "Open Kernel Module"
 NVIDIA = "0x10de"
@@ -88,12 +75,12 @@ class PciNode:
     """
 
     address: str = judged(EVIDENCE, "of `nic_pcie`: it names the link")
-    speed_gt_s: float | NotAvailable = row(SysfsFile("current_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
-    max_speed_gt_s: float | NotAvailable = row(SysfsFile("max_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
-    width: int | NotAvailable = row(SysfsFile("current_link_width", read_number), 16, "nic_pcie", convert=_width)
-    max_width: int | NotAvailable = row(SysfsFile("max_link_width", read_number), 16, "nic_pcie", convert=_width)
+    speed_gt_s: float | NotAvailable = row(sysfs.SysfsFile("current_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
+    max_speed_gt_s: float | NotAvailable = row(sysfs.SysfsFile("max_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
+    width: int | NotAvailable = row(sysfs.SysfsFile("current_link_width", sysfs.read_number), 16, "nic_pcie", convert=_width)
+    max_width: int | NotAvailable = row(sysfs.SysfsFile("max_link_width", sysfs.read_number), 16, "nic_pcie", convert=_width)
     redirects_peers: bool | NotAvailable = row(
-        SysfsFile("config", _redirects_peers),
+        sysfs.SysfsFile("config", _redirects_peers),
         healthy=False,
         judged="nic_redirection",
     )
@@ -107,11 +94,11 @@ class PciPath:
     nodes: list[PciNode] = judged("nic_pcie")
 
 
-def read_nvidia_gpus(*, root: Path = SYS) -> dict[str, str] | NotAvailable:
+def read_nvidia_gpus(*, root: Path = sysfs.SYS) -> dict[str, str] | NotAvailable:
     """The NVIDIA GPUs that the kernel lists on the PCI bus: the name of its driver by address, :data:`NO_DRIVER` for none."""
     folder = root / "bus" / "pci" / "devices"
-    found = read_at(folder, lambda: [device for device in sorted(folder.iterdir()) if is_nvidia_gpu(device)])
-    return apply(lambda gpus: {gpu.name: or_none(target_of(gpu / "driver")) or NO_DRIVER for gpu in gpus}, found)
+    found = sysfs.read_at(folder, lambda: [device for device in sorted(folder.iterdir()) if is_nvidia_gpu(device)])
+    return apply(lambda gpus: {gpu.name: or_none(sysfs.target_of(gpu / "driver")) or NO_DRIVER for gpu in gpus}, found)
 
 
 def is_nvidia_gpu(device: Path) -> bool:
@@ -132,7 +119,7 @@ def _id(file: Path) -> str:
     return text
 
 
-def read_path(pci: str, *, root: Path = SYS) -> PciPath | NotAvailable:
+def read_path(pci: str, *, root: Path = sysfs.SYS) -> PciPath | NotAvailable:
     """The way of the device with this PCI address; of a virtual function, that of the device that has it.
 
     Raises:
@@ -140,7 +127,7 @@ def read_path(pci: str, *, root: Path = SYS) -> PciPath | NotAvailable:
     """
 
     def of_folders(folders: list[Path]) -> PciPath:
-        numa_node = read_text(folders[0] / "numa_node") if folders else NotAvailable(f"{pci} is no PCI device")
+        numa_node = sysfs.read_text(folders[0] / "numa_node") if folders else NotAvailable(f"{pci} is no PCI device")
         return PciPath(numa_node=numa_node, nodes=[read(PciNode, folder, address=folder.name) for folder in folders])
 
     return apply(of_folders, _way_up(root / "bus" / "pci" / "devices" / sysfs_address(pci)))
@@ -148,18 +135,18 @@ def read_path(pci: str, *, root: Path = SYS) -> PciPath | NotAvailable:
 
 def _way_up(link: Path) -> list[Path] | NotAvailable:
     """The folders of the PCI device that a link leads to and of all above it; of a virtual function, those of its device."""
-    device = read_at(link, lambda: (link / "physfn" if (link / "physfn").exists() else link).resolve(strict=True))
+    device = sysfs.read_at(link, lambda: (link / "physfn" if (link / "physfn").exists() else link).resolve(strict=True))
     return apply(lambda lowest: [one for one in (lowest, *lowest.parents) if _ADDRESS.match(one.name)], device)
 
 
-def read_addresses(*, root: Path = SYS) -> list[str] | NotAvailable:
+def read_addresses(*, root: Path = sysfs.SYS) -> list[str] | NotAvailable:
     """The PCI addresses on the ways of all NVIDIA GPUs and RDMA adapters, without a reading of what is there.
 
     None where the kernel shows no such device. A device that cannot be looked at makes the whole not available: what lies on
     its way is not known.
     """
     devices, adapters = root / "bus" / "pci" / "devices", root / "class" / "infiniband"
-    on_bus, of_class = list_if_there(devices), list_if_there(adapters)
+    on_bus, of_class = sysfs.list_if_there(devices), sysfs.list_if_there(adapters)
     if isinstance(on_bus, NotAvailable) or isinstance(of_class, NotAvailable):
         return on_bus if isinstance(on_bus, NotAvailable) else of_class
     try:
@@ -170,24 +157,24 @@ def read_addresses(*, root: Path = SYS) -> list[str] | NotAvailable:
     return apply(lambda ways: sorted({one.name for way in ways for one in way}), all_or_why(map(_way_up, links)))
 
 
-def read_gpu_paths(*, root: Path = SYS) -> dict[str, PciPath | NotAvailable] | NotAvailable:
+def read_gpu_paths(*, root: Path = sysfs.SYS) -> dict[str, PciPath | NotAvailable] | NotAvailable:
     """The way of every NVIDIA GPU that the kernel lists, by address."""
     folder = root / "bus" / "pci" / "devices"
 
     def paths(names: list[str]) -> dict[str, PciPath | NotAvailable]:
         return {name: read_path(name, root=root) for name in names if _ADDRESS.match(name) and is_nvidia_gpu(folder / name)}
 
-    return apply(lambda names: read_at(folder, lambda: paths(names)), list_names(folder))
+    return apply(lambda names: sysfs.read_at(folder, lambda: paths(names)), sysfs.list_names(folder))
 
 
-def read_peer_memory(*, root: Path = SYS) -> bool | NotAvailable:
+def read_peer_memory(*, root: Path = sysfs.SYS) -> bool | NotAvailable:
     """Whether nvidia_peermem is loaded, one of two ways to GPUDirect RDMA; the other, dma_buf, needs no module of its own."""
-    return apply(lambda names: "nvidia_peermem" in names, list_names(root / "module"))
+    return apply(lambda names: "nvidia_peermem" in names, sysfs.list_names(root / "module"))
 
 
-def read_open_driver(*, proc: Path = PROC) -> bool | NotAvailable:
+def read_open_driver(*, proc: Path = sysfs.PROC) -> bool | NotAvailable:
     """Whether NVIDIA's driver that is loaded is the open one, which alone can lend GPU memory by dma_buf."""
-    return apply(lambda text: OPEN_DRIVER in text.splitlines()[0], read_text(proc / "driver" / "nvidia" / "version"))
+    return apply(lambda text: OPEN_DRIVER in text.splitlines()[0], sysfs.read_text(proc / "driver" / "nvidia" / "version"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

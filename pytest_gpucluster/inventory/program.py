@@ -9,15 +9,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.text import one_line, shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MOST_BYTES = 2 << 20
 """So much of what it prints is read: ten times ``dcgmi``'s report on 16 GPUs."""

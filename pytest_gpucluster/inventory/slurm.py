@@ -10,18 +10,15 @@ import contextlib
 import os
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pytest_gpucluster.config.host_list import expand
 from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.reading import NotAvailable, apply
 from pytest_gpucluster.inventory.sysfs import PROC
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 DEADLINE_S = 15.0
 """For one command. Slurm itself says after 9 s that no controller is there, so its own words come first."""
@@ -104,7 +101,7 @@ def read_controller() -> str | NotAvailable:
 class SlurmConfig:
     """What a site has set in Slurm, in the words of ``scontrol show config``; empty where it set nothing.
 
-    ``interval_s``: between two runs of the health check program, 0 for never. ``pyxis``: whether srun knows its option
+    ``interval_s``: between two runs of the health check sysfs, 0 for never. ``pyxis``: whether srun knows its option
     ``--container-image``. ``enroot``: its path here. ``packing``: the plugin that chooses nodes, and its parameters. ``mpi``:
     the ways of srun to start MPI. ``prolog_most_s``: from the job's start to the first process of its step here, which holds
     the prolog and what the job's script did before.

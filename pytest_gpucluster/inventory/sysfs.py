@@ -7,14 +7,12 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pytest_gpucluster.inventory.reading import NotAvailable, apply
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Value = TypeVar("Value")
 USUAL_BYTES, MOST_BYTES = 1 << 16, 1 << 26

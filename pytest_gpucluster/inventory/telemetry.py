@@ -12,8 +12,9 @@ import operator
 import statistics
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory import nvml, nvml_calls
@@ -23,9 +24,6 @@ from pytest_gpucluster.inventory.nvml_calls import NvmlPart
 from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable, all_or_why, apply, or_none, rows
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 SILENT_S = 3.0
 """NVML answers in milliseconds. A sampler that has heard nothing for so long has a driver that hangs."""

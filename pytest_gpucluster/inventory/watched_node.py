@@ -8,22 +8,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pynvml
 
 from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls
-from pytest_gpucluster.inventory.nics import read_nics
+from pytest_gpucluster.inventory.nics import NicPort, read_nics
 from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlPart, read_fields, text
 from pytest_gpucluster.inventory.reading import NOBODY, NotAvailable, apply, or_none, row, rows
 from pytest_gpucluster.inventory.sysfs import SYS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from pytest_gpucluster.inventory.nics import NicPort
 
 ALL_LINKS = 0xFFFFFFFF
 """The scope by which NVML adds the counters of all NVLinks of a GPU."""

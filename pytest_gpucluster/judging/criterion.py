@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyError, MeasurementError
+from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyError, MeasurementError, Part
 from pytest_gpucluster.judging import failure_text
-from pytest_gpucluster.judging.failure_text import format_number, unit_beside
+from pytest_gpucluster.judging.failure_text import format_number, require_possible, unit_beside
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, Settled, hidden_by_median, samples_of, settle, stalls_of
-from pytest_gpucluster.judging.possible import require_possible
 from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
@@ -21,7 +20,6 @@ from pytest_gpucluster.text import text_of
 from pytest_gpucluster.thresholds.limit import Limit
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 

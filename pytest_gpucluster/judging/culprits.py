@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.grouping import grouped
+from pytest_gpucluster.judging.plan import Key
+from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, Record
-from pytest_gpucluster.places import UNKNOWN_HOST
+from pytest_gpucluster.places import UNKNOWN_HOST, Place
 from pytest_gpucluster.text import counted, first_line, shortlist, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.judging.plan import Key
-    from pytest_gpucluster.judging.selection import Selector
-    from pytest_gpucluster.places import Place
 
 BAD = (FAILED, ERROR, MISSING)
 MEASURED = (PASSED, FAILED, NOISY)

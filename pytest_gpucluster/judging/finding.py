@@ -6,16 +6,14 @@ raise what is unknown. So an unknown part never makes a bad one pass, and nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from pytest_gpucluster.errors import Blame, MeasurementError
+from pytest_gpucluster.errors import Blame, MeasurementError, Part
 from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.judging.noise import Repeats
     from pytest_gpucluster.judging.siblings import Compared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.text import counted, with_commas
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 SUBJECTS = ("health", "compute", "memory", "links", "fabric", "training", "platform")

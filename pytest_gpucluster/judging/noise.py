@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.text import counted, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.limit import Limit
 
 FEWEST = 3
 MORE = 12

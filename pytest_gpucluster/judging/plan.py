@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from pytest_gpucluster.places import Inventory, Place
     from pytest_gpucluster.thresholds.resolve import Threshold
 

@@ -6,6 +6,7 @@ A run may ask for less than was promised elsewhere. Its verdict then says so, or
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_gpucluster.config.settings import reaches
@@ -14,8 +15,6 @@ from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from pytest_gpucluster.inventory.identity import Identity
     from pytest_gpucluster.places import Inventory, Place
     from pytest_gpucluster.thresholds.resolve import Profile

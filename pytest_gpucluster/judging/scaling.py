@@ -17,10 +17,7 @@ the buffer the layer was received into: torch.distributed.fsdp, ``_fsdp_param_gr
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 GATHERED_LAYERS = 2
 

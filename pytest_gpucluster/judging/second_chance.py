@@ -8,15 +8,12 @@ decided stays decided: a failure is never measured again.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.failure_text import format_number, unit_beside
 from pytest_gpucluster.judging.verdict import ERROR, MISSING, NOISY, PASSED, WORDS, Record
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 AGAIN = "measured again at the end"
 """A key of the evidence (true), and the words on the screen. The keys ``first look...`` have what the first look showed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from pytest_gpucluster.judging.plan import Key
 
 WORD = re.compile(r"[\w:+\-.\[\]\\/]+")

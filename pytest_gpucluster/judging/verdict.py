@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping  # noqa: TC003 -- whoever reads a journal asks for the types of a record's fields
+from collections.abc import (
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_gpucluster.errors import Part  # noqa: TC001 -- as above
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.text import counted, first_line, one_line, shortlist
-from pytest_gpucluster.thresholds.limit import Limit  # noqa: TC001 -- as above
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from pytest_gpucluster.thresholds.limit import Limit
 
 PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
 SKIPPED, MISSING, NOT_SELECTED = "skipped", "missing", "not_selected"

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_gpucluster.config.schema_errors import FileSection, did_you_mean, listed, shape_problems
-from pytest_gpucluster.config.yaml_lines import Problem, read
+from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, read
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import WAIVED, Record, counted_as, may_be_waived
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.thresholds.layers import shown
 from pytest_gpucluster.thresholds.schema import Form, Text, Words, expecting
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from pytest_gpucluster.config.yaml_lines import Document, KeyPath
-    from pytest_gpucluster.places import Place
 
 NAME = "waivers.yaml"
 PLACE_ID = re.compile(r"node\d+(-(gpu|cpu)\d+)?\Z")

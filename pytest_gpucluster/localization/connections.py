@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations_with_replacement
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    Unit = tuple[str, ...]
-    Pair = tuple[int, int]
+Unit = tuple[str, ...]
+Pair = tuple[int, int]
 
 EXPECTED = 0.02
 """How probable a bad connection is before any test."""

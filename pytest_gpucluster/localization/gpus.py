@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.pci_tree import nearness, position
+from pytest_gpucluster.inventory.pci_tree import PciPath, Position, nearness, position
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS
-from pytest_gpucluster.localization.parts import Lag
+from pytest_gpucluster.localization.parts import Lag, Quantity
 from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pytest_gpucluster.inventory.nvml import GpuState
-    from pytest_gpucluster.inventory.pci_tree import PciPath, Position
-    from pytest_gpucluster.localization.parts import Quantity
     from pytest_gpucluster.measurements.pair_matrix import PairMatrix
 
 __all__ = ["judge_pair_paths", "pair_lags", "pairs_of", "position_of"]

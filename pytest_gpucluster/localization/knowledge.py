@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from pytest_gpucluster.localization.beliefs import Observed, weigh_suspects
-from pytest_gpucluster.localization.connections import (
-    FOUND,
-    ConnectionEvidence,
-    find_bad_connection,
-    missed_share,
-    probability_explained_by,
+from pytest_gpucluster.localization import connections
+from pytest_gpucluster.localization.parts import (
+    WEIGHTS,
+    Beliefs,
+    ErrorRates,
+    GroupTest,
+    MemberGroup,
+    NamedPart,
+    Observed,
+    Result,
+    Roster,
+    SearchPart,
+    SearchReport,
+    weigh_suspects,
 )
-from pytest_gpucluster.localization.parts import WEIGHTS, GroupTest, NamedPart, Roster, SearchReport
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.localization.beliefs import Beliefs, ErrorRates
-    from pytest_gpucluster.localization.connections import ConnectionBeliefs
-    from pytest_gpucluster.localization.parts import MemberGroup, Result, SearchPart
 
 FEWEST = 2
 """Failed tests of two parts without which nobody is named. Tests that show that something works are as many."""
@@ -156,7 +155,7 @@ class Knowledge:
         self.rounds = 0
         self.pair_tests: dict[str, Counter[str]] = defaultdict(Counter)
         self.named: tuple[int, ...] = ()
-        self.connection: ConnectionBeliefs | None = None
+        self.connection: connections.ConnectionBeliefs | None = None
         self.explained: dict[int, float] = {}
         beliefs = self._weigh_suspects((), {}, ())
         self.chance, self.share = beliefs.chance, beliefs.share
@@ -198,19 +197,19 @@ class Knowledge:
             self._weight(at, chance if named.isdisjoint(self.covered[at]) else 1.0)
             for at, chance in zip(measured, explained, strict=True)
         ]
-        self.connection = found = find_bad_connection(
+        self.connection = found = connections.find_bad_connection(
             roster.units(set(self.parts_without_culprits())), tests, is_boundary_open=not roster.has_pairs
         )
         is_new = False
         if found.chance >= SUSPECTED_PROBABILITY and found.ends is not None and max(map(len, found.ends)) == 1:
             is_new = roster.add_connection(found.ends[0][0], found.ends[1][0])
-        elif found.chance >= SUSPECTED_PROBABILITY and found.boundary >= FOUND:
+        elif found.chance >= SUSPECTED_PROBABILITY and found.boundary >= connections.FOUND:
             is_new = roster.add_connection(*{str(roster.first_container(unit[0])) for unit in found.units})
             found = replace(found, boundary=0.0)
         if is_new:
             self.covered = [roster.covered(test.group) for test in self.tests]
         known = {roster.suspects[number].names for number in roster.links}
-        self.explained = dict(zip(measured, probability_explained_by(found, tests, known), strict=True))
+        self.explained = dict(zip(measured, connections.probability_explained_by(found, tests, known), strict=True))
 
     def _weigh_suspects(self, measured: Sequence[int], explained: Mapping[int, float], left_out: Collection[int]) -> Beliefs:
         seen = [
@@ -224,11 +223,11 @@ class Knowledge:
         weights = [WEIGHTS[suspect.kind] for suspect in self.roster.suspects]
         return weigh_suspects(seen, weights, parts=len(self.roster.parts), rates=self.rates)
 
-    def _weight(self, at: int, explained: float) -> ConnectionEvidence:
+    def _weight(self, at: int, explained: float) -> connections.ConnectionEvidence:
         """What a test says about connections: little where something else explains that it failed."""
         failed = not self.tests[at].result.passed
         factor = self.rates.outcome(failed=failed, explained=1.0) / self.rates.outcome(failed=failed, explained=explained)
-        return ConnectionEvidence(members=frozenset(self.tests[at].group.parts), factor=factor)
+        return connections.ConnectionEvidence(members=frozenset(self.tests[at].group.parts), factor=factor)
 
     # --- Who is what ---
 
@@ -250,7 +249,7 @@ class Knowledge:
         found = (tuple(name for name in names if name not in gone) for names in out[True])
         return list(dict.fromkeys(behind for behind in found if len(behind) > 1))
 
-    def suspected_connection(self) -> ConnectionBeliefs | None:
+    def suspected_connection(self) -> connections.ConnectionBeliefs | None:
         """Which two units may fail together, where the rest fails for the sake of a connection."""
         return self.connection if self.connection is not None and self.connection.chance >= SUSPECTED_PROBABILITY else None
 
@@ -258,7 +257,7 @@ class Knowledge:
         """Whether the tests of the rest would have shown a bad connection, and did not."""
         rests = [test for test in self.tests if test.group.purpose == "rest" and test.result.passed]
         passed = [frozenset(test.group.parts) for test in rests[-LATEST_RESTS:]]
-        is_covered = missed_share(self.parts_without_culprits(), passed, self.rates.missed) <= MISSED_CONNECTIONS
+        is_covered = connections.missed_share(self.parts_without_culprits(), passed, self.rates.missed) <= MISSED_CONNECTIONS
         return is_covered and (self.connection is None or self.connection.chance < CLEAN_REST_PROBABILITY)
 
     def is_clean(self, at: int, number: int) -> bool:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.localization.parts import Result, SearchPart
+from pytest_gpucluster.localization.parts import Kind, MemberGroup, NamedPart, Result, SearchPart, SearchReport, Suspect
 from pytest_gpucluster.localization.search import search
 from pytest_gpucluster.text import counted
+from pytest_gpucluster.thresholds.schema import KnownFault
 from pytest_gpucluster.thresholds.versions import needed, packaged_versions, parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pytest_gpucluster.localization.parts import Kind, MemberGroup, NamedPart, SearchReport, Suspect
-    from pytest_gpucluster.thresholds.schema import KnownFault
 
 FEWEST_NODES = 3
 """Of two nodes that fail together, either may be to blame."""

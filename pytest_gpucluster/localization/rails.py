@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,13 @@ from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, middle_without
-from pytest_gpucluster.localization.parts import Lag
+from pytest_gpucluster.localization.parts import Lag, Quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from pytest_gpucluster.inventory.nics import NetInterface, Nic
     from pytest_gpucluster.inventory.nvml import GpuState
-    from pytest_gpucluster.localization.parts import Quantity
     from pytest_gpucluster.measurements.host import NicPaths
-    from pytest_gpucluster.measurements.rails import RailRates
+    from pytest_gpucluster.measurements.pair_matrix import RailRates
 
 __all__ = [
     "RailRate",

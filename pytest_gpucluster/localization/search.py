@@ -12,19 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, product
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.localization.beliefs import ErrorRates
+from pytest_gpucluster.localization.connections import ConnectionBeliefs, Pair
 from pytest_gpucluster.localization.knowledge import Knowledge, broken_ends, is_inside, reached_from
-from pytest_gpucluster.localization.parts import MemberGroup, Suspect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-
-    from pytest_gpucluster.localization.connections import ConnectionBeliefs, Pair
-    from pytest_gpucluster.localization.parts import Purpose, Result, SearchPart, SearchReport
+from pytest_gpucluster.localization.parts import ErrorRates, MemberGroup, Purpose, Result, SearchPart, SearchReport, Suspect
 
 BLOCK = 0.6
 """Parts in a group of the first round, relative to the square root of all."""

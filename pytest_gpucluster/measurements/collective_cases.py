@@ -6,15 +6,13 @@ missing, doubled, shifted or swapped with another one changes what arrives.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.measurements import timing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 EXACT: Mapping[str, int] = {"float32": 2**24, "float64": 2**53, "bfloat16": 2**8, "float16": 2**11, "int32": 2**31 - 1}
 """Accepted dtypes and the whole number up to which each counts without a gap."""

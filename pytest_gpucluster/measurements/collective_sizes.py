@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.measurements import collective_cases, collectives, timing
+from pytest_gpucluster.measurements.collectives import CollectiveTiming
 from pytest_gpucluster.measurements.timing import Budget
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pytest_gpucluster.measurements.collectives import CollectiveTiming
 
 DTYPES = ("float32", "bfloat16")
 SHARE = 0.5

@@ -10,25 +10,20 @@ from __future__ import annotations
 import math
 import os
 import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.nccl_log import choice_of
-from pytest_gpucluster.inventory.telemetry import Snapshots, Watched, from_rows, to_row
+from pytest_gpucluster.inventory.telemetry import GroupTelemetry, Snapshots, Telemetry, Watched, from_rows, to_row
 from pytest_gpucluster.measurements import collective_cases, progress, timing
 from pytest_gpucluster.measurements.timing import Budget, Launches, warm_up
 from pytest_gpucluster.protocol.functions import beside_others
 from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pytest_gpucluster.inventory.telemetry import GroupTelemetry, Telemetry
 
 BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import dcgm
-from pytest_gpucluster.inventory.dcgm import BAD, parse_report
+from pytest_gpucluster.inventory.dcgm import BAD, DcgmGpu, DiagReport, DiagResult, parse_report
+from pytest_gpucluster.inventory.program import Ended
 from pytest_gpucluster.protocol.functions import without_device
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.dcgm import DcgmGpu, DiagReport, DiagResult
-    from pytest_gpucluster.inventory.program import Ended
 
 ASK_S = 30.0
 """Its version, and the list of its GPUs, come within a second."""

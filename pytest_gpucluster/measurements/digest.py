@@ -21,6 +21,7 @@ import itertools
 import math
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,6 @@ from pytest_gpucluster.protocol.functions import simulated_by
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
     Draw = Callable[..., torch.Tensor]

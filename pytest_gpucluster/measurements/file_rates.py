@@ -25,25 +25,22 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.host import Mount, read_mount
 from pytest_gpucluster.inventory.program import ProgramError
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import Folder, remove_leftovers, within_own_folder
 from pytest_gpucluster.protocol.functions import without_device
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pytest_gpucluster.inventory.reading import NotAvailable
 
 CHUNK_BYTES = 8 << 20
 PAGE_BYTES = 4096
@@ -241,7 +238,7 @@ def _verify(stream: _Stream, size_bytes: int) -> None:
 
 # --- Small requests: how many a second, and how long each takes ---
 
-OWN, FIO = "threads of this program, as fio is not installed", "fio"
+OWN, FIO = "threads of this sysfs, as fio is not installed", "fio"
 FIO_GRACE_S = 60.0
 """How much longer than its measurement fio may take to lay out the file."""
 PERCENTILE = "99.000000"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from pytest_gpucluster.measurements.timing import Timing
 from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 

@@ -8,6 +8,7 @@ write-allocate traffic to add (as STREAM and BabelStream count).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
     from pytest_gpucluster.measurements.timing import Timing
 

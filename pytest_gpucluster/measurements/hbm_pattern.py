@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,6 @@ from pytest_gpucluster.measurements import hbm, progress, timing
 from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 ROW = 64

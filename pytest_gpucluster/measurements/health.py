@@ -1,22 +1,34 @@
-"""NVML's state of this worker's own GPU, idle and under load."""
+"""NVML's state of this worker's own GPU, idle and under load.
+
+What the driver reported since the run began: Xids of this worker's own GPU, SXids of the NVSwitches of this host.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pynvml
 import torch
 
 from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls, pci_tree
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.driver_events import pci_key
+from pytest_gpucluster.inventory.error_codes import xid_of
+from pytest_gpucluster.inventory.gpu_index import expected_index
+from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import gemm, progress, timing
+from pytest_gpucluster.protocol import node_events
+from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.functions import simulated_by, without_device
 
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
+    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid, OwnWorker, XidDetail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,4 +139,187 @@ def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:
         tflops=launched * 2 * size**3 / elapsed_s / 1e12,
         nvml_error=sampler.error,
         telemetry=telemetry,
+    )
+
+
+READY_S = 30.0
+POLL_S = 0.05
+OWN_S = 15.0
+"""A worker that an Xid ends has ended so long after it at most: the driver reports first, then the call fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XidSeen:
+    """Equal Xids. ``pid``: the process that the kernel log names. ``is_own``: a worker of this run can have caused it.
+
+    ``detail``: what else the kernel log says. ``age_s``: how long ago the first one came; None where it was before the run.
+    """
+
+    code: int
+    pid: int | None
+    is_own: bool
+    detail: XidDetail | None = None
+    age_s: float | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuXids:
+    """The Xids of one GPU during the run, by source; ``before``: what the kernel had logged before it, since the boot.
+
+    ``nvml_why``, ``kernel_log_why``: why this source may not have reported all; None where it has. ``lost``, ``lost_before``:
+    lines of the kernel log on the loss of this GPU without an Xid. A line from before the run is in ``lost`` where NVML cannot
+    open the GPU: then it has not come back. ``lost_elsewhere``: such lines on GPUs of this host that NVML does not list.
+    """
+
+    nvml: list[XidSeen]
+    nvml_why: str | None
+    kernel_log: list[XidSeen]
+    kernel_log_why: str | None
+    before: list[XidSeen]
+    lost: list[str] = field(default_factory=list)
+    lost_before: list[str] = field(default_factory=list)
+    lost_elsewhere: list[str] = field(default_factory=list)
+
+
+@without_device
+def gpu_xids() -> GpuXids:
+    """Ask the listener of this node what it heard of this worker's own GPU, as soon as it listens.
+
+    A GPU that is lost, or whose driver hangs, is left alone: the listener knows the GPUs of its node.
+    """
+    name = os.environ.get(node_events.VARIABLE)
+    if not name:
+        return _nothing("no listener was started")
+    try:
+        heard = _ask_when_ready(name)
+    except (OSError, MalformedMessageError) as error:
+        return _nothing(f"the listener of this node does not answer: {error}")
+    gpu = _own_gpu(heard) if heard.gpus else None
+    if gpu is None:
+        why = "NVML does not show this GPU" if heard.gpus else heard.nvml_why or "NVML shows no GPU"
+        found = _nothing(why)
+    else:
+        found = xids_of(gpu, heard, own_workers())
+    return replace(found, lost_elsewhere=lost_elsewhere(heard, or_none(read_nvidia_gpus()) or ()))
+
+
+def own_workers() -> list[OwnWorker]:
+    """This worker, and those that its agent had before it."""
+    now_s, ended = time.monotonic(), os.environ.get(node_events.ENDED_VARIABLE, "{}")
+    before = node_events.EndedWorkers.read(ended.encode()).ended
+    own = node_events.OwnWorker
+    return [own(pid=os.getpid()), *(own(pid=pid, ended_s=now_s - at_s) for pid, at_s in before)]
+
+
+def _ask_when_ready(name: str) -> NodeEvents:
+    """What was heard; a listener that NVML keeps waiting for long says so itself.
+
+    Raises:
+        MalformedMessageError: its answer is none.
+        OSError: it does not answer.
+    """
+    deadline_s = time.monotonic() + READY_S
+    while not (heard := node_events.ask(name)).is_ready and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    return heard
+
+
+def xids_of(gpu: NodeGpu, heard: NodeEvents, workers: Sequence[OwnWorker]) -> GpuXids:
+    """What was heard of one GPU, which these workers have used."""
+
+    def seen(xid: NodeXid) -> XidSeen:
+        is_own = _is_own(xid, workers, is_pid_known=heard.sees_host_pids)
+        return XidSeen(code=xid.code, pid=xid.pid, is_own=is_own, detail=xid.detail, age_s=xid.age_s, count=xid.count)
+
+    key = pci_key(gpu.pci) if gpu.pci else ""
+    losses = [one for one in heard.losses if one.pci == key]
+    is_back = gpu.why is None and heard.nvml_why is None
+    logged = [xid for xid in heard.xids if xid.pci is not None and xid.pci == key]
+    return GpuXids(
+        nvml=[seen(xid) for xid in heard.xids if xid.index == gpu.index],
+        nvml_why=heard.nvml_why or gpu.why,
+        kernel_log=[seen(xid) for xid in logged if xid.age_s is not None],
+        kernel_log_why=heard.log_why or (None if key else "the PCI address of this GPU is not known"),
+        before=[seen(xid) for xid in logged if xid.age_s is None],
+        lost=_lines(one for one in losses if not (one.is_before and is_back)),
+        lost_before=_lines(one for one in losses if one.is_before and is_back),
+    )
+
+
+def lost_elsewhere(heard: NodeEvents, on_bus: Collection[str]) -> list[str]:
+    """The lines on lost GPUs that NVML does not list.
+
+    They are left out where the PCI bus has GPUs that are neither listed nor lost: this run was given a part of the host.
+    """
+    listed = {pci_key(gpu.pci) for gpu in heard.gpus if gpu.pci}
+    unlisted = [one for one in heard.losses if one.pci not in listed]
+    others = set(map(pci_key, on_bus)) - listed - {one.pci for one in unlisted}
+    return [] if others else _lines(unlisted)
+
+
+def _lines(losses: Iterable[NodeLoss]) -> list[str]:
+    """Each line of the log once, of those from before the run and in it."""
+    return list(dict.fromkeys(one.text for one in losses))
+
+
+def _nothing(why: str) -> GpuXids:
+    return GpuXids(nvml=[], nvml_why=why, kernel_log=[], kernel_log_why=why, before=[])
+
+
+def _own_gpu(heard: NodeEvents) -> NodeGpu | None:
+    """This worker's GPU: torch's, else the ``LOCAL_RANK``-th that CUDA should show."""
+    uuid, uuids = timing.gpu_uuid(), [gpu.uuid for gpu in heard.gpus]
+    if uuid is not None:
+        return next((gpu for gpu in heard.gpus if gpu.uuid == uuid), None)
+    index = expected_index(uuids, int(os.environ.get("LOCAL_RANK", "0")), timing.gpu_uuids())
+    return None if index is None else heard.gpus[index]
+
+
+def _is_own(xid: NodeXid, workers: Sequence[OwnWorker], *, is_pid_known: bool) -> bool:
+    """Whether a worker of this GPU can have caused it: by its pid, else because it ended at that time.
+
+    The kernel log has pids of the host, which a container does not know. Only a code that a program can cause by itself is
+    ever a worker's own; of an Xid that another one caused, that is the other one. Long after a worker's end its pid is that of
+    another process.
+    """
+    cause = None if xid.detail is None else xid.detail.cause
+    if xid_of(cause or xid.code).kind != "application" or xid.age_s is None:
+        return False
+    since_s = [(worker.pid, None if worker.ended_s is None else worker.ended_s - xid.age_s) for worker in workers]
+    if xid.pid is not None and is_pid_known:
+        return any(pid == xid.pid and (since is None or since <= OWN_S) for pid, since in since_s)
+    return any(since is not None and abs(since) <= OWN_S for _, since in since_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSxids:
+    """The SXids of a host's NVSwitches during the run; ``before``: what the kernel had logged before it, since the boot.
+
+    ``kernel_log_why``: why the kernel log may not have reported all; None where it has.
+    """
+
+    seen: list[NodeSxid]
+    before: list[NodeSxid]
+    kernel_log_why: str | None
+
+
+@without_device
+def node_sxids() -> NodeSxids:
+    """Ask the listener of this host what it has read in the kernel log."""
+    name = os.environ.get(node_events.VARIABLE)
+    if not name:
+        return NodeSxids(seen=[], before=[], kernel_log_why="no listener was started")
+    try:
+        return sxids_of(node_events.ask(name))
+    except (OSError, MalformedMessageError) as error:
+        return NodeSxids(seen=[], before=[], kernel_log_why=f"the listener of this node does not answer: {error}")
+
+
+def sxids_of(heard: NodeEvents) -> NodeSxids:
+    """What was heard of the switches, during the run and before it."""
+    return NodeSxids(
+        seen=[one for one in heard.sxids if not one.is_before],
+        before=[one for one in heard.sxids if one.is_before],
+        kernel_log_why=heard.log_why,
     )

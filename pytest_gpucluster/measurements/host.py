@@ -7,9 +7,8 @@ import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory import gpu_index, kubernetes, numa, slurm
+from pytest_gpucluster.inventory import gpu_index, kubernetes, numa, pci_tree, slurm
 from pytest_gpucluster.inventory.host import (
     HostFacts,
     MachineChecks,
@@ -22,25 +21,13 @@ from pytest_gpucluster.inventory.host import (
     read_pcie_errors,
 )
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
+from pytest_gpucluster.inventory.kubernetes import KubernetesCluster, KubernetesNode
 from pytest_gpucluster.inventory.machine import Management, Software, read_installed, read_management
-from pytest_gpucluster.inventory.nics import read_neighbours, read_nics, read_rdma_mtus
+from pytest_gpucluster.inventory.nics import Nic, SwitchPort, read_neighbours, read_nics, read_rdma_mtus
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
-from pytest_gpucluster.inventory.pci_tree import (
-    read_addresses,
-    read_gpu_paths,
-    read_nvidia_gpus,
-    read_open_driver,
-    read_path,
-    read_peer_memory,
-)
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
+from pytest_gpucluster.inventory.slurm import SlurmConfig, SlurmNode, SlurmShare
 from pytest_gpucluster.protocol.functions import without_device
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.kubernetes import KubernetesCluster, KubernetesNode
-    from pytest_gpucluster.inventory.nics import Nic, SwitchPort
-    from pytest_gpucluster.inventory.pci_tree import PciPath
-    from pytest_gpucluster.inventory.slurm import SlurmConfig, SlurmNode, SlurmShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +82,8 @@ class NicPaths:
     """
 
     nics: list[Nic] | NotAvailable
-    paths: dict[str, PciPath | NotAvailable]
-    gpu_paths: dict[str, PciPath | NotAvailable] | NotAvailable
+    paths: dict[str, pci_tree.PciPath | NotAvailable]
+    gpu_paths: dict[str, pci_tree.PciPath | NotAvailable] | NotAvailable
     peer_memory: bool | NotAvailable
     open_driver: bool | NotAvailable
     kernel: str
@@ -114,13 +101,13 @@ def nic_state() -> NicState:
 def nic_paths() -> NicPaths:
     """Read the way of every RDMA adapter and GPU of this host through its PCIe tree, and what is at the adapters' ends."""
     nics = read_nics()
-    paths = {nic.device: apply(read_path, nic.pci) for nic in or_none(nics) or ()}
+    paths = {nic.device: apply(pci_tree.read_path, nic.pci) for nic in or_none(nics) or ()}
     return NicPaths(
         nics=nics,
         paths=paths,
-        gpu_paths=read_gpu_paths(),
-        peer_memory=read_peer_memory(),
-        open_driver=read_open_driver(),
+        gpu_paths=pci_tree.read_gpu_paths(),
+        peer_memory=pci_tree.read_peer_memory(),
+        open_driver=pci_tree.read_open_driver(),
         kernel=platform.release(),
         rdma_mtus=read_rdma_mtus(),
         neighbours=read_neighbours(),
@@ -139,7 +126,7 @@ class HostErrors:
 @without_device
 def host_errors() -> HostErrors:
     """Read what the kernel has counted of memory, of processors, and of the PCIe ways of GPUs and adapters."""
-    pcie = apply(read_pcie_errors, read_addresses())
+    pcie = apply(read_pcie_errors, pci_tree.read_addresses())
     return HostErrors(memory=read_memory_controllers(), pcie=pcie, cpus=read_machine_checks())
 
 
@@ -178,7 +165,7 @@ def kubernetes_node() -> KubernetesState:
     if why is not None:
         return KubernetesState(why_none=why)
     node = kubernetes.read_node(os.environ, hostname=platform.node())
-    return KubernetesState(why_none=None, node=node, gpus_on_bus=apply(len, read_nvidia_gpus()))
+    return KubernetesState(why_none=None, node=node, gpus_on_bus=apply(len, pci_tree.read_nvidia_gpus()))
 
 
 @without_device

@@ -16,6 +16,7 @@ import mmap
 import os
 import platform
 import statistics
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,6 @@ from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
     from pytest_gpucluster.inventory.numa import Locality
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.inventory.sysfs import SYS, list_if_there, read_at, read_text
 from pytest_gpucluster.protocol.functions import without_device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MEMORY_DEVICE = 17
 SIZE_AT, LOCATOR_AT, SPEED_AT, PART_AT, EXTENDED_AT, CONFIGURED_AT = 0x0C, 0x10, 0x15, 0x1A, 0x1C, 0x20

@@ -16,7 +16,9 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,9 +32,6 @@ from pytest_gpucluster.protocol.functions import simulated_by, without_device
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 ARRAYS = 3

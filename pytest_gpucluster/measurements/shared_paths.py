@@ -17,31 +17,16 @@ import os
 import random
 import stat
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import program
-from pytest_gpucluster.inventory.host import read_mount
+from pytest_gpucluster.inventory.host import Mount, read_mount
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.measurements import progress
-from pytest_gpucluster.measurements.own_folder import (
-    Folder,
-    find_own_folder,
-    is_own_name,
-    make_own_folder,
-    open_noted,
-    remove_leftovers,
-    remove_own_folder,
-    within_own_folder,
-)
+from pytest_gpucluster.measurements import own_folder, progress
 from pytest_gpucluster.protocol.functions import without_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_gpucluster.inventory.host import Mount
 
 MARK_BYTES = 4096
 SMALL_BYTES = 4096
@@ -164,9 +149,9 @@ def _mount(path: str) -> Mount | NotAvailable:
 def _leave_mark(path: Path, run: str) -> PathMark:
     if not stat.S_ISDIR(path.stat().st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-    leftovers = remove_leftovers(path)
+    leftovers = own_folder.remove_leftovers(path)
     contents = os.urandom(MARK_BYTES)
-    with find_own_folder(path, run) or make_own_folder(path, run) as own:
+    with own_folder.find_own_folder(path, run) or own_folder.make_own_folder(path, run) as own:
         for name, copies in ((_LOCK, 1), (_FLOCK, 1), (_READY, 1), (_STATE, _COPIES)):
             with contextlib.suppress(FileExistsError), own.file(name, "xb") as file:
                 file.write(b"0" * _DIGITS * copies)
@@ -246,7 +231,7 @@ def _wrong(folder: Path, digest: str) -> str | None:
 
 def _read(folder: Path, name: str) -> bytes:
     """A small file in another host's folder, which is opened anew: a client of NFS asks its server then."""
-    with Folder(folder) as theirs:
+    with own_folder.Folder(folder) as theirs:
         return theirs.read(name, MARK_BYTES + 1)
 
 
@@ -266,7 +251,7 @@ def count_under_lock(*, path: str, run: str, parties: list[str], seconds: float,
     """
     progress.report(f"lock below {path}")
     folders = {folder: Path(path) / folder for folder in parties}
-    own = next((folders[folder] for folder in parties if is_own_name(folder)), None)
+    own = next((folders[folder] for folder in parties if own_folder.is_own_name(folder)), None)
     return _count(own, list(folders.values()), run, seconds, flock=flock) if own is not None else None
 
 
@@ -274,9 +259,9 @@ def _count(own: Path, folders: list[Path], run: str, seconds: float, *, flock: b
     updates = last = waited = 0
     absent: list[str] = []
     try:
-        with open_noted(own, run) as folder, folder.file(_READY, "wb") as ready:
+        with own_folder.open_noted(own, run) as folder, folder.file(_READY, "wb") as ready:
             ready.write(_IS_READY)
-        with open_noted(folders[0], run) as first, first.file(_FLOCK if flock else _LOCK, "r+b") as file:
+        with own_folder.open_noted(folders[0], run) as first, first.file(_FLOCK if flock else _LOCK, "r+b") as file:
             absent = _absent(folders)
             end_s = time.monotonic() + seconds
             latest_s = end_s + (PATIENCE_S if len(folders) > 1 else 0)
@@ -330,10 +315,10 @@ def replace_file(*, path: str, run: str, parties: list[str], seconds: float) -> 
         NotOwnFolderError: the folder that is written to is not the one that this run made.
     """
     progress.report(f"rename below {path}")
-    if not any(map(is_own_name, parties)):
+    if not any(map(own_folder.is_own_name, parties)):
         return None
     folder, ends_s = Path(path) / parties[0], time.monotonic() + seconds
-    is_writer = is_own_name(parties[0])
+    is_writer = own_folder.is_own_name(parties[0])
     try:
         with ThreadPoolExecutor(1) as threads:
             replacing = threads.submit(_replace, folder, run, ends_s) if is_writer else None
@@ -347,7 +332,7 @@ def replace_file(*, path: str, run: str, parties: list[str], seconds: float) -> 
 def _replace(folder: Path, run: str, ends_s: float) -> int:
     """Write the next number into a file of another name, and rename that over the file; how often."""
     number = 0
-    with open_noted(folder, run) as own:
+    with own_folder.open_noted(folder, run) as own:
         while time.monotonic() < ends_s:
             number += 1
             with own.file(_NEXT, "wb") as file:
@@ -363,7 +348,7 @@ def _watch(folder: Path, ends_s: float) -> tuple[int, int, dict[str, int]]:
     while not reads or time.monotonic() < ends_s:
         reads += 1
         try:
-            with Folder(folder) as theirs:
+            with own_folder.Folder(folder) as theirs:
                 contents = theirs.read(_STATE, _DIGITS * _COPIES + 1)
         except FileNotFoundError:
             faults["no file"] = faults.get("no file", 0) + 1
@@ -394,11 +379,11 @@ def small_files(*, path: str, count: int, within_s: float) -> SmallFiles:
         ArithmeticError: a file does not hold what was written.
     """
     progress.report(f"small files below {path}")
-    with within_own_folder(Path(path)) as own:
+    with own_folder.within_own_folder(Path(path)) as own:
         return _turn_over(own, count, within_s)
 
 
-def _turn_over(own: Folder, count: int, within_s: float) -> SmallFiles:
+def _turn_over(own: own_folder.Folder, count: int, within_s: float) -> SmallFiles:
     """Make files, then read them all, then remove them all."""
     contents = os.urandom(SMALL_BYTES)
     start_s = time.perf_counter()
@@ -422,10 +407,10 @@ def clear_path(*, path: str, run: str) -> str | None:
     """Remove this host's own folder below a path; why it could not be removed, None if it was."""
     progress.report(f"remove from {path}")
     try:
-        own = find_own_folder(Path(path), run)
+        own = own_folder.find_own_folder(Path(path), run)
         if own is not None:
             with own:
-                remove_own_folder(own)
+                own_folder.remove_own_folder(own)
     except OSError as error:
         return in_words(error)
     return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 COUNTED_S = 3.0

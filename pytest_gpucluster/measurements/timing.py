@@ -15,17 +15,15 @@ import os
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.errors import GpuMemoryError
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 IN_FLIGHT = 8
 """Launches kept queued while a GPU is kept busy: enough never to run dry, few enough to stop in time."""

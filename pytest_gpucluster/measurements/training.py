@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from pytest_gpucluster.measurements import collectives, progress, timing
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from finetune_smoke.settings.config import Config
     from finetune_smoke.training.loop import Outcome
 

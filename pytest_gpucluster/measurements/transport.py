@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,6 @@ import torch.distributed as dist
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.collectives import gather_texts, node_number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 _CHANNEL = re.compile(
     r"NCCL INFO Channel (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)\[[0-9a-fx]+\] -> (?P<target>\d+)\[[0-9a-fx]+\]"

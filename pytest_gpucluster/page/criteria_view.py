@@ -5,53 +5,31 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.judging import verdict
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
-from pytest_gpucluster.judging.verdict import (
-    ERROR,
-    FAILED,
-    MISSING,
-    NOISY,
-    NOT_SELECTED,
-    PASSED,
-    SKIPPED,
-    WAIVED,
-    WORDS,
-    counted_as,
-)
-from pytest_gpucluster.reporting.hostlists import hostlist
-from pytest_gpucluster.reporting.table_rows import (
-    MEASURED,
-    NOTHING,
-    PlaceNames,
-    readings_of,
-    row_of,
-    severest_records,
-    without_absent_nodes,
-)
+from pytest_gpucluster.reporting import table_rows
+from pytest_gpucluster.reporting.lines import hostlist
 from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.page.document import RunDocument
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.table_rows import TableRow
 
 GOOD, BAD, OPEN, NONE = "good", "bad", "open", "none"
 TONES = {
-    PASSED: GOOD,
-    MEASURED: NONE,
-    FAILED: BAD,
-    ERROR: OPEN,
-    MISSING: OPEN,
-    NOISY: OPEN,
-    WAIVED: OPEN,
-    SKIPPED: NONE,
-    NOT_SELECTED: NONE,
+    verdict.PASSED: GOOD,
+    table_rows.MEASURED: NONE,
+    verdict.FAILED: BAD,
+    verdict.ERROR: OPEN,
+    verdict.MISSING: OPEN,
+    verdict.NOISY: OPEN,
+    verdict.WAIVED: OPEN,
+    verdict.SKIPPED: NONE,
+    verdict.NOT_SELECTED: NONE,
 }
 """How a line of this outcome looks: good, bad, open (nobody knows, or somebody answers for it), or none of these."""
 EXACT_UP_TO = 4_000
@@ -155,35 +133,37 @@ class CriterionView:
 
 def views_of(run: RunDocument) -> tuple[CriterionView, ...]:
     """Every criterion of the run, in its order."""
-    names = PlaceNames(run.places)
+    names = table_rows.PlaceNames(run.places)
     groups = run.by_criterion
     present = dict(groups)
-    absent = without_absent_nodes(present, run.places)
-    rows = {key: row_of(key, records, names) for key, records in present.items()}
+    absent = table_rows.without_absent_nodes(present, run.places)
+    rows = {key: table_rows.row_of(key, records, names) for key, records in present.items()}
     rows |= {key: replace(rows[key], outcome=f"{rows[key].outcome}, {len(lost)} absent") for key, lost in absent.items()}
     return tuple(_view(f"c{index}", some, run, (rows[key], names)) for index, (key, some) in enumerate(groups.items()))
 
 
-def _view(anchor: str, records: Sequence[Record], run: RunDocument, shown: tuple[TableRow, PlaceNames]) -> CriterionView:
+def _view(
+    anchor: str, records: Sequence[verdict.Record], run: RunDocument, shown: tuple[table_rows.TableRow, table_rows.PlaceNames]
+) -> CriterionView:
     """``shown``: the row of those places whose node answers, and how places are called."""
     row, names = shown
     criterion, is_exact = records[0].criterion, len(run.records) <= EXACT_UP_TO
     entry = run.entries.get(criterion, {})
     limit = next((record.limit for record in records if record.limit is not None), None)
-    readings = readings_of(severest_records(records)) or readings_of(records)
-    worst = max(readings, key=lambda reading: reading.badness) if readings and row.worst != NOTHING else None
+    readings = table_rows.readings_of(table_rows.severest_records(records)) or table_rows.readings_of(records)
+    worst = max(readings, key=lambda reading: reading.badness) if readings and row.worst != table_rows.NOTHING else None
     notes = _notes(records, names, run.places)
     return CriterionView(
         name=criterion,
         anchor=anchor,
         title=str(entry.get("title") or ""),
-        tone=BAD if row.counted_as == FAILED else OPEN if row.misses else TONES.get(row.counted_as, OPEN),
+        tone=BAD if row.counted_as == verdict.FAILED else OPEN if row.misses else TONES.get(row.counted_as, OPEN),
         outcome=row.outcome,
         worst=exact(row.worst, worst.value if worst is not None else None),
         where=row.where,
         median=row.median,
         limit=exact(row.limit, limit.value if limit is not None else None),
-        unit="" if row.unit == NOTHING else row.unit,
+        unit="" if row.unit == table_rows.NOTHING else row.unit,
         headroom=row.headroom,
         facts=_facts(entry),
         ids=tuple(map(str, entry.get("ids") or ())),
@@ -194,7 +174,7 @@ def _view(anchor: str, records: Sequence[Record], run: RunDocument, shown: tuple
     )
 
 
-def _shown(record: Record) -> str:
+def _shown(record: verdict.Record) -> str:
     """The value with as many digits as it takes to tell it from its limit; four do where it is far from that."""
     assert record.value is not None
     if record.limit is None or (record.margin_percent is not None and abs(record.margin_percent) > FAR_PERCENT):
@@ -243,9 +223,9 @@ def _inner(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def grid_of(records: Sequence[Record], places: Mapping[str, Place], *, is_exact: bool) -> Grid:
+def grid_of(records: Sequence[verdict.Record], places: Mapping[str, Place], *, is_exact: bool) -> Grid:
     """The value, or the outcome, of each place."""
-    if len({(record.value, counted_as(record), record.advisory) for record in records}) == 1:
+    if len({(record.value, verdict.counted_as(record), record.advisory) for record in records}) == 1:
         return Grid(heads=(), rows=(), same=_cell(records[0], is_exact=True), count=len(records))
     cells = {record.place: _cell(record, is_exact=is_exact) for record in records}
     by_node: dict[int, list[Place]] = defaultdict(list)
@@ -266,7 +246,7 @@ def grid_of(records: Sequence[Record], places: Mapping[str, Place], *, is_exact:
 def _row(cells: Iterable[Cell]) -> tuple[Cell, ...]:
     """The cells of a node; one where all have the same word and no number, as those of an absent node."""
     found = tuple(cells)
-    return found[:1] if len(set(found)) == 1 and found[0].number.text in WORDS.values() else found
+    return found[:1] if len(set(found)) == 1 and found[0].number.text in verdict.WORDS.values() else found
 
 
 def _folded(grid: Grid) -> Grid:
@@ -284,11 +264,11 @@ def _folded(grid: Grid) -> Grid:
     )
 
 
-def _cell(record: Record, *, is_exact: bool) -> Cell:
-    outcome = counted_as(record)
-    tone = OPEN if record.advisory else GOOD if outcome == PASSED else TONES[outcome]
+def _cell(record: verdict.Record, *, is_exact: bool) -> Cell:
+    outcome = verdict.counted_as(record)
+    tone = OPEN if record.advisory else GOOD if outcome == verdict.PASSED else TONES[outcome]
     if record.value is None:
-        return Cell(number=Number(text="ok" if outcome == PASSED else WORDS[outcome]), tone=tone)
+        return Cell(number=Number(text="ok" if outcome == verdict.PASSED else verdict.WORDS[outcome]), tone=tone)
     return Cell(number=exact(_shown(record), record.value if is_exact else None), tone=tone)
 
 
@@ -297,12 +277,12 @@ def host_of(place: Place) -> str:
     return place.hostname or f"node{place.node}"
 
 
-def _notes(records: Sequence[Record], names: PlaceNames, places: Mapping[str, Place]) -> tuple[Note, ...]:
+def _notes(records: Sequence[verdict.Record], names: table_rows.PlaceNames, places: Mapping[str, Place]) -> tuple[Note, ...]:
     alike: dict[tuple[str, str], list[str | None]] = defaultdict(list)
     for record in records:
         for text in (record.reason, record.remark):
             if text:
-                tone = OPEN if record.advisory else TONES[counted_as(record)]
+                tone = OPEN if record.advisory else TONES[verdict.counted_as(record)]
                 alike[text, tone].append(record.place)
     severest = {BAD: 0, OPEN: 1, GOOD: 2, NONE: 3}
     found = sorted(alike.items(), key=lambda item: severest[item[0][1]])
@@ -321,7 +301,13 @@ def _notes(records: Sequence[Record], names: PlaceNames, places: Mapping[str, Pl
     return tuple(Note(text=text, where=where(noted), tone=tone) for (text, tone), noted in found)
 
 
-def _evidence(records: Sequence[Record], names: PlaceNames, *, is_exact: bool) -> tuple[tuple[str, str], ...]:
+def _evidence(
+    records: Sequence[verdict.Record], names: table_rows.PlaceNames, *, is_exact: bool
+) -> tuple[tuple[str, str], ...]:
     """What was seen beside the values: of every place in a small run, else where something is not good."""
-    shown = [one for one in records if one.evidence and (is_exact or counted_as(one) not in (PASSED, SKIPPED, NOT_SELECTED))]
+    shown = [
+        one
+        for one in records
+        if one.evidence and (is_exact or verdict.counted_as(one) not in (verdict.PASSED, verdict.SKIPPED, verdict.NOT_SELECTED))
+    ]
     return tuple((names.name(record.place), plain(record.evidence)) for record in shown[: MOST_NOTES if not is_exact else None])

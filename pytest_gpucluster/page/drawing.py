@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.siblings import MAD_TO_SIGMA
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 WIDTH, STRIP_HEIGHT = 640.0, 64.0
 BINS = 64

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, SKIPPED, UNMEASURED, counted_as
-from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, exact, host_of, plain
-from pytest_gpucluster.page.drawing import Chart, Curve, Mark, apart, axes_over
+from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, SKIPPED, UNMEASURED, Record, counted_as
+from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, Number, exact, host_of, plain
+from pytest_gpucluster.page.document import RunDocument
+from pytest_gpucluster.page.drawing import Axes, Chart, Curve, Mark, apart, axes_over
 from pytest_gpucluster.page.parts_view import name_of
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.table_rows import COUNTS
 from pytest_gpucluster.text import counted, shortlist
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.page.criteria_view import Number
-    from pytest_gpucluster.page.document import RunDocument
-    from pytest_gpucluster.page.drawing import Axes
-    from pytest_gpucluster.places import Place
 
 CELL, GAP, BLOCK = 18, 2, 32
 """Of the map: a cell and the space beside it in SVG's units, and nodes above each other."""

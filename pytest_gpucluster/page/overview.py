@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
@@ -22,27 +23,21 @@ from pytest_gpucluster.judging.verdict import (
     SKIPPED,
     WAIVED,
     WITH_WAIVERS,
+    Record,
     count_of,
     counted_as,
     is_only_measured,
 )
-from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, plain
-from pytest_gpucluster.page.drawing import Value, strip_of
+from pytest_gpucluster.page.criteria_view import BAD, GOOD, NOT_RECORDED, OPEN, CriterionView, plain
+from pytest_gpucluster.page.document import RunDocument
+from pytest_gpucluster.page.drawing import Strip, Value, strip_of
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
 from pytest_gpucluster.reporting.bad_parts import CAUSES
-from pytest_gpucluster.reporting.ending import duration
-from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.lines import hostlist
+from pytest_gpucluster.reporting.table import duration
 from pytest_gpucluster.reporting.table_rows import NOTHING, PlaceNames
 from pytest_gpucluster.text import counted, first_line, shortlist
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.page.criteria_view import CriterionView
-    from pytest_gpucluster.page.document import RunDocument
-    from pytest_gpucluster.page.drawing import Strip
 
 TONES, COUNT_TONES = {ACCEPTED: GOOD, REJECTED: BAD}, {PASSED: GOOD, FAILED: BAD, SKIPPED: "none"}
 WITHOUT = (ERROR, MISSING, NOISY, NOT_SELECTED)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
-from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, WAIVED, counted_as
+from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, WAIVED, Record, counted_as
 from pytest_gpucluster.page.criteria_view import Number, exact, host_of
-from pytest_gpucluster.page.templating import markdown
+from pytest_gpucluster.page.document import RunDocument, markdown
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import counted, first_line, one_line, shortlist
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.page.document import RunDocument
-    from pytest_gpucluster.places import Place
 
 MOST_PARTS = 40
 """Parts that are shown in full; the others have a line."""

@@ -6,17 +6,13 @@ import base64
 import gzip
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.page.criteria_view import CriterionView, host_of, views_of
+from pytest_gpucluster.page.document import RunDocument, html
 from pytest_gpucluster.page.figures import Figures, figures_of
 from pytest_gpucluster.page.overview import Banner, Gap, Headline, banner_of, gaps_of, headlines_of
 from pytest_gpucluster.page.parts_view import MOST_PARTS, PartView, parts_of
-from pytest_gpucluster.page.templating import html
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.page.document import RunDocument
-    from pytest_gpucluster.places import Place
+from pytest_gpucluster.places import Place
 
 MOST_EMBEDDED = 2_000_000
 """Characters of compressed results in the page, so that a page of 1,024 GPUs stays below 3 MB."""

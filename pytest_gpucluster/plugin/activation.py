@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -14,10 +17,6 @@ from pytest_gpucluster.config.torchrun import Launch, read_launch
 from pytest_gpucluster.plugin.pairing import as_usage_error, is_under_xdist
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.plugin.run import Run
     from pytest_gpucluster.protocol.messages import ReportTarget
@@ -77,7 +76,7 @@ def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, req
     """
     from pytest_gpucluster.agent import main
     from pytest_gpucluster.controller.controller import address_of, rank_of
-    from pytest_gpucluster.protocol.secret import Secret
+    from pytest_gpucluster.protocol.codec import Secret
 
     secret = Secret.of_run(launch)
     settings = main.AgentSettings(

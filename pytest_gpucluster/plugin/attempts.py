@@ -7,6 +7,7 @@ import functools
 import inspect
 import unittest
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +19,6 @@ from pytest_gpucluster.protocol.plain_data import NotPlainDataError
 from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from pytest_gpucluster.protocol.messages import Reply
     from pytest_gpucluster.session import Session
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.config.collector import collect_seldom, collector_off
+from pytest_gpucluster.config.process import collect_seldom, collector_off
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
@@ -20,9 +21,9 @@ from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite, memory
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
-from pytest_gpucluster.plugin.all_tests import PACKAGED, AllTests
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
+from pytest_gpucluster.plugin.pairing import PACKAGED, AllTests
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 from pytest_gpucluster.plugin.verdict_item import VerdictItem, add_verdict
 from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, digests_of
@@ -30,8 +31,6 @@ from pytest_gpucluster.plugin.whole_run.run_readings import SelectedTests
 from pytest_gpucluster.reporting.files import KEPT_RUNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
-
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session

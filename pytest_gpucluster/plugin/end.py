@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,12 @@ import pytest
 
 from pytest_gpucluster.controller.call import LAST_CALL_S
 from pytest_gpucluster.judging.verdict import ACCEPTED, BAD, MISSING, NOT_SELECTED, PASSED, WAIVED, Verdict
-from pytest_gpucluster.page.outputs import Wanted, write_outputs
-from pytest_gpucluster.page.summary import Written
+from pytest_gpucluster.page.outputs import Wanted, Written, write_outputs
 from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname, written_whole
 from pytest_gpucluster.plugin.verdict_item import report_verdict
 from pytest_gpucluster.reporting.junit import verdict_testcase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -18,9 +19,6 @@ from pytest_gpucluster.reporting.files import is_in_use
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-    from typing import NoReturn
-
     from pytest_gpucluster.plugin.run import Run
 
 JUDGES_NO_TEST = {
@@ -159,7 +157,7 @@ def _end_agents(config: pytest.Config, code: int) -> None:
         launch = read_launch()
         if launch is not None:  # pytest 8 answers --version here, before anything is configured
             from pytest_gpucluster.controller.controller import Controller  # noqa: PLC0415 -- loads much
-            from pytest_gpucluster.protocol.secret import Secret  # noqa: PLC0415 -- its ranks may sign
+            from pytest_gpucluster.protocol.codec import Secret  # noqa: PLC0415 -- its ranks may sign
 
             secret = Secret.of_run(launch)
             Controller(launch, num_local=1, device="cpu", rootdir=config.rootpath, secret=secret).quit(0)

@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import pytest
 
 from pytest_gpucluster.fleet.simulation import FAULTS, parse_simulation
 from pytest_gpucluster.plugin.pairing import as_usage_error
 from pytest_gpucluster.plugin.stash_keys import COMMAND, SIMULATION
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

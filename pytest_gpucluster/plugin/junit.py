@@ -6,6 +6,7 @@ import contextlib
 import platform
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,6 @@ from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, folded_names, mak
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-
     import pytest
 
     from pytest_gpucluster.reporting.results import RunReport

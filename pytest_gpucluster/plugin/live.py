@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.identity import NOT_INSTALLED, version_of
 from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.judging.failure_text import format_asked, format_miss
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, PASSED, WAIVED, WORDS, count_of, counted_as
+from pytest_gpucluster.judging.plan import Key
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, PASSED, WAIVED, WORDS, Record, count_of, counted_as
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin import header
-from pytest_gpucluster.plugin.screen import bar_line
-from pytest_gpucluster.reporting.ending import duration
-from pytest_gpucluster.session import UNSIGNED
+from pytest_gpucluster.plugin.header import Screen, bar_line
+from pytest_gpucluster.plugin.pairing import Pairing
+from pytest_gpucluster.reporting.table import duration
+from pytest_gpucluster.session import UNSIGNED, RunState
 from pytest_gpucluster.text import counted, lines, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pytest_gpucluster.judging.plan import Key
-    from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.pairing import Pairing
-    from pytest_gpucluster.plugin.screen import Screen
-    from pytest_gpucluster.session import RunState
 
 DRAW_S = 0.1
 LOG_S, LOG_LINES = 10.0, 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,10 @@ from pytest_gpucluster.plugin.activation import (
     launch_or_usage_error,
     run_of,
 )
-from pytest_gpucluster.plugin.all_tests import ALL_TESTS, AllTests
 from pytest_gpucluster.plugin.exit_code import ExitCodeGuard, guard_immediate_exit
-from pytest_gpucluster.plugin.pairing import uses_us
+from pytest_gpucluster.plugin.pairing import ALL_TESTS, AllTests, uses_us
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from pytest_gpucluster.protocol.messages import ReportTarget
 
 

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from _pytest._code.code import ReprEntryNative, ReprFileLocation  # no public way
 
-from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError, RanksFailedError
+from pytest_gpucluster.errors import (
+    ConfigurationError,
+    CriterionFailedError,
+    DoesNotApplyError,
+    MeasurementError,
+    RanksFailedError,
+)
 from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, worse
 from pytest_gpucluster.text import barred, framed, one_line, shortened, visible
 
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_gpucluster.errors import DoesNotApplyError
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.plan import Rule
     from pytest_gpucluster.plugin.pairing import Pairing

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,18 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpucluster.inventory.identity import version_of
-from pytest_gpucluster.judging.forecast import clock
+from pytest_gpucluster.judging.forecast import Forecast, clock
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.activation import RUN
-from pytest_gpucluster.plugin.screen import PLAIN_WIDTH
+from pytest_gpucluster.plugin.header import PLAIN_WIDTH
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 from pytest_gpucluster.reporting.lines import printed, whole, width_of
 from pytest_gpucluster.text import counted, one_line, with_commas
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pytest_gpucluster.judging.forecast import Forecast
 
 COLUMNS = ("criterion", "checks", "limit", "seconds")
 UNKNOWN = "?"

@@ -17,47 +17,43 @@ Who has which hook of pytest::
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Generator, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_gpucluster.cluster.binding import places_of_parts
 from pytest_gpucluster.cluster.calls import look_again
-from pytest_gpucluster.cluster.numbering import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
+from pytest_gpucluster.config.settings import Settings
+from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.controller.call import Observer
+from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.judging import waivers as waiver_file
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.failure_text import Possible
 from pytest_gpucluster.judging.forecast import REHEARSED_BUDGET_S, SELFTEST
-from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.judging.selection import ONLY
-from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.junit import keep_less, leave_out_junit
-from pytest_gpucluster.plugin.pairing import Pairing, as_usage_error, is_under_xdist, require_argument
+from pytest_gpucluster.plugin.pairing import ALL_TESTS, Pairing, as_usage_error, is_under_xdist, require_argument
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
 from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.verdict_item import set_aside
 from pytest_gpucluster.plugin.whole_run.run_readings import Readings
-from pytest_gpucluster.protocol.secret import Secret
+from pytest_gpucluster.protocol.codec import Secret
 from pytest_gpucluster.reporting.files import require_apart, require_takeable, require_writable
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.resolve import BOUNDS_OF_FABRIC, BUDGET
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-    from pathlib import Path
-
-    from pytest_gpucluster.config.settings import Settings
-    from pytest_gpucluster.config.torchrun import Launch
-    from pytest_gpucluster.controller.controller import Controller
-    from pytest_gpucluster.judging.criterion import Criterion
 
 RUNS_NO_TEST = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow", "setupplan")
 """Options of pytest under which no test runs."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import unittest
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,6 @@ from pytest_gpucluster.plugin.phases import Phases, waits
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, PAIR, RECORD, RULE, WAITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
-
     from pytest_gpucluster.plugin.end import Termination
     from pytest_gpucluster.plugin.live import Live
 

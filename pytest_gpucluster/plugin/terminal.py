@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.run_files import REPORT, RESULTS
@@ -10,20 +11,17 @@ from pytest_gpucluster.judging.selection import ONLY, Selector
 from pytest_gpucluster.judging.verdict import FAILED, SHOWN_LIMITS, Verdict
 from pytest_gpucluster.page.outputs import Said
 from pytest_gpucluster.plugin import header
+from pytest_gpucluster.plugin.header import Screen
 from pytest_gpucluster.plugin.live import Live
-from pytest_gpucluster.plugin.screen import Screen
 from pytest_gpucluster.plugin.stash_keys import COMMAND
 from pytest_gpucluster.plugin.verdict_item import NODEID
 from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describe_bad_parts, remark_lines
-from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.lines import printed
-from pytest_gpucluster.reporting.table import Layout, criteria_table
+from pytest_gpucluster.reporting.table import Ending, Layout, criteria_table, verdict_block
 from pytest_gpucluster.text import shortlist
 from pytest_gpucluster.thresholds.file import REMOVED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     import pytest
     from rich.text import Text
 

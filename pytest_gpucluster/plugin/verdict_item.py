@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pytest_gpucluster.reporting.junit import OWN_CLASS, VERDICT_CASE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_gpucluster.reporting.junit import Testcase
+from pytest_gpucluster.reporting.junit import OWN_CLASS, VERDICT_CASE, Testcase
 
 NODEID = f"{OWN_CLASS}::{VERDICT_CASE}"
 """Its node id: a test of no file. Allure takes every node id for ``file::name``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,6 @@ from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
     from pytest_gpucluster.plugin.run import Run
 
 INPUT = "gpucluster"

@@ -1,7 +1,7 @@
 """The store through which controller, agents and journal replica exchange messages.
 
 The store is torchrun's own TCPStore, read by blocked readers (docs/decisions/0002-channel.md). Only JSON crosses. Every
-message carries an HMAC when the run has a secret (:mod:`~pytest_gpucluster.protocol.secret`). The HMAC covers the id of the
+message carries an HMAC when the run has a secret (:mod:`~pytest_gpucluster.protocol.codec`). The HMAC covers the id of the
 run, a nonce and the key, so that no message of another run, rank or direction verifies.
 
 Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are written once:
@@ -35,19 +35,17 @@ import hmac
 import secrets
 import socket
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_gpucluster.protocol.codec import RefusedMessageError, TypedMessage
+from pytest_gpucluster.protocol.codec import RefusedMessageError, Secret, TypedMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from torch.distributed import TCPStore
 
-    from pytest_gpucluster.protocol.secret import Secret
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 CONNECT_TIMEOUT_S = 60.0

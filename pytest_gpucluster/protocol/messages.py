@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
-from pytest_gpucluster.errors import Part  # noqa: TC001 -- read_one_of asks for its fields' types
-from pytest_gpucluster.places import Device  # noqa: TC001 -- read_one_of asks for its fields' types
+from pytest_gpucluster.errors import Part
+from pytest_gpucluster.places import Device
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, read_one_of
 

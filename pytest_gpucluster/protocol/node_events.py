@@ -11,14 +11,10 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pytest_gpucluster.protocol.channel import listener_key
+from pytest_gpucluster.protocol.channel import StoreChannel, listener_key
 from pytest_gpucluster.protocol.codec import TypedMessage
 from pytest_gpucluster.protocol.rank import is_own_user, user_of
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.channel import StoreChannel
 
 VARIABLE = "GPUCLUSTER_EVENTS"
 """Where a worker finds the listener's name; empty without a listener."""

@@ -7,15 +7,12 @@ import functools
 import os
 import socket
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pytest_gpucluster.protocol.codec import TypedMessage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 STOPPED = "T"
 """The state letter of a process after SIGSTOP; one that a debugger has stopped has ``t``."""

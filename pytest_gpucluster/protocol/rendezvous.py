@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.protocol.channel import ForgedMessageError, sign, verify
-from pytest_gpucluster.protocol.secret import SECRET_VARIABLE, Secret
+from pytest_gpucluster.protocol.codec import SECRET_VARIABLE, Secret
 
 MAX_MESSAGE_BYTES = 4096
 MAX_STRANGERS = 64

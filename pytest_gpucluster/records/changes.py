@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.failure_text import COUNTED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.records.matching import PartKey
+from pytest_gpucluster.records.matching import PartKey
 
 FALSE_ALARMS = 0.005
 """The share of pairs without a change that may have an alarm, by the model. Real tails are wider: 1 % is what is promised."""

@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES
-from pytest_gpucluster.thresholds.limit import SIGNS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES, Record
+from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 BY_UNIT = {
     "C": "temperature",

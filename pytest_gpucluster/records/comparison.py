@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.judging.verdict import (
-    ACCEPTED,
-    ERROR,
-    FAILED,
-    INCOMPLETE,
-    MISSING,
-    NOISY,
-    PASSED,
-    REHEARSED,
-    REJECTED,
-    SKIPPED,
-    WITH_WAIVERS,
-)
+from pytest_gpucluster.judging import verdict
 from pytest_gpucluster.records.changes import Change, JudgedValue, Pair, find_changes, relative_change, smallest_losses
 from pytest_gpucluster.records.columns import number_of
-from pytest_gpucluster.records.matching import match
+from pytest_gpucluster.records.matching import Matching, PartKey, match
 from pytest_gpucluster.records.reading import rows_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+Row = Mapping[str, Any]
+RowKey = tuple[str, PartKey]
 
-    from pytest_gpucluster.records.matching import Matching, PartKey
-
-    Row = Mapping[str, Any]
-    RowKey = tuple[str, PartKey]
-
-BADNESS = {PASSED: 0, SKIPPED: 0, NOISY: 1, ERROR: 1, MISSING: 1, FAILED: 2}
+BADNESS = {verdict.PASSED: 0, verdict.SKIPPED: 0, verdict.NOISY: 1, verdict.ERROR: 1, verdict.MISSING: 1, verdict.FAILED: 2}
 """How bad an outcome is; what was not selected says nothing."""
-VERDICTS = {ACCEPTED: 0, REHEARSED: 0, WITH_WAIVERS: 1, INCOMPLETE: 2, REJECTED: 3}
+VERDICTS = {verdict.ACCEPTED: 0, verdict.REHEARSED: 0, verdict.WITH_WAIVERS: 1, verdict.INCOMPLETE: 2, verdict.REJECTED: 3}
 FLOORS = ("above", "min")
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 CLUSTER = ("cluster", "")
 PartKey = tuple[str, str]

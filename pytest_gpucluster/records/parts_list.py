@@ -11,17 +11,15 @@ import io
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.records.spreadsheet import FORMULA, as_text
 from pytest_gpucluster.text import counted, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 KINDS = ("chassis", "board", "nic", "gpu")
 NOT_WRITTEN = ("to be filled", "not specified", "default string", "system serial", "chassis serial", "none", "n/a")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from pytest_gpucluster.places import PLACE_FIELDS
 from pytest_gpucluster.records.reading import rows_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 OUTCOME = "outcome"
 """What ``member`` says of a line that is an outcome; of every other line it is the path of a number."""

@@ -1,32 +1,22 @@
-"""What the end of a run shows of its values by default: a line a subject, and the rows that somebody must read. Pure."""
+"""What the end of a run shows of its values by default: a line a subject, and the rows that somebody must read. Pure.
+
+Many failed values of one part as one sentence: what it does worse, by how much, at which clock, where it shows. Pure.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from pytest_gpucluster.judging import verdict
 from pytest_gpucluster.judging.failure_text import format_beside
 from pytest_gpucluster.judging.forecast import SUBJECTS
-from pytest_gpucluster.judging.verdict import (
-    MISSING,
-    NOISY,
-    PASSED,
-    SKIPPED,
-    WORDS,
-    Record,
-    count_misses,
-    counted_as,
-    is_only_measured,
-)
 from pytest_gpucluster.reporting import table_rows
-from pytest_gpucluster.thresholds.limit import SIGNS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.text import counted
+from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 HANDOVER = {
     "bf16_tflops": "Matrix products (BF16)",
@@ -92,7 +82,7 @@ class SubjectLine:
 
 
 def subject_lines(
-    by_criterion: Mapping[str, Sequence[Record]],
+    by_criterion: Mapping[str, Sequence[verdict.Record]],
     subjects: Mapping[str, str],
     *,
     unjudged: Mapping[str, int],
@@ -107,7 +97,7 @@ def subject_lines(
             "all" good.
         is_rehearsal: no number of it says anything, so none is shown.
     """
-    members: dict[str, dict[str, Sequence[Record]]] = defaultdict(dict)
+    members: dict[str, dict[str, Sequence[verdict.Record]]] = defaultdict(dict)
     for criterion, records in by_criterion.items():
         members[subjects[criterion]][criterion] = records
     missing: Counter[str] = Counter()
@@ -123,22 +113,22 @@ def _place_in_order(subject: str) -> int:
     return SUBJECTS.index(subject) if subject in SUBJECTS else len(SUBJECTS)
 
 
-def _line(subject: str, own: Mapping[str, Sequence[Record]], *, missing: int | None, has_numbers: bool) -> SubjectLine:
+def _line(subject: str, own: Mapping[str, Sequence[verdict.Record]], *, missing: int | None, has_numbers: bool) -> SubjectLine:
     """``missing``: how many outcomes are; None where all is judged."""
-    every = [record for records in own.values() for record in records if counted_as(record) != SKIPPED]
-    judged = [counted_as(record) for record in every if not is_only_measured(record)]
+    every = [record for records in own.values() for record in records if verdict.counted_as(record) != verdict.SKIPPED]
+    judged = [verdict.counted_as(record) for record in every if not verdict.is_only_measured(record)]
     measured, misses = len(every) - len(judged), sum(record.advisory for record in every)
-    is_good = {*judged} <= {PASSED}
-    more = [MISSING] * (missing or 0) if MISSING in judged else []  # of criteria that have no outcome at all
+    is_good = {*judged} <= {verdict.PASSED}
+    more = [verdict.MISSING] * (missing or 0) if verdict.MISSING in judged else []  # of criteria that have no outcome at all
     said = (
         f"{'all ' if missing is None and len(judged) > 1 else ''}{len(judged)} {table_rows.OK}"
         if is_good
         else table_rows.outcome_text([*judged, *more])
     )
     words = [said] if judged else []
-    words += [f"{missing} {WORDS[MISSING]}"] if missing and not more else []
+    words += [f"{missing} {verdict.WORDS[verdict.MISSING]}"] if missing and not more else []
     words += [f"{measured} {table_rows.MEASURED}"] if measured else []
-    words += [count_misses(misses)] if misses else []
+    words += [verdict.count_misses(misses)] if misses else []
     known = [name for name in CAPTIONS if name in own] or list(own)
     numbers = tuple(filter(None, (_number(name, own[name]) for name in known))) if has_numbers else ()
     return SubjectLine(
@@ -151,15 +141,15 @@ def _line(subject: str, own: Mapping[str, Sequence[Record]], *, missing: int | N
 
 def _style(judged: Sequence[str], *, is_good: bool, misses: int, missing: int | None) -> str:
     if is_good and missing:
-        return MISSING
-    return NOISY if is_good and misses else table_rows.severest_of(judged) if judged else table_rows.MEASURED
+        return verdict.MISSING
+    return verdict.NOISY if is_good and misses else table_rows.severest_of(judged) if judged else table_rows.MEASURED
 
 
-def _number(criterion: str, records: Sequence[Record]) -> str:
+def _number(criterion: str, records: Sequence[verdict.Record]) -> str:
     """``HBM 4.37 to 4.39 TB/s (> 4.1)``; nothing where no limit judges it, or where it is a bound of zero."""
     readings = table_rows.readings_of(records)
     limits = {reading.limit for reading in readings}
-    if len(limits) != 1 or any(map(is_only_measured, records)):
+    if len(limits) != 1 or any(map(verdict.is_only_measured, records)):
         return ""
     (limit,) = limits
     if limit.value == 0:
@@ -183,7 +173,7 @@ class ChosenRows:
 
 
 def chosen_rows(
-    by_criterion: Mapping[str, Sequence[Record]], names: table_rows.PlaceNames, *, noise: Mapping[str, float] | None
+    by_criterion: Mapping[str, Sequence[verdict.Record]], names: table_rows.PlaceNames, *, noise: Mapping[str, float] | None
 ) -> ChosenRows:
     """The criteria of the handover, then what is bad, then what is near its limit.
 
@@ -206,9 +196,9 @@ def chosen_rows(
     return ChosenRows(rows=tuple(marked), more=tuple(more))
 
 
-def _distance(records: Sequence[Record], noise: float | None) -> float:
+def _distance(records: Sequence[verdict.Record], noise: float | None) -> float:
     """How far the worst good value is from its limit, in units of what is near; above 1: it is not near, or nothing says."""
-    if table_rows.is_bad(records) or any(map(is_only_measured, records)):
+    if table_rows.is_bad(records) or any(map(verdict.is_only_measured, records)):
         return math.inf
     percents = [one.limit.margin_percent(one.value) for one in table_rows.readings_of(records) if not _is_exact(one.limit)]
     known = [percent for percent in percents if percent is not None and percent >= 0]
@@ -220,11 +210,11 @@ def _is_exact(limit: Limit) -> bool:
     return limit.unit in table_rows.COUNTS or limit.kind == "min"
 
 
-def measured_texts(by_criterion: Mapping[str, Sequence[Record]]) -> list[str]:
+def measured_texts(by_criterion: Mapping[str, Sequence[verdict.Record]]) -> list[str]:
     """``busbw GB/s: all_gather 332.8, broadcast 330``: all values that no number judges, a family in one text."""
     families: dict[tuple[str, str], list[str]] = defaultdict(list)
     for criterion, records in by_criterion.items():
-        found = table_rows.readings_of([record for record in records if is_only_measured(record)])
+        found = table_rows.readings_of([record for record in records if verdict.is_only_measured(record)])
         if found:
             limit = found[0].limit
             ends = dict.fromkeys(table_rows.value_cells(limit, value)[1] for value in _ends([one.value for one in found]))
@@ -235,3 +225,120 @@ def measured_texts(by_criterion: Mapping[str, Sequence[Record]]) -> list[str]:
         f"{family} {unit}: {', '.join(texts)}" if len(texts) > 1 else f"{family} {texts[0]} {unit}"
         for (family, unit), texts in families.items()
     ]
+
+
+MOST_ROWS_OF_A_CAUSE = 6
+"""So many failed values of a part have a row each. More are one sentence, and rows with ``-v``."""
+FOLLOWS = "trains"
+SLOWER = {
+    "computes": ("TFLOPS", "TOPS"),
+    "reads and writes its memory": ("TB/s",),
+    "moves data": ("GB/s", "Gbit/s"),
+    FOLLOWS: ("tokens/s/GPU",),
+}
+"""What a part does slower, by the units of the values that show it. All that apply are said, training only alone."""
+LEAST_LAG_PERCENT = 0.5
+"""Less is shown as 0 %."""
+COMPARED = ("straggler", "slow_host", "slow_pair", "slow_rail")
+"""Families that compare a part with others."""
+TRAINING = ("training", "finetune", "memory_scaling")
+CLOCK, SAME_CLOCK_RATIO = "SM MHz", 0.97
+"""A clock of at least this part of that of its siblings is full."""
+
+
+class GoodPeers:
+    """What passed at other places: values and clocks by criterion."""
+
+    def __init__(self, passed: Iterable[verdict.Record]) -> None:
+        """``passed``: the records of good values."""
+        self.values: dict[str, list[float]] = {}
+        self._clocks: dict[str, list[float]] = {}
+        for record in passed:
+            if record.value is not None:
+                self.values.setdefault(record.criterion, []).append(record.value)
+            if (clock := _clock_of(record)) is not None:
+                self._clocks.setdefault(record.criterion, []).append(clock)
+
+    def lag_percent(self, record: verdict.Record) -> float | None:
+        """How much less than the median of the others a value is, in percent of that; None without others."""
+        others = self.values.get(record.criterion)
+        middle = statistics.median(others) if others else 0.0
+        return 100 * (1 - record.value / middle) if record.value is not None and middle > 0 else None
+
+    def clock(self, records: Iterable[verdict.Record]) -> str:
+        """`` at full clock``, or both clocks; empty where one is not known."""
+        known = [(clock, self._clocks[one.criterion]) for one in records if (clock := _clock_of(one)) and self._has(one)]
+        if not known:
+            return ""
+        own, others = min(known, key=lambda pair: pair[0] / statistics.median(pair[1]))
+        usual = statistics.median(others)
+        return " at full clock" if own >= SAME_CLOCK_RATIO * usual else f" at {own:.0f} of {usual:.0f} MHz"
+
+    def _has(self, record: verdict.Record) -> bool:
+        return bool(self._clocks.get(record.criterion))
+
+
+def _clock_of(record: verdict.Record) -> float | None:
+    clock = record.evidence.get(CLOCK)
+    return float(clock) if isinstance(clock, (int, float)) and clock > 0 else None
+
+
+def sentence_of(failed: Sequence[verdict.Record], siblings: GoodPeers) -> str:
+    """``computes 30 % slower than its siblings at full clock: 9 rates, 4 stragglers, training``.
+
+    Args:
+        failed: the values of one part that miss their limit, at least one.
+        siblings: what passed elsewhere.
+    """
+    lags: dict[str, list[float]] = {}
+    for record in failed:
+        lag = siblings.lag_percent(record) if _is_rate(record) else None
+        if lag is not None and lag >= LEAST_LAG_PERCENT:
+            lags.setdefault(_verb_of(record), []).append(lag)
+    verbs = [verb for verb in SLOWER if verb in lags]
+    first, *others = verbs[:-1] if verbs[1:] and verbs[-1] == FOLLOWS else verbs or [""]
+    how = [f"{verb} {statistics.median(lags[verb]):.0f} % slower" for verb in filter(None, (first, *others))]
+    if how:
+        how[0] += f" than its siblings{siblings.clock([one for one in failed if _verb_of(one) == first])}"
+    waived = sum(verdict.counted_as(record) == verdict.WAIVED for record in failed)
+    what = ", ".join(how) or f"{counted(len(failed), 'value')} outside their limits"
+    text = f"{what}: {', '.join(_symptoms(failed))}"
+    return f"{text}; {waived} {verdict.WAIVED}" if waived else text
+
+
+def rows_beside(failed: Sequence[verdict.Record], *, has_first: bool) -> list[verdict.Record]:
+    """The values that keep a row beside the sentence: the one that stands for all, and what may be a cause of its own."""
+    first = first_of(failed) if has_first else None
+    return [record for record in failed if record is first or _kind_of(record) is None]
+
+
+def first_of(failed: Sequence[verdict.Record]) -> verdict.Record:
+    """The one that stands for all: of the handover's criteria the first, else the first."""
+    order = [*HANDOVER]
+    return min(failed, key=lambda record: order.index(record.criterion) if record.criterion in HANDOVER else len(order))
+
+
+def _is_rate(record: verdict.Record) -> bool:
+    return bool(_verb_of(record)) and record.limit is not None and record.limit.is_floor
+
+
+def _verb_of(record: verdict.Record) -> str:
+    return next((verb for verb, units in SLOWER.items() if record.unit in units), "")
+
+
+def _symptoms(failed: Sequence[verdict.Record]) -> list[str]:
+    """In what it shows: how many rates, comparisons and values of training, and the names of all else."""
+    kinds = Counter(map(_kind_of, failed))
+    names = list(dict.fromkeys(record.criterion for record in failed if _kind_of(record) is None))
+    found = [counted(kinds[kind], kind) for kind in ("rate", "straggler") if kinds[kind]]
+    training = ["training"] if kinds["training"] == 1 else [f"{kinds['training']} of training"] if kinds["training"] else []
+    return [*found, *training, *names]
+
+
+def _kind_of(record: verdict.Record) -> str | None:
+    """What a value is counted as; None for one that may be a cause of its own: an error, a link, a loss."""
+    if record.criterion.partition("[")[0] in COMPARED:
+        return "straggler"
+    if record.criterion.startswith(TRAINING) and (_is_rate(record) or record.unit == "%"):
+        return "training"
+    return "rate" if _is_rate(record) else None

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from pytest_gpucluster.judging.culprits import HARDWARE, describe_remarks, find_culprits
+from pytest_gpucluster.judging.culprits import HARDWARE, Culprit, describe_remarks, find_culprits
 from pytest_gpucluster.judging.failure_text import format_number, show_evidence, unit_beside
-from pytest_gpucluster.judging.selection import ONLY, identity_of
-from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, UNMEASURED, WAIVED, WORDS, counted_as
+from pytest_gpucluster.judging.plan import Key
+from pytest_gpucluster.judging.selection import ONLY, Selector, identity_of
+from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, UNMEASURED, WAIVED, WORDS, Record, counted_as
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.columns import by_criterion
-from pytest_gpucluster.reporting import ending
-from pytest_gpucluster.reporting.hostlists import names_of_absent
-from pytest_gpucluster.reporting.lines import CONTINUED, cut, cut_list, folded, quoted, tied, wrapped
-from pytest_gpucluster.reporting.one_cause import MOST_ROWS, GoodPeers, rows_beside, sentence_of
+from pytest_gpucluster.reporting import table
+from pytest_gpucluster.reporting.at_a_glance import MOST_ROWS_OF_A_CAUSE, GoodPeers, rows_beside, sentence_of
+from pytest_gpucluster.reporting.lines import CONTINUED, cut, cut_list, folded, names_of_absent, quoted, tied, wrapped
 from pytest_gpucluster.reporting.table_rows import allows_nothing, missing_reasons, value_cells
 from pytest_gpucluster.text import BAR, counted, first_line, framed, one_line, shortlist
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.judging.culprits import Culprit
-    from pytest_gpucluster.judging.plan import Key
-    from pytest_gpucluster.judging.selection import Selector
-    from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.places import Place
 
 MOST_LINES = 48
 MOST_DETAILED = 6
@@ -187,11 +179,11 @@ def _tail(rows: Sequence[Record], culprits: Sequence[Culprit], shown: Shown) -> 
         return []
     lines: list[str] = []
     if not any(culprit.is_systemic for culprit in culprits):
-        hosts = ending.good_hosts(rows, culprits, shown.places)
-        lines += ending.good_lines(hosts, shown.places, width=shown.width)
+        hosts = table.good_hosts(rows, culprits, shown.places)
+        lines += table.good_lines(hosts, shown.places, width=shown.width)
     if shown.drain_reason is not None:
-        hosts = ending.hosts_to_drain(culprits, shown.places)
-        lines += ending.drain_lines(hosts, shown.drain_reason, width=shown.width)
+        hosts = table.hosts_to_drain(culprits, shown.places)
+        lines += table.drain_lines(hosts, shown.drain_reason, width=shown.width)
     return [Text(line) for line in lines]
 
 
@@ -289,7 +281,7 @@ class _Writer:
             lines += [Text(text, f"bold {colour}") for text in head]
             lines += [Text(text) for text in self._body(entry, whole=whole, is_short=not command)]
             if entry.keys:
-                again = ending.again(self._again(entry), command, width=width, indent="      ")
+                again = table.again(self._again(entry), command, width=width, indent="      ")
                 lines += [Text(text) for text in again]
         return lines
 
@@ -332,7 +324,7 @@ class _Writer:
         return wrapped(f"{what}{colon}as above" if is_known else advice, width=self._shown.width, indent="    ")
 
     def _is_one_cause(self, entry: BadGroup, measured: Sequence[Record]) -> bool:
-        return entry.part is not None and len(measured) > MOST_ROWS and not self._shown.is_whole
+        return entry.part is not None and len(measured) > MOST_ROWS_OF_A_CAUSE and not self._shown.is_whole
 
     def _values_of(self, measured: Sequence[Record]) -> list[str]:
         column = min(NAME_COLUMN, 1 + max((len(record.criterion) for record in measured), default=0))

@@ -14,14 +14,11 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.run_files import JOURNAL, LOGS, REPORT, RESULTS, RUN_FILES
 from pytest_gpucluster.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 KEPT_RUNS = 5
 """Of earlier runs in ``previous/``. A soak that goes on needs at most four."""

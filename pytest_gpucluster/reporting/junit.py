@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from xml.etree import ElementTree as ET
 
 from junit_xml import TestCase, TestSuite
@@ -30,19 +31,13 @@ from pytest_gpucluster.judging.verdict import (
     WAIVED,
     WITH_WAIVERS,
     Record,
+    Verdict,
     counted_as,
     is_only_measured,
 )
-from pytest_gpucluster.reporting.parts import words_of_parts
-from pytest_gpucluster.reporting.results import selftest_lines
+from pytest_gpucluster.places import Place
+from pytest_gpucluster.reporting.results import ReportedTest, RunReport, selftest_lines, words_of_parts
 from pytest_gpucluster.text import counted, first_line, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from pytest_gpucluster.judging.verdict import Verdict
-    from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 
 MOST_BY_PLACE = 20_000
 """With more testcases than these there is one a node, where nobody asks for another form."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from pytest_gpucluster.cluster.numbering import natural_sort_key
+from pytest_gpucluster.cluster.binding import natural_sort_key
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.promises import doubled_gpus
@@ -27,25 +29,18 @@ from pytest_gpucluster.judging.verdict import (
     SKIPPED,
     Record,
     Terms,
+    Verdict,
     decide,
 )
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.records.reading import read_results
-from pytest_gpucluster.records.run_identity import run_identity, zoned
+from pytest_gpucluster.records.reading import read_results, run_identity, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links
 from pytest_gpucluster.reporting.journal import Journal, record_facts
-from pytest_gpucluster.reporting.rebuild import read_journal, rebuild
+from pytest_gpucluster.reporting.rebuild import JournalState, read_journal, rebuild
 from pytest_gpucluster.reporting.results import bound_facts
 from pytest_gpucluster.text import counted
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from pytest_gpucluster.judging.verdict import Verdict
-    from pytest_gpucluster.reporting.rebuild import JournalState
-
-    Key = tuple[str, str | None]
+Key = tuple[str, str | None]
 
 ORDER = (NOT_SELECTED, SKIPPED, MISSING, PASSED, NOISY, ERROR, FAILED)
 """Of two outcomes of one criterion at one place, the later one here counts."""

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.inventory.slurm import read_nodes
+from pytest_gpucluster.inventory.slurm import SlurmNode, read_nodes
 from pytest_gpucluster.judging.verdict import BAD, PASSED, SEVERITY, WORDS, counted_as
 from pytest_gpucluster.reporting.merge import ALIKE, OneRun, read_run
 from pytest_gpucluster.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from pytest_gpucluster.inventory.slurm import SlurmNode
 
 GONE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING")
 """States in which Slurm gives a node no job."""

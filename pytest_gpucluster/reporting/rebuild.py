@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, RESULTS
 from pytest_gpucluster.config.settings import JUNIT_FORMS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
+from pytest_gpucluster.judging.plan import Key
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
-from pytest_gpucluster.records.run_identity import run_facts, zoned
+from pytest_gpucluster.records.reading import run_facts, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
-from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark
-from pytest_gpucluster.reporting.parts import Part, last_known, parts_facts, parts_remarks
-from pytest_gpucluster.reporting.results import JunitForm, ReportedTest, RunReport
-from pytest_gpucluster.reporting.writer import texts_of, write_reports
+from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark, texts_of, write_reports
+from pytest_gpucluster.reporting.results import JunitForm, Part, ReportedTest, RunReport, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from pytest_gpucluster.judging.plan import Key
 
 CUT_SHORT = "not run: the run was cut short, its controller died"
 NO_VERDICT = "the run ended before its verdict"

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record, Terms, Verdict, decide
-from pytest_gpucluster.records.run_identity import run_facts
+from pytest_gpucluster.places import Place
+from pytest_gpucluster.records.reading import run_facts
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
-from pytest_gpucluster.reporting.journal import FOUND_AT_END, Journal, record_facts, soak_remark
-from pytest_gpucluster.reporting.parts import RunParts, parts_remarks
-from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunReport
-from pytest_gpucluster.reporting.unfinished_run import InterruptedSoak, find_interrupted_soak, require_unchanged
-from pytest_gpucluster.reporting.writer import ReportWriter, not_ended, with_pending_as_missing, write_reports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from pytest_gpucluster.judging.plan import Plan
-    from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.unfinished_run import UnfinishedRun
+from pytest_gpucluster.reporting.journal import (
+    FOUND_AT_END,
+    Journal,
+    ReportWriter,
+    not_ended,
+    record_facts,
+    soak_remark,
+    with_pending_as_missing,
+    write_reports,
+)
+from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunParts, RunReport, parts_remarks
+from pytest_gpucluster.reporting.unfinished_run import InterruptedSoak, UnfinishedRun, find_interrupted_soak, require_unchanged
 
 PLANNED = ("criterion", "place", "outcome", "reason")
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pytest_gpucluster.judging.verdict import MISSING, PENDING
+from pytest_gpucluster.judging.finding import Finding
+from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record
 from pytest_gpucluster.protocol.plain_data import from_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
-    from pytest_gpucluster.judging.finding import Finding
-    from pytest_gpucluster.judging.verdict import Record
 
 Kind: TypeAlias = Literal["watched", "between"]
 UNSETTLED = (PENDING, MISSING)

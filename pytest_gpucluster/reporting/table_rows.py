@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.culprits import absent_nodes
 from pytest_gpucluster.judging.failure_text import COUNTED, format_beside
@@ -30,13 +30,9 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
     is_only_measured,
 )
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pytest_gpucluster.places import Place
 
 NOTHING = "-"
 COUNTS = (*COUNTED, "count")

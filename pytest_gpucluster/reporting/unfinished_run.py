@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.forecast import in_words
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOT_SELECTED, PASSED, PENDING, UNMEASURED, WAIVABLE
+from pytest_gpucluster.judging.plan import Key
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOT_SELECTED, PASSED, PENDING, UNMEASURED, WAIVABLE, Record
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.files import SHELF
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal, state_of
-from pytest_gpucluster.reporting.run_spans import read_spans
+from pytest_gpucluster.reporting.results import Part
+from pytest_gpucluster.reporting.run_spans import Spans, read_spans
 from pytest_gpucluster.text import shortlist
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from pytest_gpucluster.judging.plan import Key
-    from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.parts import Part
-    from pytest_gpucluster.reporting.rebuild import JournalState
-    from pytest_gpucluster.reporting.run_spans import Spans
 
 UNSETTLED = (PENDING, *UNMEASURED)
 """Outcomes that a new measurement can settle."""

@@ -8,22 +8,18 @@ import os
 import stat
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, LOGS
-from pytest_gpucluster.judging.culprits import find_culprits
+from pytest_gpucluster.judging.culprits import Culprit, find_culprits
 from pytest_gpucluster.judging.verdict import BAD, MISSING, PENDING, WAIVED, Record, counted_as
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.reading import contradiction_in
 from pytest_gpucluster.reporting.files import LOCK
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, state_after, unbound_places
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.judging.culprits import Culprit
-    from pytest_gpucluster.places import Place
 
 LOCKS = Path("/proc/locks")
 HINTS = "environment_hints"

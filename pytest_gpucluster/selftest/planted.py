@@ -10,16 +10,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.measurements import gemm, progress, timing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 HANG_S = 600.0
 """How long a hung rank sleeps; its call's deadline is far shorter."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SLOW, WRONG, DEAD, HUNG = "slow", "wrong", "dead", "hung"
 NAMES = {SLOW: "a slow GPU", WRONG: "a wrong bit", DEAD: "a dead rank", HUNG: "a hung rank"}

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging import agreement
-from pytest_gpucluster.judging.possible import require_possible
+from pytest_gpucluster.judging.failure_text import require_possible
 from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Healthy, Siblings, compare
 from pytest_gpucluster.measurements import digest
 from pytest_gpucluster.selftest import planted
@@ -28,7 +29,6 @@ from pytest_gpucluster.text import counted, first_line
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.cluster.results import Results

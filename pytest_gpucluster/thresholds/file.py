@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.config.schema_errors import did_you_mean, listed
 from pytest_gpucluster.config.settings import Expect
-from pytest_gpucluster.config.yaml_lines import Document
+from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import layers, released, schema, versions
-from pytest_gpucluster.thresholds.layers import THE_LIMIT, SourceFile, layer, merge
-from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
+from pytest_gpucluster.thresholds.layers import THE_LIMIT, Layer, SourceFile, Statement, layer, merge
+from pytest_gpucluster.thresholds.resolve import Profile, Threshold, resolve, resolve_profile
 from pytest_gpucluster.thresholds.specs import NOT_AMD, GpuSpec, load_specs, names_amd, spec_for_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pytest_gpucluster.config.yaml_lines import KeyPath, Problem
-    from pytest_gpucluster.thresholds.layers import Layer, Statement
-    from pytest_gpucluster.thresholds.resolve import Threshold
 
 REMOVED = "removed"
 """What differs of an entry that a file does not have."""

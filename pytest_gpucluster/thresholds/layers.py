@@ -8,19 +8,15 @@ lost to it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
-from pytest_gpucluster.config.yaml_lines import Document, read
+from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, read
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from pytest_gpucluster.config.yaml_lines import KeyPath, Problem
-
-    Data: TypeAlias = dict[str | int, Any]
+Data: TypeAlias = dict[str | int, Any]
 
 Kind: TypeAlias = Literal["above", "below", "min", "max"]
 KINDS: tuple[Kind, ...] = ("above", "below", "min", "max")

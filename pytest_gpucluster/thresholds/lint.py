@@ -1,4 +1,4 @@
-"""Check that a thresholds file of the right shape is, for every profile, consistent and physically possible."""
+"""Read a whole thresholds file before anything runs, and check that every profile is consistent and physically possible."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ import math
 import operator
 import re
 from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from pytest_gpucluster.config.schema_errors import described, did_you_mean
-from pytest_gpucluster.config.yaml_lines import Problem
+from pytest_gpucluster.config.schema_errors import described, did_you_mean, listed
+from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, Where
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
+from pytest_gpucluster.thresholds import resolve, versions
 from pytest_gpucluster.thresholds import schema as shape
-from pytest_gpucluster.thresholds import versions
-from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
-from pytest_gpucluster.thresholds.layers import KINDS
-from pytest_gpucluster.thresholds.resolve import ALL_TO_ALL, BOUNDS_OF_FABRIC, OF_FABRIC, chain_of
+from pytest_gpucluster.thresholds.file import ThresholdsFile
+from pytest_gpucluster.thresholds.layers import KINDS, SourceFile, read_source
+from pytest_gpucluster.thresholds.limit import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
+from pytest_gpucluster.thresholds.schema import CriterionEntry, Override
 from pytest_gpucluster.thresholds.specs import DERIVED, FIELD_UNITS, NOT_AMD, load_specs, names_amd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Where
-    from pytest_gpucluster.thresholds.file import ThresholdsFile
-    from pytest_gpucluster.thresholds.resolve import FabricRates, Profile, Threshold
-    from pytest_gpucluster.thresholds.schema import CriterionEntry, Override
 
 CLUSTER_UNITS = {"gpus_per_node": "GPUs", "nodes": "nodes", "world_size": "GPUs"}
 """What ``of: cluster...`` may name, with the unit it is in."""
-FABRIC_UNITS = {of.removeprefix("fabric."): "GB/s" for of in (*OF_FABRIC, *BOUNDS_OF_FABRIC)}
+FABRIC_UNITS = {of.removeprefix("fabric."): "GB/s" for of in (*resolve.OF_FABRIC, *resolve.BOUNDS_OF_FABRIC)}
 _KEY = re.compile(r"[a-z][a-z0-9_]*(\[[^\[\]]+\])?\Z")
 _BOUND_LOWEST, _BOUND_HIGHEST = 0.40, 1.05
 _HIGHEST = {"ratio": 1, "%": 100}
@@ -56,7 +52,7 @@ def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
     for name, entry in profiles.items():
         path: KeyPath = ("profiles", name)
         parent, gpu = entry.inherits, entry.gpu
-        chain = chain_of(profiles, name)
+        chain = resolve.chain_of(profiles, name)
         if not name.isprintable() or name != name.strip() or not name:
             yield file.document.problem(path, f"{name!r} cannot be a profile's name: printable text without spaces around it.")
         if parent is not None and parent not in profiles:
@@ -142,7 +138,7 @@ def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:
                 yield Problem(file=blamed.file, line=blamed.line, message=message)
 
 
-def _blamed(file: ThresholdsFile, threshold: Threshold) -> Threshold | Where:
+def _blamed(file: ThresholdsFile, threshold: resolve.Threshold) -> resolve.Threshold | Where:
     """Where the limit stands; where that is the packaged file and the one that extends it changes the entry, the change."""
     entry = file.document.find(("criteria", threshold.key))
     is_changed = file.base is not None and threshold.file == file.base.file != entry.file
@@ -230,12 +226,12 @@ def _check_references(document: Document, path: KeyPath, written: Mapping[str, A
             continue
         if _unit_of(reference) is None:
             known = [f"gpu.{field}" for field in FIELD_UNITS]
-            known += [*OF_FABRIC, *(f"cluster.{field}" for field in CLUSTER_UNITS)] if name == "of" else []
-            known += [*(f"gpu.{field}" for field in DERIVED), *BOUNDS_OF_FABRIC] if name == "bound" else []
+            known += [*resolve.OF_FABRIC, *(f"cluster.{field}" for field in CLUSTER_UNITS)] if name == "of" else []
+            known += [*(f"gpu.{field}" for field in DERIVED), *resolve.BOUNDS_OF_FABRIC] if name == "bound" else []
             text = f"{name!r} is {reference!r}{inside}. Choose from: {', '.join(known)}."
             yield document.problem((*path, name), text + did_you_mean(reference, known))
-        elif name == "bound" and not reference.startswith("gpu.") and reference not in BOUNDS_OF_FABRIC:
-            others = f"{', '.join(BOUNDS_OF_FABRIC)} or a number"
+        elif name == "bound" and not reference.startswith("gpu.") and reference not in resolve.BOUNDS_OF_FABRIC:
+            others = f"{', '.join(resolve.BOUNDS_OF_FABRIC)} or a number"
             yield document.problem((*path, name), f"a bound is physics, so of the form gpu.<field>{inside}, {others}.")
         elif name == "requires" and not reference.startswith("gpu."):
             text = f"what a GPU may lack stands in its spec, so of the form gpu.<field>{inside}."
@@ -253,7 +249,7 @@ def _unit_of(reference: str) -> str | None:
     return {"gpu": {**FIELD_UNITS, **DERIVED}, "cluster": CLUSTER_UNITS, "fabric": FABRIC_UNITS}.get(table, {}).get(name)
 
 
-def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[str]:
+def _check_resolved(threshold: resolve.Threshold, profile: resolve.Profile | None) -> Iterator[str]:
     """Check a limit as a profile sees it (None: as written, before any override)."""
     name = repr(threshold.key)
     for number in threshold.numbers.values():
@@ -280,7 +276,7 @@ def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[s
         yield from _check_shapes(threshold, profile)
 
 
-def _check_number(threshold: Threshold, number: float, *, is_part: bool) -> Iterator[str]:
+def _check_number(threshold: resolve.Threshold, number: float, *, is_part: bool) -> Iterator[str]:
     """Find a number that no value, or every value, satisfies."""
     limit = f"{threshold.key!r}: '{threshold.kind}: {number}'"
     unit, highest = threshold.unit, _HIGHEST.get(threshold.unit)
@@ -296,7 +292,7 @@ def _check_number(threshold: Threshold, number: float, *, is_part: bool) -> Iter
         yield f"{limit} of {threshold.of} asks for more than there is."
 
 
-def _check_plain_bound(threshold: Threshold, bound: float) -> Iterator[str]:
+def _check_plain_bound(threshold: resolve.Threshold, bound: float) -> Iterator[str]:
     """Find a number as bound that no value can be within beside the limit."""
     is_ceiling = threshold.kind in {"below", "max"}
     if threshold.of:
@@ -306,14 +302,14 @@ def _check_plain_bound(threshold: Threshold, bound: float) -> Iterator[str]:
             yield f"{threshold.key!r}: '{threshold.kind}: {number}' asks for more than its 'bound: {bound:g}' allows."
 
 
-def _check_physics(threshold: Threshold, profile: Profile) -> Iterator[str]:
+def _check_physics(threshold: resolve.Threshold, profile: resolve.Profile) -> Iterator[str]:
     """Check that a floor lies between 40 % and 105 % of its bound (without a bound: of what ``of`` names).
 
     A floor of 0 asks for nothing, and the verdict counts it as none.
     """
     name, of = repr(threshold.key), threshold.of or ""
     reference = threshold.bound or (of if of.startswith("gpu.") else None)
-    if not isinstance(reference, str) or reference in BOUNDS_OF_FABRIC or reference.removeprefix("gpu.") in DERIVED:
+    if not isinstance(reference, str) or reference in resolve.BOUNDS_OF_FABRIC or reference.removeprefix("gpu.") in DERIVED:
         return
     top: float | None = getattr(profile.spec, reference.removeprefix("gpu."), None)
     if top is None:
@@ -334,7 +330,7 @@ def _check_physics(threshold: Threshold, profile: Profile) -> Iterator[str]:
             )
 
 
-def _check_shapes(threshold: Threshold, profile: Profile) -> Iterator[str]:
+def _check_shapes(threshold: resolve.Threshold, profile: resolve.Profile) -> Iterator[str]:
     """Check that a cluster of a stated shape could reach its floor at all. Shapes that the profile rules out judge nothing."""
     if threshold.rates is None or threshold.kind in {"below", "max"} or threshold.bound_waived is not None:
         return
@@ -356,13 +352,56 @@ def _check_shapes(threshold: Threshold, profile: Profile) -> Iterator[str]:
             )
 
 
-def _most(rates: FabricRates, of: str | None, nodes: int, gpus_per_node: int) -> tuple[float, str]:
+def _most(rates: resolve.FabricRates, of: str | None, nodes: int, gpus_per_node: int) -> tuple[float, str]:
     """More than this no such collective can reach, and its name. What NVLink reaches counts as one node."""
     domains, gpus = rates.domains(nodes=nodes, gpus_per_node=gpus_per_node)
     nic_gb_s = math.inf if rates.nic_gb_s_per_gpu is None else rates.nic_gb_s_per_gpu
     known = {"nic_gb_s_per_gpu": nic_gb_s, "nvlink_gb_s": rates.nvlink_gb_s}
-    if domains == 1 and of != ALL_TO_ALL:
+    if domains == 1 and of != resolve.ALL_TO_ALL:
         return most_by_nvlink_gb_s(gpus=gpus, nvlink_gb_s=rates.nvlink_gb_s), "all-reduce"
-    if of == ALL_TO_ALL:
+    if of == resolve.ALL_TO_ALL:
         return all_to_all_gb_s(nodes=domains, gpus_per_node=gpus, **known), "all_to_all"
     return most_gb_s(nodes=domains, gpus_per_node=gpus, **known), "all-reduce"
+
+
+def load(path: Path | None) -> ThresholdsFile:
+    """Read and check a thresholds file; None stands for the packaged one.
+
+    Raises:
+        ConfigurationError: one line per problem, ``file:line`` first, at most 10 of them.
+    """
+    file, problems = check(path)
+    if file is None or problems:
+        raise ConfigurationError(listed(problems))
+    return file
+
+
+def check(path: Path | None) -> tuple[ThresholdsFile | None, list[Problem]]:
+    """Read a file once and find everything that is wrong with it; None stands for the packaged one.
+
+    Returns:
+        The file, None where its shape is wrong outside of entries; and its problems, in its order. An entry of the wrong
+        shape is left out, and checked no further.
+    """
+    source = read_source(path)
+    file, problems = ThresholdsFile.validate(source)
+    found = problems if file is None else problems + problems_of(file)
+    # Problems of this file come first: they may be the cause of many in the packaged one.
+    in_order = sorted(set(found), key=lambda one: (one.file != source.document.file, one.file, one.line, one.message))
+    return file, [*source.refused, *_forgotten_extends(source, in_order), *in_order]
+
+
+def _forgotten_extends(source: SourceFile, problems: list[Problem]) -> list[Problem]:
+    """A file that says less than it must, and has ``extends`` nowhere: it may be meant as an overlay."""
+    data = source.document.data
+    if not problems or not data or "extends" in data or source.base is not None:
+        return []
+    packaged = read_source(None)
+    required = {name for name, one in CriterionEntry.model_fields.items() if one.is_required()}
+    known, entries = packaged.document.data.get("criteria", {}), data.get("criteria")
+    shared = [entries[key] for key in entries if key in known] if isinstance(entries, dict) else []
+    is_short = "profiles" not in data or any(isinstance(one, dict) and not required <= one.keys() for one in shared)
+    if not is_short or source.path.absolute() == packaged.path.absolute():
+        return []
+    text = "did you forget `extends: packaged`? Without it a file stands alone and needs all that follows."
+    return [Problem(file=source.document.file, line=1, message=text)]

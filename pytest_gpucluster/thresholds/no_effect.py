@@ -6,22 +6,17 @@ as little as a value that the winner has too.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, Where
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.thresholds.layers import OLD_NEEDS, layer, merge
-from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME
+from pytest_gpucluster.thresholds.file import ThresholdsFile
+from pytest_gpucluster.thresholds.layers import OLD_NEEDS, Statement, layer, merge
+from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME, Profile
 from pytest_gpucluster.thresholds.schema import ProfileTerms
 from pytest_gpucluster.thresholds.specs import load_specs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, Where
-    from pytest_gpucluster.thresholds.file import ThresholdsFile
-    from pytest_gpucluster.thresholds.layers import Statement
-    from pytest_gpucluster.thresholds.resolve import Profile
 
 REHEARSAL = "rehearsal"
 

@@ -13,15 +13,13 @@ import io
 import json
 import subprocess
 import tarfile
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.config.yaml_lines import parse
 from pytest_gpucluster.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 PATH = Path(__file__).with_name("packaged_limits.json")
 DIGEST = Path(__file__).with_name("packaged_limits.sha256")

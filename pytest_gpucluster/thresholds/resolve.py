@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pytest_gpucluster.config.yaml_lines import Document
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.text import counted
-from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_possible_gb_s, ring_gb_s
-from pytest_gpucluster.thresholds.layers import KINDS, MAPPINGS, THE_LIMIT, Kind, winners
-from pytest_gpucluster.thresholds.limit import Bound, Limit
-from pytest_gpucluster.thresholds.schema import EntryKeys, ProfileTerms
+from pytest_gpucluster.thresholds.layers import KINDS, MAPPINGS, THE_LIMIT, Kind, Statement, winners
+from pytest_gpucluster.thresholds.limit import Bound, Limit, all_to_all_gb_s, most_by_nvlink_gb_s, most_possible_gb_s, ring_gb_s
+from pytest_gpucluster.thresholds.schema import EntryKeys, ProfileEntry, ProfileTerms
 from pytest_gpucluster.thresholds.specs import SHEETS_ROUND, GpuSpec, load_specs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pytest_gpucluster.config.yaml_lines import Document
-    from pytest_gpucluster.thresholds.layers import Statement
-    from pytest_gpucluster.thresholds.schema import ProfileEntry
 
 CANNOT_CHANGE_AN_OUTCOME = frozenset(
     {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -22,16 +24,10 @@ from pydantic_core import PydanticCustomError
 
 from pytest_gpucluster.config.schema_errors import FileSection, described, did_you_mean, listed, shape_problems
 from pytest_gpucluster.config.settings import MOST_EXPECTED, SOAK_S
-from pytest_gpucluster.config.yaml_lines import read
+from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, read
 from pytest_gpucluster.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from pathlib import Path
-
-    from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
-
-    PartOf = Callable[[KeyPath], FileSection]
+PartOf = Callable[[KeyPath], FileSection]
 
 Unit = Literal[
     "TFLOPS",

@@ -8,20 +8,15 @@ and nothing follows from it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.schema_errors import listed
+from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds.schema import NOT_DATED, KnownFault, Versions, part_of, read_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
-    from pytest_gpucluster.thresholds.schema import File
+from pytest_gpucluster.thresholds.schema import NOT_DATED, File, KnownFault, Versions, part_of, read_model
 
 PACKAGED = Path(__file__).with_name("known_versions.yaml")
 _MOST_NUMBERS = 12

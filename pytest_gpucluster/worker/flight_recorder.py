@@ -13,12 +13,10 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pytest_gpucluster.protocol.rank import is_gone
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ASK = signal.SIGUSR2
 SHOWN = 4

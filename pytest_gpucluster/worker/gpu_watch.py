@@ -7,15 +7,13 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pytest_gpucluster.inventory import gpu_index, nvml_calls
 from pytest_gpucluster.inventory.occupancy import GpuProcess, OwnProcesses, belongs_to_run, describe_process
 from pytest_gpucluster.protocol.messages import ForeignProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 INTERVAL_S = 0.5
 ANSWER_S = 3.0

@@ -10,16 +10,13 @@ import functools
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from pytest_gpucluster.protocol.messages import Spans
 from pytest_gpucluster.protocol.rank import spans
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pytest_gpucluster.protocol.messages import Spans
 
 MAX_SPANS = 32
 HEAD = struct.Struct("=Q56sI")

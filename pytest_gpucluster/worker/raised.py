@@ -9,17 +9,15 @@ import errno
 import itertools
 import re
 import traceback
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+import types
+from collections.abc import Sequence
+from typing import Any, ClassVar, get_args
 
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory.error_codes import ACTIONS
 from pytest_gpucluster.protocol.functions import RefusedError
 from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    import types
-    from collections.abc import Sequence
 
 HOST_ERRORS = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 CUDA_PARTS: dict[int, Part] = {2: "software", 214: "gpu", 220: "link", 226: "gpu", 802: "host"}

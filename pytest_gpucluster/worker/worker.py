@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from pytest_gpucluster.protocol.codec import Wire
 from pytest_gpucluster.protocol.messages import (
     Entered,
     ForeignProcess,
+    FromWorker,
     GroupMember,
     Reply,
     StartWorker,
@@ -32,9 +33,6 @@ from pytest_gpucluster.worker.last_collective import CollectiveRecorder
 from pytest_gpucluster.worker.raised import NoGpuError, failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pytest_gpucluster.protocol.messages import FromWorker
     from pytest_gpucluster.worker.gpu_watch import GpuWatch
 
 NEVER_S = 7 * 86400.0

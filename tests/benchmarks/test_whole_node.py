@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from tests.support.scripts import BENCHMARKS, benchmark_module
 
 if TYPE_CHECKING:

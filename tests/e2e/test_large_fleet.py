@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.reporting.ending import duration
+from pytest_gpucluster.reporting.table import duration
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
 

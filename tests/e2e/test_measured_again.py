@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.judging.selection import Selector
-from pytest_gpucluster.reporting.ending import again
+from pytest_gpucluster.reporting.table import again
 from tests.support.runs import PYTEST, environment
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import Torchrun, run_pytest
 from tests.support.thresholds_files import in_rehearsal, write_limits

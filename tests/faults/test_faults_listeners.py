@@ -16,7 +16,7 @@ SUITE = """
 import os
 from pathlib import Path
 
-from pytest_gpucluster.measurements.driver_errors import own_workers
+from pytest_gpucluster.measurements.health import own_workers
 from pytest_gpucluster.protocol import node_events
 
 def hear():

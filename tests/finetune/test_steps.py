@@ -13,7 +13,7 @@ import torch
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.checks.faults import Fault
-from finetune_smoke.data import batches, loader
+from finetune_smoke.data import batches
 from finetune_smoke.data.calls import Tokenizer
 from finetune_smoke.model import build, loss
 from finetune_smoke.model.gradients import flat_gradients
@@ -200,7 +200,7 @@ def test_loader_works_ahead_and_in_order() -> None:
         made.append(step)
         return [batches.Row([step], [])]
 
-    with loader.loading(make, workers=2, ahead=3, last=6) as rows:
+    with batches.loading(make, workers=2, ahead=3, last=6) as rows:
         assert rows.take(0)[0].ids == [0]
         deadline = time.monotonic() + 60
         while len(made) < 4 and time.monotonic() < deadline:
@@ -216,7 +216,7 @@ def test_error_in_a_row_made_ahead_reaches_the_step() -> None:
     def make(step: int) -> list[batches.Row]:
         raise KeyError(step)
 
-    with loader.loading(make, workers=1, ahead=1, last=3) as rows, pytest.raises(KeyError, match="0"):
+    with batches.loading(make, workers=1, ahead=1, last=3) as rows, pytest.raises(KeyError, match="0"):
         rows.take(0)
 
 

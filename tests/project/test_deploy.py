@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpucluster.commands import healthcheck
-from pytest_gpucluster.commands.slurm.step import read_step
+from pytest_gpucluster.commands.sweep import read_step
 from tests.support import REPOSITORY
 
 SLURM = REPOSITORY / "deploy" / "slurm"

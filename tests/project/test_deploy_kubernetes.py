@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pytest_gpucluster.commands import healthcheck, launch, main
-from pytest_gpucluster.commands.absent_nodes import read_options
+from pytest_gpucluster.commands.report import read_options
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.commands.launch import DEFAULT_PORT
-from pytest_gpucluster.commands.slurm.step import FIRST_PORT, PORTS
-from pytest_gpucluster.config.open_files import SPARE_FILES
+from pytest_gpucluster.commands.sweep import FIRST_PORT, PORTS
+from pytest_gpucluster.config.process import SPARE_FILES
 from pytest_gpucluster.evidence.archive import MOST_BYTES, MOST_PACKED_BYTES
 from pytest_gpucluster.page.render import MOST_EMBEDDED
 from pytest_gpucluster.protocol.channel import most_connections

@@ -11,9 +11,8 @@ import pytest
 import pytest_gpucluster.measurements
 from pytest_gpucluster.cli import main as cli
 from pytest_gpucluster.fleet import model
-from pytest_gpucluster.fleet.hardware import Hardware
 from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
-from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.fleet.simulation import Hardware, parse_simulation
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Success, read_reply
 from tests.project import test_readings
 from tests.project.test_docs import script

@@ -285,7 +285,7 @@ def test_limits_without_their_digest_are_not_built(tmp_path: Path) -> None:
 
 IN_A_WHEEL = """
 import sys
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 file = load(None)
 print(file.changed_entries(file.profiles["h200-sxm"]), file.changed_figures(["NVIDIA H200"]))
 """

@@ -15,7 +15,7 @@ from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, manifest_of,
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.judging.verdict import PENDING, Terms, decide
 from pytest_gpucluster.page.outputs import Wanted, write_outputs
-from pytest_gpucluster.records.run_identity import limits_used
+from pytest_gpucluster.records.reading import limits_used
 from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import bound_facts

@@ -6,7 +6,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,8 +10,7 @@ import pytest
 from pytest_gpucluster.cluster.binding import bind
 from pytest_gpucluster.cluster.calls import Cluster
 from pytest_gpucluster.fleet.agents import Speaker
-from pytest_gpucluster.fleet.hardware import Hardware
-from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.fleet.simulation import Hardware, parse_simulation
 from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.inventory.occupancy import Occupancy, read_occupancy
 from pytest_gpucluster.places import Inventory

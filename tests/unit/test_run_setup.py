@@ -15,7 +15,7 @@ from pytest_gpucluster.cluster.calls import _allowed
 from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.fleet.controller import FleetController
+from pytest_gpucluster.fleet.agents import FleetController
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_state

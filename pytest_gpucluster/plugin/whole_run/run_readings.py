@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,15 @@ from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, G
 from pytest_gpucluster.inventory.identity import read_boot_id
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
-from pytest_gpucluster.reporting.run_spans import Snapshot, SnapshotRecord
+from pytest_gpucluster.reporting.run_spans import Snapshot, SnapshotRecord, Span, Spans
 from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     import pytest
 
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.judging.finding import Finding
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.run_spans import Span, Spans
 
 MARK = "over_run"
 OF_EARLIER_RUNS = ("between", "over_boots")

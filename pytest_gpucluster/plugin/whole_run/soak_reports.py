@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, RoundResult, Soak, SoakRecord, Turn, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
-from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.failure_text import format_number, impossible
 from pytest_gpucluster.judging.forecast import in_words
-from pytest_gpucluster.judging.possible import impossible
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
 from pytest_gpucluster.plugin.outcome import blamed
 from pytest_gpucluster.reporting import run_spans
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.places import Place

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -16,9 +17,6 @@ from pydantic_core import PydanticCustomError
 from pytest_gpucluster.config.schema_errors import FileSection, closest
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds.schema import read_model
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)

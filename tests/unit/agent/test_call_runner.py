@@ -14,7 +14,7 @@ import pytest
 
 from pytest_gpucluster.agent import call_runner, heartbeat, nccl_ras, spawner, worker_process
 from pytest_gpucluster.agent.agent import LOST_CODE
-from pytest_gpucluster.controller import members
+from pytest_gpucluster.controller import command_link
 from pytest_gpucluster.worker import flight_recorder, python_stacks
 from tests.support import REPOSITORY
 from tests.support.agent_alone import GARBAGE
@@ -267,7 +267,7 @@ def test_no_limit_is_longer_than_the_controllers_patience() -> None:
         "spawner": spawner.ANSWER_S,
         "worker": worker_process.SEND_S,
     }
-    patience_s = members.SILENT_S - heartbeat.BEAT_S
+    patience_s = command_link.SILENT_S - heartbeat.BEAT_S
     assert {what: wait_s for what, wait_s in waits_s.items() if wait_s > patience_s} == {}
 
 

@@ -20,9 +20,9 @@ from pytest_gpucluster.agent import command_reader
 from pytest_gpucluster.agent.command_reader import CommandReader, CommandSharer, SharedCommands, call_sharer, commands_address
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError, command_key
+from pytest_gpucluster.protocol.codec import Secret
 from pytest_gpucluster.protocol.messages import AbortCall, KillWorkers, Quit
 from pytest_gpucluster.protocol.rank import Rank
-from pytest_gpucluster.protocol.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.agent.environment import overridden_variables, site_log, worker_environment
+from pytest_gpucluster.agent.worker_process import overridden_variables, site_log, worker_environment
 from pytest_gpucluster.measurements.transport import parse_nccl_log
 from pytest_gpucluster.protocol.rank import Rank
 

@@ -17,7 +17,7 @@ from pytest_gpucluster.agent import event_listener as module
 from pytest_gpucluster.agent.event_listener import Listener, start_listener
 from pytest_gpucluster.health.driver_errors import judge_xids
 from pytest_gpucluster.inventory.driver_events import KernelLog, XidEvents
-from pytest_gpucluster.measurements.driver_errors import gpu_xids, node_sxids
+from pytest_gpucluster.measurements.health import gpu_xids, node_sxids
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeXid, ask, new_name
 from tests.support.strangers import AS_ROOT, STRANGER, stranger
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.agent.fallback_report import REBUILD_S, rebuild_deadline_s
+from pytest_gpucluster.agent.agent import REBUILD_S, rebuild_deadline_s
 
 if TYPE_CHECKING:
     from pathlib import Path

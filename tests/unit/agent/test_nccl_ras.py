@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.agent.environment import worker_environment
 from pytest_gpucluster.agent.nccl_ras import ANSWER_S, REQUEST, VARIABLE, ask, free_address, summarize
+from pytest_gpucluster.agent.worker_process import worker_environment
 from pytest_gpucluster.protocol.rank import Rank
 
 if TYPE_CHECKING:

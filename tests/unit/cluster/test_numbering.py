@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.cluster.numbering import AnsweringNode, number_nodes, only_own
+from pytest_gpucluster.cluster.binding import AnsweringNode, number_nodes, only_own
 from pytest_gpucluster.config.host_list import expand, expected_hosts, is_same_host
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.places import Inventory

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.cluster.binding import Binding
-from pytest_gpucluster.cluster.numbering import places_of_parts
+from pytest_gpucluster.cluster.binding import Binding, places_of_parts
 from pytest_gpucluster.config.settings import parse_part
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.places import Inventory

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.cluster.numbering import natural_sort_key
+from pytest_gpucluster.cluster.binding import natural_sort_key
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.places import Inventory, Place

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pytest_gpucluster.commands import criteria, main
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:

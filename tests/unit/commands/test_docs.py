@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.commands import docs
 from pytest_gpucluster.commands.main import main
-from pytest_gpucluster.commands.packaged import docs
 from pytest_gpucluster.errors import ConfigurationError
 from tests.support import REPOSITORY
 

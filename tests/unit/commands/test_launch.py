@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from pytest_gpucluster.commands import absent_nodes, launch, main
-from pytest_gpucluster.commands.absent_nodes import Absence
+from pytest_gpucluster.commands import launch, main
+from pytest_gpucluster.commands import report as absent_nodes
 from pytest_gpucluster.commands.launch import Job
+from pytest_gpucluster.commands.report import Absence
 from pytest_gpucluster.config import host_list
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol import channel, rendezvous
+from pytest_gpucluster.protocol.codec import SECRET_VARIABLE, Secret
 from pytest_gpucluster.protocol.rendezvous import Hello, Meeting, NotJoinedError
-from pytest_gpucluster.protocol.secret import SECRET_VARIABLE, Secret
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import SCHEMA_FILE
 from tests.support.processes import free_port

@@ -14,7 +14,7 @@ import yaml
 
 from pytest_gpucluster.commands import launch_lines, main
 from pytest_gpucluster.config import host_list
-from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
+from pytest_gpucluster.protocol.codec import SECRET_VARIABLE
 from tests.support import REPOSITORY
 from tests.support.launching import environment
 from tests.support.processes import free_port

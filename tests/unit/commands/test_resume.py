@@ -14,7 +14,7 @@ from pytest_gpucluster.commands import main as commands
 from pytest_gpucluster.commands.resume import command
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.reporting.parts import why_other_parts
+from pytest_gpucluster.reporting.results import why_other_parts
 from pytest_gpucluster.reporting.unfinished_run import read_unfinished_run
 from tests.unit.reporting.test_unfinished_run import GPU, NODE, STARTED, record, write
 

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from pytest_gpucluster.commands import main
-from pytest_gpucluster.commands.slurm.step import FIRST_PORT, PORTS, SlurmStep, read_step
+from pytest_gpucluster.commands.sweep import FIRST_PORT, PORTS, SlurmStep, read_step
 from pytest_gpucluster.errors import ConfigurationError
 
 STEP = {

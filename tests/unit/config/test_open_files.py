@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from pytest_gpucluster.config.open_files import SPARE_FILES, require_open_files
+from pytest_gpucluster.config.process import SPARE_FILES, require_open_files
 from pytest_gpucluster.protocol.channel import most_connections
 
 UNLIMITED = resource.RLIM_INFINITY
 ASK = """
 import json, os, resource, subprocess, sys
-from pytest_gpucluster.config.open_files import require_open_files
+from pytest_gpucluster.config.process import require_open_files
 from pytest_gpucluster.errors import ConfigurationError
 
 connections, limits, of_another = json.loads(sys.argv[1])

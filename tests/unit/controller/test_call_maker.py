@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.controller import call as calls
+from pytest_gpucluster.controller import call as replies_of
 from pytest_gpucluster.controller import call_maker
-from pytest_gpucluster.controller import replies as replies_of
-from pytest_gpucluster.controller.call import Call, CallClock, Observer
+from pytest_gpucluster.controller.call import Call, CallClock, Observer, lost_reply
 from pytest_gpucluster.controller.call_maker import CallMaker
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.diagnosis import diagnose
-from pytest_gpucluster.controller.replies import lost_reply
 from pytest_gpucluster.protocol.messages import Success
 from tests.support.names import function_named
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.controller import local_agents
-from pytest_gpucluster.fleet.controller import FleetController
+from pytest_gpucluster.fleet.agents import FleetController
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.protocol.channel import Address
 from tests.support import REPOSITORY

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.controller import replies
-from pytest_gpucluster.controller.replies import PendingReplies, lost_reply
+from pytest_gpucluster.controller import call
+from pytest_gpucluster.controller.call import PendingReplies, lost_reply
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import Address, StoreChannel, reply_key
+from pytest_gpucluster.protocol.codec import Secret
 from pytest_gpucluster.protocol.messages import AbortCall, Failure, FailureKind, Success
 from pytest_gpucluster.protocol.plain_data import to_plain
-from pytest_gpucluster.protocol.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,7 @@ def test_nobody_is_released_while_all_is_well() -> None:
 @pytest.mark.parametrize("entered", [True, False])
 def test_peers_of_one_that_raised(monkeypatch: pytest.MonkeyPatch, *, entered: bool) -> None:
     """After a moment, its own group alone, once; and they are told whether it came into the call."""
-    monkeypatch.setattr(replies, "RAISED_GRACE_S", 0.05)
+    monkeypatch.setattr(call, "RAISED_GRACE_S", 0.05)
     one = of_two_pairs()
     one.add(2, failed("raised", entered=entered))
     assert one.to_release() is None
@@ -165,8 +165,8 @@ def test_peers_of_one_that_died() -> None:
 
 def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cause is given longer to tell; once it has, the ordinary moment counts for the rest."""
-    monkeypatch.setattr(replies, "RAISED_GRACE_S", 0.05)
-    monkeypatch.setattr(replies, "CONSEQUENCE_GRACE_S", 600.0)
+    monkeypatch.setattr(call, "RAISED_GRACE_S", 0.05)
+    monkeypatch.setattr(call, "CONSEQUENCE_GRACE_S", 600.0)
     one = PendingReplies(call_id=CALL, waiting={0, 1, 2}, groups=[(0, 1, 2)], give_up_s=time.monotonic() + 60)
     one.add(0, failed("raised", error="Connection closed by peer [127.0.0.1]:4711", entered=True))
     time.sleep(0.06)
@@ -180,7 +180,7 @@ def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_echoes_alone_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody tells more: the rest is released."""
-    monkeypatch.setattr(replies, "CONSEQUENCE_GRACE_S", 0.05)
+    monkeypatch.setattr(call, "CONSEQUENCE_GRACE_S", 0.05)
     one = of_two_pairs()
     one.add(0, failed("raised", error="Socket Timeout", entered=True))
     assert one.to_release() is None

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.commands.main import main
-from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, packed, read_archive
-from pytest_gpucluster.evidence.contents import STATEMENTS, as_json, environment_of
+from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, STATEMENTS, as_json, environment_of, packed, read_archive
 from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.page.render import model_of, page_from
 from tests.support import REPOSITORY

@@ -10,8 +10,7 @@ import pytest
 
 from pytest_gpucluster.fleet import agents
 from pytest_gpucluster.fleet.agents import FleetSettings, Speaker
-from pytest_gpucluster.fleet.hardware import Hardware
-from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.fleet.simulation import Hardware, parse_simulation
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError
 from pytest_gpucluster.protocol.messages import FunctionName, Quit, ReportTarget, StartCall
 

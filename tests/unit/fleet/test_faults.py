@@ -7,8 +7,15 @@ import re
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.fleet.hardware import require_model
-from pytest_gpucluster.fleet.simulation import FAULTS, NODES_ONLY, PlantedFault, Simulation, parse_fault, parse_simulation
+from pytest_gpucluster.fleet.simulation import (
+    FAULTS,
+    NODES_ONLY,
+    PlantedFault,
+    Simulation,
+    parse_fault,
+    parse_simulation,
+    require_model,
+)
 from tests.support import REPOSITORY
 
 FIRST_CELL = re.compile(r"(?m)^\| *(`[a-z]+`(?:, `[a-z]+`)*) *\|")

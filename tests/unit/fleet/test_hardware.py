@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpucluster.fleet.hardware import LOSSES, MODELS, TYPICAL, Hardware, spread
-from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.fleet.simulation import LOSSES, MODELS, TYPICAL, Hardware, parse_simulation, spread
 from pytest_gpucluster.judging.noise import spread_of
 from pytest_gpucluster.judging.siblings import Healthy, Siblings, compare
 from pytest_gpucluster.thresholds.specs import load_specs

@@ -12,9 +12,8 @@ import pytest
 
 import pytest_gpucluster.measurements
 from pytest_gpucluster.fleet import model
-from pytest_gpucluster.fleet.hardware import MODELS, Hardware
 from pytest_gpucluster.fleet.simulated_call import SimulatedCall, SimulatedGroup
-from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.fleet.simulation import MODELS, Hardware, parse_simulation
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import SIMULATED_MARK
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Success, read_reply
@@ -53,8 +52,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.host:nic_paths": {},
     "measurements.host:nic_state": {},
     "measurements.pair_matrix:pair_matrix": {"size_bytes": 1 << 28, "small_bytes": 8, "iterations": 5, "warmup": 2},
-    "measurements.rails:net_interfaces": {},
-    "measurements.rails:rail": {"name": "mlx5_5:1", "size_bytes": 1 << 28},
+    "measurements.pair_matrix:net_interfaces": {},
+    "measurements.pair_matrix:rail": {"name": "mlx5_5:1", "size_bytes": 1 << 28},
     "measurements.shared_paths:clear_path": {"path": "/mnt", "run": "0"},
     "measurements.shared_paths:count_under_lock": {"path": "/mnt", "run": "0", "parties": ["simulated-rank0"], "seconds": 0.3},
     "measurements.shared_paths:leave_mark": {"path": "/mnt", "run": "0"},
@@ -62,12 +61,12 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.shared_paths:replace_file": {"path": "/mnt", "run": "0", "parties": ["simulated-rank0"], "seconds": 0.3},
     "measurements.shared_paths:small_files": {"path": "/mnt", "count": 500, "within_s": 5},
     "measurements.sustained:sustained": {"seconds": 20, "slice_s": 1},
-    "measurements.driver_errors:node_sxids": {},
+    "measurements.health:node_sxids": {},
     "measurements.training:finetune": {"preset": "small"},
     "measurements.training:sharded_memory": {"preset": "7b-shape"},
     "measurements.training:train": {"preset": "7b-shape", "steps": 12},
     "measurements.transport:transport": {"size_bytes": 1 << 26},
-    "measurements.driver_errors:gpu_xids": {},
+    "measurements.health:gpu_xids": {},
     "worker.worker:leave_group": {},
     "worker.worker:look_at_gpu": {},
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.health.slurm import (
+from pytest_gpucluster.health.schedulers import (
     IN_SERVICE,
     OUT_OF_SERVICE,
     at_start_and_end,

@@ -11,11 +11,11 @@ from pytest_gpucluster.cluster.binding import Binding
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.failure_text import TOO_LITTLE, TOO_MUCH, Possible
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import Repeats
-from pytest_gpucluster.judging.possible import TOO_LITTLE, TOO_MUCH, Possible
 from pytest_gpucluster.places import Inventory, Place
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from pytest_gpucluster.thresholds.resolve import SEEN_PORTS
 from tests.support import REPOSITORY
 from tests.support.thresholds_files import packaged

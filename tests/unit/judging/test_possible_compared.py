@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpucluster import Results, localization, siblings
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.judging.possible import TOO_MUCH, Possible
+from pytest_gpucluster.judging.failure_text import TOO_MUCH, Possible
 from pytest_gpucluster.localization import RailRate
 from pytest_gpucluster.localization.gpus import GpuPair
 from pytest_gpucluster.places import Place

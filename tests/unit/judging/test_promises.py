@@ -20,7 +20,7 @@ from pytest_gpucluster.judging.waivers import Waiver, Waivers
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from pytest_gpucluster.thresholds.resolve import Profile
 from pytest_gpucluster.thresholds.schema import ProfileEntry
 from tests.support.thresholds_files import packaged

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.localization.beliefs import ErrorRates
 from pytest_gpucluster.localization.connections import (
     EXPECTED,
     ConnectionEvidence,
@@ -14,6 +13,7 @@ from pytest_gpucluster.localization.connections import (
     missed_share,
     probability_explained_by,
 )
+from pytest_gpucluster.localization.parts import ErrorRates
 from pytest_gpucluster.localization.search import split
 
 FAILED, PASSED = 49.0, 1 / 49

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.localization.beliefs import ErrorRates
 from pytest_gpucluster.localization.knowledge import Knowledge, broken_ends, is_confirmed
-from pytest_gpucluster.localization.parts import Kind, MemberGroup, Result, Suspect
+from pytest_gpucluster.localization.parts import ErrorRates, Kind, MemberGroup, Result, Suspect
 from tests.support.group_search import found, named, nodes
 
 if TYPE_CHECKING:

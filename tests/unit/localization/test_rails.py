@@ -21,7 +21,7 @@ from pytest_gpucluster.localization.rails import (
     rates_of,
     slow_rails,
 )
-from pytest_gpucluster.measurements.rails import RailEnd, RailRates
+from pytest_gpucluster.measurements.pair_matrix import RailEnd, RailRates
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol.rank import ordered_rounds
 from tests_acceptance import test_rails as suite

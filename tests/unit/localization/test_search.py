@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.localization.beliefs import ErrorRates, Observed, weigh_suspects
-from pytest_gpucluster.localization.parts import SearchPart, Suspect
+from pytest_gpucluster.localization.parts import ErrorRates, Observed, SearchPart, Suspect, weigh_suspects
 from pytest_gpucluster.localization.search import bound, search
 from tests.support.group_search import found, named, nodes, without
 from tests.support.scripts import benchmark_module

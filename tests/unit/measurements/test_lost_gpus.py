@@ -13,7 +13,7 @@ from pytest_gpucluster.agent.event_listener import Listener
 from pytest_gpucluster.health.driver_errors import judge_xids
 from pytest_gpucluster.inventory.driver_events import KernelLog, XidEvents
 from pytest_gpucluster.inventory.error_codes import ACTIONS
-from pytest_gpucluster.measurements.driver_errors import gpu_xids, lost_elsewhere, xids_of
+from pytest_gpucluster.measurements.health import gpu_xids, lost_elsewhere, xids_of
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeGpu, NodeLoss
 

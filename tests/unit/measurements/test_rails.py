@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpucluster.inventory.nics import NetInterface, read_net_interfaces
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.measurements import pair_matrix, rails
+from pytest_gpucluster.measurements import pair_matrix
 from tests.support.loopback_ranks import fork_ranks, results_of_ranks
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ LINE = "gpu-node-0:4242:4301 [1] NCCL INFO "
 )
 def test_the_adapters_that_nccl_names(log: str, used: list[str]) -> None:
     """In the formats of NCCL 2.2x (its net_ib.cc and net_socket.cc), composed for this test."""
-    assert rails.adapters_used(f"{LINE}cudaDriverVersion 12080\n{LINE}{log}\n{LINE}Using network IB\n") == used
+    assert pair_matrix.adapters_used(f"{LINE}cudaDriverVersion 12080\n{LINE}{log}\n{LINE}Using network IB\n") == used
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_the_adapters_that_nccl_names(log: str, used: list[str]) -> None:
 )
 def test_another_adapter_is_no_measurement(used: list[str], kinds: list[str]) -> None:
     """Nor is one beside it, a silent log, or a way that is not the network."""
-    rails.require_adapter("mlx5_3:1", ["mlx5_3:1"], ["NET/IB/GDRDMA"])
+    pair_matrix.require_adapter("mlx5_3:1", ["mlx5_3:1"], ["NET/IB/GDRDMA"])
     with pytest.raises(RuntimeError, match=r"mlx5_3:1 was not measured: NCCL uses"):
-        rails.require_adapter("mlx5_3:1", used, kinds)
+        pair_matrix.require_adapter("mlx5_3:1", used, kinds)
 
 
 def interface(root: Path, name: str, *inner: str, **files: str) -> None:
@@ -106,7 +106,7 @@ def test_ranks_on_the_loopback(tmp_path: Path) -> None:
 def outcome() -> Any:
     """The measurement as plain data, or the text of its error."""
     try:
-        return asdict(rails.rail(name="lo", size_bytes=100_000, iterations=2, warmup=1))
+        return asdict(pair_matrix.rail(name="lo", size_bytes=100_000, iterations=2, warmup=1))
     except ArithmeticError as error:
         return f"{type(error).__name__}: {error}"
 

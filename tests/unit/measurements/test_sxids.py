@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpucluster.health.driver_errors import judge_sxids, judge_sxids_between
 from pytest_gpucluster.inventory.error_codes import ACTIONS, error_codes, sxid_of
-from pytest_gpucluster.measurements.driver_errors import node_sxids, sxids_of
+from pytest_gpucluster.measurements.health import node_sxids, sxids_of
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeSxid
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pytest_gpucluster.health.driver_errors import judge_xids
 from pytest_gpucluster.health.gpu import ADVICE
 from pytest_gpucluster.inventory.driver_events import KernelLog, XidEvents, parse_xid
 from pytest_gpucluster.inventory.error_codes import ACTIONS, xid_of
-from pytest_gpucluster.measurements.driver_errors import GpuXids, xids_of
+from pytest_gpucluster.measurements.health import GpuXids, xids_of
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeXid, OwnWorker, XidDetail
 

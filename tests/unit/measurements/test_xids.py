@@ -13,7 +13,7 @@ import pytest
 from pytest_gpucluster.health.driver_errors import judge_xids
 from pytest_gpucluster.inventory import error_codes as error_code_module
 from pytest_gpucluster.inventory.error_codes import NVLINK_XIDS, SOURCES, error_codes, xid_of
-from pytest_gpucluster.measurements.driver_errors import gpu_xids, own_workers, xids_of
+from pytest_gpucluster.measurements.health import gpu_xids, own_workers, xids_of
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.node_events import (
     ENDED_VARIABLE,

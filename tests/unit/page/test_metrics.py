@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from pytest_gpucluster.page.document import document_of
-from pytest_gpucluster.page.metrics import HELP, metrics_of
+from pytest_gpucluster.page.outputs import HELP, metrics_of
 from tests.support import REPOSITORY
 from tests.support.fleet_records import failed, fleet, outcomes
 from tests.support.result_files import document, of_version_2, text_of

@@ -14,9 +14,8 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, Terms
 from pytest_gpucluster.page.criteria_view import host_of
-from pytest_gpucluster.page.document import document_of
+from pytest_gpucluster.page.document import TEMPLATES, document_of
 from pytest_gpucluster.page.render import embedded_results, model_of, page_from
-from pytest_gpucluster.page.templating import TEMPLATES
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes
 from tests.support.pages import Page, colours_of, contrast

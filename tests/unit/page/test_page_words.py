@@ -11,10 +11,9 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import PASSED, Record
 from pytest_gpucluster.page.criteria_view import plain
-from pytest_gpucluster.page.document import document_of
+from pytest_gpucluster.page.document import TEMPLATES, document_of
+from pytest_gpucluster.page.outputs import markdown_of
 from pytest_gpucluster.page.render import model_of, page_from
-from pytest_gpucluster.page.summary import markdown_of
-from pytest_gpucluster.page.templating import TEMPLATES
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes
 from tests.support.pages import Page

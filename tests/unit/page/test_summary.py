@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.page.document import document_of
+from pytest_gpucluster.page.outputs import Written, annotations_of, markdown_of, termination_of
 from pytest_gpucluster.page.render import model_of
-from pytest_gpucluster.page.summary import Written, annotations_of, markdown_of, termination_of
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes
 from tests.support.result_files import document, text_of

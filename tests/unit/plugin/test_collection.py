@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_gpucluster.commands.packaged.names_of_tests import nodeid_in_suite
-from pytest_gpucluster.config.collector import SELDOM, collect_seldom
+from pytest_gpucluster.commands.arguments import nodeid_in_suite
+from pytest_gpucluster.config.process import SELDOM, collect_seldom
 from pytest_gpucluster.judging.forecast import Suite, forecast
 from pytest_gpucluster.plugin.collection import Collection, deselect, only_reads, refuse_unknown_mark, share_locations
 from tests.support.launching import ACCEPTANCE
@@ -108,7 +108,7 @@ WRITE_FIXTURES = """
 import json
 from pathlib import Path
 from pytest_gpucluster.plugin.collection import fixtures_of
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 
 def pytest_collection_finish(session):
     found = fixtures_of(session.items, load(None).content.criteria)

@@ -13,8 +13,7 @@ from pytest_gpucluster.inventory.nvlinks import LinkCounters
 from pytest_gpucluster.inventory.nvml import GpuCounters, GpuRepair, GpuState
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.judging.criterion import Criterion
-from pytest_gpucluster.measurements.driver_errors import GpuXids, XidSeen
-from pytest_gpucluster.measurements.health import GpuHealth
+from pytest_gpucluster.measurements.health import GpuHealth, GpuXids, XidSeen
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR

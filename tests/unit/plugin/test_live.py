@@ -14,9 +14,9 @@ from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.judging.forecast import Forecast, Progress, Step
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Inventory, Place
+from pytest_gpucluster.plugin.header import bar_line
 from pytest_gpucluster.plugin.live import SHOWN_FAILURES, Live, LiveFailures
 from pytest_gpucluster.plugin.pairing import Pairing
-from pytest_gpucluster.plugin.screen import bar_line
 from tests.support.entries import limit
 
 PLAN = Forecast(

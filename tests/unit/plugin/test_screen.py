@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.plugin.screen import PLAIN_WIDTH, Screen
+from pytest_gpucluster.plugin.header import PLAIN_WIDTH, Screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

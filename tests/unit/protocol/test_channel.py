@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import ForgedMessageError, sign, verify
-from pytest_gpucluster.protocol.codec import MalformedMessageError
+from pytest_gpucluster.protocol.codec import MalformedMessageError, Secret
 from pytest_gpucluster.protocol.messages import HangFound, JournalText, Quit, read_command, read_reply
-from pytest_gpucluster.protocol.secret import Secret
 
 BODIES = st.binary() | st.text().map(lambda text: JournalText(text=text).to_json())
 SECRET = Secret(b"s")

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.protocol import plain_data
-from pytest_gpucluster.protocol.secret import SECRET_VARIABLE, Secret
+from pytest_gpucluster.protocol.codec import SECRET_VARIABLE, Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ def test_a_child_process_signs_alike(secret: Secret) -> None:
     """It reads the secret from a pipe, which then is empty; its command line and environment do not have it."""
     pipe = secret.to_pipe()
     program = (
-        "import sys; from pytest_gpucluster.protocol.secret import Secret; "
+        "import sys; from pytest_gpucluster.protocol.codec import Secret; "
         "print(Secret.from_pipe(int(sys.argv[1])).sign('a', b'b'))"
     )
     environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
@@ -162,7 +162,7 @@ def test_the_ranks_of_one_node_share_a_secret(attempt: Path) -> None:
 
 def test_ranks_that_ask_at_the_same_time(attempt: Path) -> None:
     """Eight processes, one secret, and no file of theirs is left."""
-    code = "import sys; from pathlib import Path; from pytest_gpucluster.protocol.secret import Secret\n"
+    code = "import sys; from pathlib import Path; from pytest_gpucluster.protocol.codec import Secret\n"
     code += "sys.stdin.readline(); print(Secret.shared_in(Path(sys.argv[1])).sign('name', b'body'))"
     ranks = [
         subprocess.Popen([sys.executable, "-c", code, str(attempt)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -17,13 +17,20 @@ import pytest
 from pytest_gpucluster.commands import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Terms, decide
-from pytest_gpucluster.records.reading import read_results, rows_of
-from pytest_gpucluster.records.run_identity import limits_digest, limits_used, run_facts, run_identity, without_secrets
+from pytest_gpucluster.records.reading import (
+    limits_digest,
+    limits_used,
+    read_results,
+    rows_of,
+    run_facts,
+    run_identity,
+    without_secrets,
+)
 from pytest_gpucluster.records.spreadsheet import csv_text
 from pytest_gpucluster.reporting.junit import requirements_of, suite_element
 from pytest_gpucluster.reporting.results import SCHEMA_FILE, RunReport
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from tests.support.kept_runs import KeptCluster, keep
 from tests.support.thresholds_files import packaged
 

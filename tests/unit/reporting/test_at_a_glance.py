@@ -11,11 +11,9 @@ import pytest
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.page import overview
 from pytest_gpucluster.page.document import read_document
-from pytest_gpucluster.reporting.at_a_glance import HANDOVER, subject_lines
+from pytest_gpucluster.reporting.at_a_glance import HANDOVER, GoodPeers, sentence_of, subject_lines
 from pytest_gpucluster.reporting.bad_parts import Shown, advisory_lines, describe_bad_parts
-from pytest_gpucluster.reporting.ending import Ending, verdict_block
-from pytest_gpucluster.reporting.one_cause import GoodPeers, sentence_of
-from pytest_gpucluster.reporting.table import Layout, criteria_table
+from pytest_gpucluster.reporting.table import Ending, Layout, criteria_table, verdict_block
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support import REPOSITORY
 from tests.support.fleet_records import failed, fleet, selector_of

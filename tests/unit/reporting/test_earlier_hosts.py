@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.reporting.hostlists import hosts_from, hosts_of_earlier_run, remembered_hosts
+from pytest_gpucluster.reporting.lines import hosts_from, hosts_of_earlier_run, remembered_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

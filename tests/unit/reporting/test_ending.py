@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
-from pytest_gpucluster.reporting.ending import Ending, verdict_block
+from pytest_gpucluster.reporting.table import Ending, verdict_block
 
 TIMINGS = {"total_s": 194.0, "startup_s": 8.2, "measuring_s": 181.0, "other_s": 4.8}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.reporting.hostlists import hostlist, short_names
+from pytest_gpucluster.reporting.lines import hostlist, short_names
 from tests.support.host_lists import expand
 from tests.support.programs import why_not_working
 

@@ -15,7 +15,7 @@ from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.junit import finish_junit, keep_less
-from pytest_gpucluster.records.run_identity import run_identity
+from pytest_gpucluster.records.reading import run_identity
 from pytest_gpucluster.reporting.junit import SELFTEST_CASE, VERDICT_CASE, junit_text, properties_of, suite_element
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus

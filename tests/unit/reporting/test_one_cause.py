@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.verdict import ERROR, PASSED, WAIVED, Record
+from pytest_gpucluster.reporting.at_a_glance import GoodPeers, sentence_of
 from pytest_gpucluster.reporting.bad_parts import MOST_LINES
-from pytest_gpucluster.reporting.one_cause import GoodPeers, sentence_of
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes
 from tests.unit.reporting.test_bad_parts import lines_of

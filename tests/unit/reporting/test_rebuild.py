@@ -9,8 +9,8 @@ import pytest
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging.verdict import Record
+from pytest_gpucluster.reporting import journal as writer
 from pytest_gpucluster.reporting import rebuild as rebuilding
-from pytest_gpucluster.reporting import writer
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.thresholds.limit import Limit

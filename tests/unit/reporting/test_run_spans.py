@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpucluster.health.driver_errors import judge_xids_between
 from pytest_gpucluster.judging.verdict import FAILED, Record
-from pytest_gpucluster.measurements.driver_errors import GpuXids, XidSeen
+from pytest_gpucluster.measurements.health import GpuXids, XidSeen
 from pytest_gpucluster.protocol.plain_data import to_plain
 from pytest_gpucluster.reporting.journal import record_facts
 from pytest_gpucluster.reporting.run_spans import (
@@ -31,7 +31,7 @@ from tests.unit.reporting.test_interrupted_soak import GPU, find, round_over, tu
 if TYPE_CHECKING:
     from pathlib import Path
 
-READER = "pytest_gpucluster.measurements.driver_errors.gpu_xids gpu"
+READER = "pytest_gpucluster.measurements.health.gpu_xids gpu"
 JUDGES = {READER: ["wear"]}
 """The plan of the journals of these tests has this criterion alone."""
 DATA: list[Any] = [

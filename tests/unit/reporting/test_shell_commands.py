@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.reporting.ending import again, drain_lines
 from pytest_gpucluster.reporting.lines import CONTINUED
+from pytest_gpucluster.reporting.table import again, drain_lines
 from tests.support.host_lists import expand
 
 COMMAND = ("pytest", "--pyargs", "tests_acceptance", "-m", "compute or health")

@@ -14,10 +14,9 @@ from pytest_gpucluster.judging.verdict import Record, Terms
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.files import ResultsDirectory
 from pytest_gpucluster.reporting.journal import Journal, record_facts
-from pytest_gpucluster.reporting.parts import IDENTITY, last_known, parts_remarks, why_other_parts
 from pytest_gpucluster.reporting.rebuild import rebuild, take_over
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus, planned_facts
-from pytest_gpucluster.reporting.results import bound_facts
+from pytest_gpucluster.reporting.results import IDENTITY, bound_facts, last_known, parts_remarks, why_other_parts
 from pytest_gpucluster.reporting.unfinished_run import NothingUnfinishedError, read_unfinished_run
 from tests.support.entries import limit
 

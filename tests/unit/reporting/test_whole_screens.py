@@ -10,8 +10,7 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.reporting.bad_parts import MOST_LINES, Shown, describe_bad_parts
-from pytest_gpucluster.reporting.ending import Ending, verdict_block
-from pytest_gpucluster.reporting.table import Layout, criteria_table
+from pytest_gpucluster.reporting.table import Ending, Layout, criteria_table, verdict_block
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes, selector_of
 from tests.support.screens import kept_screen

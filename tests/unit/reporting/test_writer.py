@@ -8,8 +8,8 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.reporting.journal import EVERY_S, ReportWriter, not_ended, texts_of
 from pytest_gpucluster.reporting.results import ReportedTest, RunReport
-from pytest_gpucluster.reporting.writer import EVERY_S, ReportWriter, not_ended, texts_of
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.operations import operations
 
@@ -32,7 +32,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
-        patch.setattr("pytest_gpucluster.reporting.writer.time.monotonic", lambda: self.now_s)
+        patch.setattr("pytest_gpucluster.reporting.journal.time.monotonic", lambda: self.now_s)
 
 
 class Reports:

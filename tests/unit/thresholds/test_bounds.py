@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s, ring_gb_s
+from pytest_gpucluster.thresholds.limit import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s, ring_gb_s
 
 H100 = {"nvlink_gb_s": 450.0}
 GB200 = {"nvlink_gb_s": 900.0}

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds.layers import read_source
-from pytest_gpucluster.thresholds.load import check, load
+from pytest_gpucluster.thresholds.lint import check, load
 from pytest_gpucluster.thresholds.schema import File
 
 if TYPE_CHECKING:

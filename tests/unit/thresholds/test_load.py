@@ -14,7 +14,7 @@ from pytest_gpucluster.judging.plan import rule_against
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.thresholds import layers, resolve
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.load import check, load
+from pytest_gpucluster.thresholds.lint import check, load
 from pytest_gpucluster.thresholds.resolve import OF_FABRIC
 from pytest_gpucluster.thresholds.schema import Needs
 from pytest_gpucluster.thresholds.specs import GpuSpec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.thresholds import layers, no_effect
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pytest_gpucluster.inventory.detect import Detected
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.session import Session
 from pytest_gpucluster.thresholds import file, layers, released, resolve, specs
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:

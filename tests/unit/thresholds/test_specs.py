@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import file, lint, no_effect, resolve, specs
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from pytest_gpucluster.thresholds.specs import FIELD_UNITS, GpuSpec, SpecFile, load_specs, read_specs, spec_for_gpu
 
 FOLDER = Path(specs.__file__).parent

@@ -11,7 +11,7 @@ import pytest
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import versions
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lint import load
 from pytest_gpucluster.thresholds.schema import KnownFault
 from pytest_gpucluster.thresholds.versions import SCHEMES, needed, packaged_versions, parse
 

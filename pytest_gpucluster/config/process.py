@@ -1,8 +1,15 @@
-"""The limit of open files: the process that hosts the store of a run needs one for each connection to it."""
+"""The limit of open files: the process that hosts the store of a run needs one for each connection to it.
+
+Python's garbage collector, off or seldom for a while.
+"""
 
 from __future__ import annotations
 
+import gc
 import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.text import counted
@@ -45,3 +52,28 @@ def require_open_files(num_connections: int, *, num_ranks: int, pid: int = 0) ->
 
 def _allows(limit: int, needed: int) -> bool:
     return limit == resource.RLIM_INFINITY or limit >= needed
+
+
+SELDOM = (5_000, 10, 10)
+"""After so many new objects, so many searches among them, and so many among those that stayed; Python's own are 700, 10, 10."""
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """What is made meanwhile stays until the end: looking for garbage in it again and again is a quarter of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def collect_seldom() -> Callable[[], None]:
+    """What is there stays until the end, and so does most of what is made from now on. Returns what undoes the second."""
+    gc.freeze()
+    before = gc.get_threshold()
+    if before[0]:  # 0: a host program has switched it off
+        gc.set_threshold(*SELDOM)
+    return partial(gc.set_threshold, *before)

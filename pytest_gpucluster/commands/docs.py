@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 UNLISTED = ("decisions/", "results/")
 """Folders whose pages are found by name, and are too many for the list."""
@@ -39,7 +36,7 @@ def docs_folder() -> Path:
     Raises:
         ConfigurationError: neither is there.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     for folder in (package / "docs", package.parent / "docs"):
         if (folder / f"{INDEX}.md").is_file():
             return folder

@@ -1,1 +1,0 @@
-"""What is Slurm's: the step that started a launcher, and commands that start jobs."""
