@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MODULES = ("pytest", "torch.distributed.run")
 LOADS = ("--gpucluster", "-q", "-p", "no:cacheprovider", "no_such_file")
 """A wrong usage, by which pytest itself loads what each run imports: with its asserts rewritten."""
-AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "CUDA_", "TORCH", "COVERAGE", "PYTEST_", "HF_")
+AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "CUDA_", "TORCH_", "COVERAGE", "PYTEST_", "HF_")
 """Variables that a Python, its libraries and torch read once."""
 LIBRARY = "libnvidia-ml.so.1"
 POLL_S = 0.02
