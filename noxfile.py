@@ -142,19 +142,18 @@ def netlab(session: nox.Session) -> None:
     run(session, "pytest", *SHOWN, "-n", "2", *SPLIT, "-m", FAST, *(session.posargs or [NETLAB]), **variables)
 
 
+def unpack_slurm(session: nox.Session) -> dict[str, str]:
+    """The variable that shows Slurm to the tests that start one."""
+    return {"GPUCLUSTER_TEST_SLURM": unpack(session, "slurmctld", "slurmd", "munge", program="slurmctld")}
+
+
 @nox.session
 def slurm(session: nox.Session) -> None:
     """Run rehearsals as jobs of a real Slurm; Debian's packages are unpacked under .nox/slurmctld, nothing is installed."""
     install(session, "tests")
-    variables = {**FOR_TESTS, "GPUCLUSTER_TEST_SLURM": unpack(session, "slurmctld", "slurmd", "munge", program="slurmctld")}
-    run(
-        session,
-        "pytest",
-        *SHOWN,
-        *("-n", "2", *SPLIT),
-        *(session.posargs or map(str, sorted(ROOT.glob("tests/e2e/test_*_slurm*.py")))),
-        **variables,
-    )
+    files = map(str, sorted(ROOT.glob("tests/e2e/test_*_slurm*.py")))
+    chosen = session.posargs or ("-m", FAST, *files)
+    run(session, "pytest", *SHOWN, *("-n", "2", *SPLIT), *chosen, **FOR_TESTS, **unpack_slurm(session))
 
 
 @nox.session
@@ -293,7 +292,10 @@ def pytest8(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run every test, the slow ones too, then `soak` and `pytest8`."""
     install(session, "tests")
-    run(session, "pytest", "-ra", "--durations=25", "tests", **FOR_TESTS, HYPOTHESIS_PROFILE="night")  # examples by chance
+    iptables = unpack(session, "iptables", program="iptables")
+    programs = {**unpack_slurm(session), "GPUCLUSTER_TEST_IPTABLES": iptables}
+    night = {**FOR_TESTS, **programs, "HYPOTHESIS_PROFILE": "night"}  # examples by chance
+    run(session, "pytest", "-ra", "--durations=25", "tests", **night)
     session.notify("soak", posargs=[])
     session.notify("pytest8", posargs=[])
 

@@ -49,7 +49,7 @@ def test_the_gate_is_the_exit_code(slurm: RealSlurm, tmp_path: Path) -> None:
     assert " ExitCode=0:" not in job.record()
 
 
-@pytest.mark.parametrize("file", ["accept.sbatch", "finetune.sbatch"])
+@pytest.mark.parametrize("file", ["accept.sbatch", pytest.param("finetune.sbatch", marks=pytest.mark.slow)])  # the same lines
 def test_results_that_cannot_be_written(file: str, slurm: RealSlurm, tmp_path: Path) -> None:
     """As on a shared path that is mounted read-only: the job ends before it starts anything, and says what to change."""
     job = Job(slurm, tmp_path, file=file, RESULTS="/proc/shared")

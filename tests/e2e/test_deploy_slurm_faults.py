@@ -47,6 +47,7 @@ def test_a_node_that_is_lost_ends_the_job(slurm: RealSlurm, tmp_path: Path) -> N
         assert job.report()["verdict"] == "INCOMPLETE"
 
 
+@pytest.mark.slow  # by day, a job that has measured is requeued (test_resume_slurm.py)
 def test_a_requeued_job_starts_anew(slurm: RealSlurm, tmp_path: Path) -> None:
     """The second start has a port and a name of its own, and its reports are those of a whole run."""
     job = Job(slurm, tmp_path, "-k", "test_host_memory or test_clock_skew")
@@ -75,6 +76,7 @@ def test_a_fine_tune_goes_on_after_a_requeue(slurm: RealSlurm, tmp_path: Path) -
     assert '"resumed_at": null' not in job.told().rpartition("RESULT")[2], job.told()
 
 
+@pytest.mark.slow  # by day, after a requeue, and an acceptance whose node is lost
 def test_a_fine_tune_goes_on_after_a_kill(slurm: RealSlurm, tmp_path: Path) -> None:
     """A slurmd is killed: Slurm requeues the job, and it goes on from its checkpoint once the node is back."""
     job = fine_tune(slurm, tmp_path)

@@ -80,7 +80,7 @@ def test_a_swapped_node_and_other_limits_are_refused(slurm: RealSlurm, killed: P
     limits.write_text(own_limits, encoding="utf-8")
 
 
-@pytest.mark.parametrize("way", ["sbatch", "srun"])
+@pytest.mark.parametrize("way", ["sbatch", pytest.param("srun", marks=pytest.mark.slow)])  # srun asks the same command
 def test_the_run_goes_on_in_another_job(slurm: RealSlurm, killed: Path, tmp_path: Path, way: str) -> None:
     """The same job file with the same RESULTS, or ``gpucluster resume`` as a step of each node: one verdict over both parts."""
     folder = shutil.copytree(killed, tmp_path / "copy") if way == "srun" else killed
@@ -100,7 +100,7 @@ def test_the_run_goes_on_in_another_job(slurm: RealSlurm, killed: Path, tmp_path
     assert [one["outcomes"] for one in results["parts"]] == [2, 3]
 
 
-@pytest.mark.parametrize("where", ["same", "other"])
+@pytest.mark.parametrize("where", ["same", pytest.param("other", marks=pytest.mark.slow)])  # by day, where the run goes on
 def test_a_requeued_job(slurm: RealSlurm, tmp_path: Path, where: str) -> None:
     """On the same nodes the run goes on. On others it begins anew, beside what was measured before."""
     job = in_the_second(slurm, tmp_path, "--nodelist=gpc-a" if where == "other" else SAME)

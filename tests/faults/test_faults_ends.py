@@ -132,11 +132,18 @@ def test_signal_in_a_long_call(starter: Starter, started: str, number: int, why:
     assert [line for line in said if why not in line] == []  # torchrun's own banner has it too
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_signal_in_a_long_test_body(starter: Starter, number: int) -> None:
+@pytest.mark.parametrize(
+    ("started", "number"),
+    [  # by day without torchrun, of which the long call above has a SIGTERM
+        ("pytest", signal.SIGTERM),
+        pytest.param("torchrun", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("torchrun", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_signal_in_a_long_test_body(starter: Starter, started: str, number: int) -> None:
     """A test that never looks up is interrupted too, in time for its report."""
     starter.write(test_long=BUSY)
-    launch = starter.torchrun(*CHOSEN)
+    launch = getattr(starter, started)(*CHOSEN)
     launch.until((starter.folder / "busy").exists, what="busy test")
     os.kill(launch.pid, number)
     sent_s = time.time()
@@ -224,6 +231,7 @@ def test_controller_killed(starter: Starter) -> None:
     assert launch.results()["verdict"] == "INCOMPLETE"
 
 
+@pytest.mark.slow  # by day, it is killed without torchrun, and with its whole node
 def test_controller_killed_under_torchrun(starter: Starter) -> None:
     """The other ranks do not wait for a word from the dead."""
     starter.write(test_long=SUITE)
@@ -334,7 +342,7 @@ def test_a_whole_node_dies(starter: Starter) -> None:
     assert launches[0].junit()["gpucluster.verdict"] == "error"
 
 
-@pytest.mark.parametrize("files", ["shared", "gone"])
+@pytest.mark.parametrize("files", [pytest.param("shared", marks=pytest.mark.slow), "gone"])  # by day, what is harder
 def test_the_node_of_the_controller_dies(starter: Starter, files: str) -> None:
     """Controller, deputy, store and torchrun at once: an agent of the other node finishes the report from its copy."""
     launches = two_nodes(starter)

@@ -66,6 +66,7 @@ def all_gone(launches: list[Launch], *, since_s: float) -> None:
         launch.gone(within_s=max(1.0, since_s + LEFT_S - time.time()))
 
 
+@pytest.mark.slow  # by day, an agent that is alone on its node, agents with their spawners, and a worker (test_faults_ranks.py)
 def test_agents_stop_on_both_nodes(starter: Starter) -> None:
     """One of each node, a worker, a spawner, and the torchrun of node 1: the run goes on without them, and all leave."""
     starter.write(test_nodes=NODES_SUITE)
@@ -163,8 +164,8 @@ def test_the_store_hangs(starter: Starter) -> None:
     """The torchrun that hosts it stops: the controller takes it for gone and writes its reports, and all leave."""
     starter.write(test_long=SUITE)
     starter.environment["SLEEP_S"] = "150"
-    launches = starter.nodes(*CHOSEN, ranks=2, prefixes=[(), ()])
-    asleep(starter, launches[0], ranks=4)
+    launches = starter.nodes(*CHOSEN, ranks=1, prefixes=[(), ()])
+    asleep(starter, launches[0], ranks=2)
     stopped_s = stop([psutil.Process(launches[0].pid)])
     launches[0].until(lambda: "\nverdict " in launches[0].output, what="verdict", within_s=REPORTED_S)
     all_gone(launches, since_s=time.time())

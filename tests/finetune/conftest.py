@@ -8,6 +8,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from filelock import FileLock
 
 from tests.support.finetune.runs import QUICK, RUNS, SCRIPTS, torchrun
 
@@ -19,8 +20,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imp
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the pair of ranks reads its runs and leaves outcomes and checkpoints."""
-    return tmp_path_factory.mktemp("ranks")
+    """Where the pair of ranks reads its runs and leaves outcomes and checkpoints; all workers of pytest-xdist have one."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "ranks"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture
@@ -37,10 +41,13 @@ def outcomes(shared_folder: Path) -> dict[str, list[dict[str, Any]]]:
     runs = {name: {**QUICK, **settings} for name, settings in RUNS.items()}
     for name in ("checkpointed", "resumed"):
         runs[name]["checkpoint_dir"] = str(folder / "checkpoints")
-    (folder / "runs.json").write_text(json.dumps(runs))
-    done = torchrun(SCRIPTS / "two_ranks.py", folder)
-    assert done.returncode == 0, done.stderr[-4000:]
-    by_rank = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    files = [folder / f"rank{rank}.json" for rank in (0, 1)]
+    with FileLock(folder / "lock"):  # a worker that comes later waits, and reads what the first one has run
+        if not all(file.exists() for file in files):
+            (folder / "runs.json").write_text(json.dumps(runs))
+            done = torchrun(SCRIPTS / "two_ranks.py", folder)
+            assert done.returncode == 0, done.stderr[-4000:]
+    by_rank = [json.loads(file.read_text()) for file in files]
     return {name: [outcome[name] for outcome in by_rank] for name in runs}
 
 

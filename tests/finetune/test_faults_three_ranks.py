@@ -10,6 +10,7 @@ import pytest
 from tests.support.finetune.runs import QUICK, forked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 pytestmark = pytest.mark.long
@@ -36,6 +37,9 @@ CAUGHT = {
     "truncate-ckpt": "restore",
 }
 """The table of docs/finetune/checks.md, as far as one rank is at fault."""
+BY_DAY = ("base", "bitflip", "graph-bitflip", "post-bitflip-once", "wrongdata", "straggler", "truncate-ckpt")
+"""One fault for each check. The others go the same road, and two ranks have them by day (test_ranks.py)."""
+AT_NIGHT = [pytest.param(name, check, marks=pytest.mark.slow) for name, check in CAUGHT.items() if name not in BY_DAY]
 
 CHEAP = {**QUICK, "rows": 6, "heldout_rows": 3, "greedy_rows": 0, "restore_check": False}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -48,15 +52,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, real_model: Path) -> dict[str, dict[str, Any]]:
-    """Every fault of the table, and runs without one: as it is, with replayed steps, and on equal texts."""
+    """The faults by day, and runs without one: as it is, with replayed steps, and on equal texts."""
     folder = tmp_path_factory.mktemp("three")
     texts = folder / "texts"
     texts.mkdir()
     (texts / "same.jsonl").write_text((json.dumps({"text": "USER: what is the weather in Oslo"}) + "\n") * 40)
-    runs = {name: {"fault": f"{name}:{GUILTY}", **SETTINGS.get(name, {})} for name in CAUGHT}
+    runs = fault_settings(BY_DAY)
     runs |= {"clean": {"restore_check": True}, "replayed": {"cuda_graph": True}, "noallreduce": {"fault": "noallreduce"}}
     runs |= {name: {"fault": name} for name in ("lr0", "frozen")}
     runs["equal-texts"] = {"model": str(real_model), "dataset": str(texts)}
+    return three_ranks(folder, runs)
+
+
+@pytest.fixture(scope="module")
+def siblings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The faults at night."""
+    return three_ranks(tmp_path_factory.mktemp("siblings"), fault_settings(name for name in CAUGHT if name not in BY_DAY))
+
+
+def fault_settings(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The settings of runs with these faults."""
+    return {name: {"fault": f"{name}:{GUILTY}", **SETTINGS.get(name, {})} for name in names}
+
+
+def three_ranks(folder: Path, runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The outcome of each of these runs."""
     worlds = [
         {"name": name, "world_size": 3, "settings": {**CHEAP, **settings}, "graphs": "cuda_graph" in settings}
         for name, settings in runs.items()
@@ -69,10 +89,10 @@ def failed(outcome: dict[str, Any]) -> set[str]:
     return {name for name, check in outcome["checks"].items() if not check["passed"]}
 
 
-@pytest.mark.parametrize(("fault", "check"), CAUGHT.items())
-def test_fault_is_caught_and_its_rank_is_named(outcomes: dict[str, dict[str, Any]], fault: str, check: str) -> None:
+@pytest.mark.parametrize(("fault", "check"), [*((name, CAUGHT[name]) for name in BY_DAY), *AT_NIGHT])
+def test_fault_is_caught_and_its_rank_is_named(request: pytest.FixtureRequest, fault: str, check: str) -> None:
     """By the check of the table; weights that drifted apart fail the audit of a later step too."""
-    outcome = outcomes[fault]
+    outcome = request.getfixturevalue("outcomes" if fault in BY_DAY else "siblings")[fault]
     assert {check} <= failed(outcome) <= {check, "lock_step"}
     assert outcome["checks"][check]["ranks"] == [GUILTY]
 

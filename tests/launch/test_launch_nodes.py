@@ -106,6 +106,7 @@ criteria:
 """
 
 
+@pytest.mark.slow  # by day, of four hosts the slow one is searched (tests/netlab), and of simulated nodes
 def test_smaller_groups_are_measured_where_all_nodes_are_too_slow(starter: Starter) -> None:
     """Real process groups of some nodes; as each of them is too slow, no node is named, and all ends as ever."""
     (starter.folder / "site.yaml").write_text(UNREACHABLE)

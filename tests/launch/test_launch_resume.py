@@ -127,6 +127,7 @@ def test_after_a_node_was_lost(starter: Starter) -> None:
     assert rows(results)["second", "node1-cpu0"] == ("passed", 1)
 
 
+@pytest.mark.slow  # by day, both are refused without torchrun (tests/e2e/test_resume.py), and under it in jobs of Slurm
 def test_another_part_or_limit_is_refused(starter: Starter) -> None:
     """Under torchrun too: a node's hardware was swapped, or the file of limits is another one. No file is touched."""
     begun = begin(starter)

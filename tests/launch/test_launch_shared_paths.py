@@ -69,6 +69,7 @@ def rows(launches: list[Launch]) -> dict[str, dict[str, Any]]:
     return {row["place"]["id"]: row for row in found if row["criterion"] == "shared_paths"}
 
 
+@pytest.mark.slow  # by day, the second run of the last test here is one
 def test_a_path_that_is_shared(starter: Starter, shared: Path) -> None:
     """Green on both, with locks tried; the user's file is as it was, and nothing else is left."""
     seen = rows(start(starter, shared))

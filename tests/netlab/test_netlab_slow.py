@@ -110,6 +110,7 @@ def test_a_slow_interface_is_named(starter: Starter, hosts: tuple[Host, ...]) ->
     names_one_interface(run(starter, hosts, "inter_node_busbw and all_reduce or slow_rail and bandwidth"))
 
 
+@pytest.mark.slow  # by day, that interface is slow
 @pytest.mark.skipif(iptables() is None, reason="iptables is not installed")
 def test_an_interface_that_loses_packets_is_named(starter: Starter, hosts: tuple[Host, ...]) -> None:
     """A cable that is up and damages packets: TCP sends them again, and only the rate tells."""

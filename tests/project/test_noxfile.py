@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -226,3 +227,49 @@ def test_launches_run_every_long_test(sessions: ModuleType) -> None:
     assert expression.endswith(" and long")
     expected = {"tests/launch/test_launch_gate.py", "tests/faults/test_faults_ends.py", "tests/unit/measurements/test_rails.py"}
     assert expected <= {*files} < {str(file.relative_to(REPOSITORY)) for file in REPOSITORY.glob("tests/**/test_*.py")}
+
+
+NIGHT_ONLY = {
+    "tests/e2e/test_deploy_container.py": "builds an image for 8 minutes; the session `container` runs it",
+    "tests/finetune/test_compatibility.py": "20 restarts in other worlds; by day, one of two ranks by one (test_reading.py)",
+    "tests/finetune/test_errors_on_one_rank.py": "an error in each function; test_ranks.py has two by day",
+    "tests/finetune/test_tiny.py": "trains until it has learned; shorter trainings run by day",
+}
+"""Files of which CI runs no test, each with the reason."""
+
+
+def run_by_day(text: str) -> list[str]:
+    """The tests of a file that are not marked slow or soak as a whole."""
+    tree = ast.parse(text)
+    whole = [ast.unparse(line) for line in tree.body if isinstance(line, (ast.Assign, ast.AnnAssign))]
+    if any(line.startswith("pytestmark") and NIGHT.search(line) for line in whole):
+        return []
+    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
+    return [one.name for one in functions if not any(NIGHT.fullmatch(ast.unparse(mark)) for mark in one.decorator_list)]
+
+
+NIGHT = re.compile(r"pytest\.mark\.(slow|soak)\b")
+
+
+def test_every_file_of_runs_has_a_test_by_day() -> None:
+    """A family that only the nightly run has would be broken for a day."""
+    folders = ("launch", "faults", "e2e", "netlab", "finetune")
+    files = [file for folder in folders for file in sorted((REPOSITORY / "tests" / folder).glob("test_*.py"))]
+    assert len(files) > 80
+    none = {str(file.relative_to(REPOSITORY)) for file in files if not run_by_day(file.read_text(encoding="utf-8"))}
+    assert none == {*NIGHT_ONLY}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("@pytest.mark.slow\ndef test_a(): pass\n", []),
+        ("@pytest.mark.soak\n@pytest.mark.fault\ndef test_a(): pass\ndef helps(): pass\n", []),
+        ("pytestmark = [pytest.mark.e2e, pytest.mark.slow]\ndef test_a(): pass\n", []),
+        ("@pytest.mark.parametrize('a', [1, pytest.param(2, marks=pytest.mark.slow)])\ndef test_a(a): pass\n", ["test_a"]),
+        ("@pytest.mark.slow\ndef test_a(): pass\ndef test_b(): pass\n", ["test_b"]),
+    ],
+)
+def test_a_file_without_a_test_by_day_is_seen(text: str, found: list[str]) -> None:
+    """One value that is slow leaves the others; one test that is slow leaves the file its others."""
+    assert run_by_day(text) == found

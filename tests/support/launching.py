@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from tests.support import REPOSITORY, processes, reports
+from tests.support.forked_launches import Forked, Forking, can_fork
 from tests.support.processes import MARK, POLL_S, command_of, free_port
 
 if TYPE_CHECKING:
@@ -77,15 +79,19 @@ class Launch:
     environment: Mapping[str, str]
     name: str = "launch"
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    _process: subprocess.Popen[bytes] | None = None
+    _process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self) -> Launch:
         """Start it and return at once."""
+        marked = {**self.environment, MARK: self.mark}
         with self._file().open("wb") as output:
+            if can_fork(self.command, self.environment, forking=environment(measured=False), repository=REPOSITORY):
+                self._process = forking().fork(self.command, cwd=self.cwd, environment=marked, output=self._file())
+                return self
             self._process = subprocess.Popen(
                 self.command,
                 cwd=self.cwd,
-                env={**self.environment, MARK: self.mark},
+                env=marked,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -214,6 +220,12 @@ class Launch:
     def junit(self, file: str = "junit.xml") -> dict[str, str]:
         """Outcome of each testcase of the JUnit file by name."""
         return {case.name: case.outcome for case in self.cases(file)}
+
+
+@functools.cache
+def forking() -> Forking:
+    """What starts this process's launches of pytest and torchrun."""
+    return Forking(environment(measured=False), mark=MARK)
 
 
 def hear_interrupts() -> None:
