@@ -10,12 +10,14 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from finetune_smoke.reporting.outcome import Log, Outcome
-from finetune_smoke.run import TrainingRun
 from finetune_smoke.settings.config import Config, InputError, preset
 from pytest_gpucluster.config.strict_json import strict_json
+
+if TYPE_CHECKING:  # these import torch, and options are checked before it
+    from finetune_smoke.reporting.outcome import Log, Outcome
+    from finetune_smoke.run import TrainingRun
 
 
 def line(fields: Mapping[str, object]) -> str:
@@ -81,7 +83,7 @@ def _resumable(outcome: Outcome) -> str:
     return f"resumable: --resume auto goes on from {where}"
 
 
-CurveWriter = Callable[[int, Log], None]
+CurveWriter: TypeAlias = "Callable[[int, Log], None]"
 """Called after each window with its last step and the log so far."""
 
 

@@ -14,12 +14,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.protocol.codec import TypedMessage
-from pytest_gpucluster.thresholds.specs import load_specs
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.thresholds.specs import GpuSpec
 
 FaultKind: TypeAlias = Literal[
     "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "fast", "guest", "hbm", "hung",
@@ -291,14 +293,21 @@ TOO_FAST = 10.0
 """By so much every quantity in :data:`TIMED` is too high where the clock is wrong (fault ``fast``)."""
 
 
+def _specs() -> Mapping[str, GpuSpec]:
+    from pytest_gpucluster.thresholds.specs import load_specs  # noqa: PLC0415 -- pydantic takes as long as a whole command
+
+    return load_specs()
+
+
 def require_model(gpu: str) -> None:
     """Check that the hardware of this GPU spec can be simulated.
 
     Raises:
         ConfigurationError: it cannot.
     """
-    if gpu not in load_specs():
-        known = [*{**dict.fromkeys(MODELS), **load_specs()}]
+    specs = _specs()
+    if gpu not in specs:
+        known = [*{**dict.fromkeys(MODELS), **specs}]
         hint = did_you_mean(gpu, known)
         raise ConfigurationError(f"there is no simulated {gpu}; simulated GPUs: {', '.join(known)}.{hint}")
 
@@ -312,7 +321,7 @@ def usual(gpu: str, quantity: str) -> float:
     if (gpu, quantity) in APART:
         return APART[gpu, quantity]
     figure = FIGURES.get(quantity)
-    mine, first = (getattr(load_specs()[one], figure, None) if figure else None for one in (gpu, MODELS[0]))
+    mine, first = (getattr(_specs()[one], figure, None) if figure else None for one in (gpu, MODELS[0]))
     return float(values[0] * mine / first) if mine and first else values[0]
 
 

@@ -268,6 +268,14 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "summary" in capsys.readouterr().err
 
 
+def test_the_command_line_imports_no_more_than_it_needs() -> None:
+    """``--help`` and a wrong option answer at once: whoever types them waits for each import."""
+    heavy = "{'torch', 'pydantic', 'rich', 'jinja2', 'yaml'}"
+    program = f"import sys; import pytest_gpucluster.cli; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
 def test_the_json_needs_nothing_that_draws() -> None:
     """A third of the time of ``info --json`` was a library for tables that it does not print."""
     program = "import sys; from pytest_gpucluster.commands import info; sys.exit('rich' in sys.modules)"
