@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-DEADLINE_S = 6.0
+DEADLINE_S = 15.0
 """A busy machine needs seconds for the other place's product, which has to end before."""
 FINETUNE = ("finetune_loss", "finetune_exact_match", "finetune_checks")
 SELECTED = " or ".join(f"test_{key}" for key in ("bf16_tflops", "nodes_reachable", "hbm_bandwidth", "busbw", *FINETUNE))
