@@ -258,8 +258,9 @@ class Phases:
         is_of_part = item.stash.get(IN_BODY, False)
         if not is_of_part:  # one test has any number of parts
             count(item, call.when)
-        for made in self.of_fixtures.values():
-            note_end(made, by_exception=call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception))
+        has_ended = call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception)
+        for name in _asked_late(item):
+            note_end(self.of_fixtures.get(name, ()), by_exception=has_ended)
         report = yield
         record, shown = None, report.longrepr
         if is_of_part:
@@ -401,6 +402,12 @@ def _is_left_out(error: BaseException, item: pytest.Item) -> bool:
 def shows_tracebacks(config: pytest.Config) -> bool:
     """Whether a traceback is shown also where the value says all: ``-vv``, and ``--pdb``."""
     return bool(config.option.usepdb or config.get_verbosity() > 1)
+
+
+def _asked_late(item: pytest.Item) -> set[str]:
+    """The fixtures that the test asked for while it ran, besides those that it names; nearly always none."""
+    request = getattr(item, "_request", None)
+    return {*getattr(request, "fixturenames", ())}.difference(getattr(item, "fixturenames", ()))
 
 
 def _unread_error(
