@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 PLANTS = REPOSITORY / "tests" / "e2e" / "plants"
 FOLDERS = REPOSITORY / "tests" / "e2e" / "folders"
-RUN_S = 600.0
+RUN_S = 400.0
+"""For a whole run. Below the ``faulthandler_timeout`` of noxfile.py: a run that hangs then shows what it printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
