@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from pytest_gpucluster.text import BAR, counted, first_line, framed, one_line, s
 
 MOST_LINES = 48
 MOST_DETAILED = 6
-"""More parts have one line each."""
+"""More parts have a line of findings each, and no command; where that does not fit either, one line."""
 MOST_PARTS = 20
 MOST_ADVISORY, MOST_REMARKS = 10, 10
 SHOWN_CAUSES = 3
@@ -115,11 +116,12 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
     tail = _tail(rows, culprits, shown)
     room = MOST_LINES - len(head) - len(tail)
     writer = _Writer(rows, shown)
-    if sum(culprit.place is not None and not culprit.is_absent_node for culprit in culprits) <= MOST_DETAILED:
-        for whole, command in ((shown.whole, shown.command), (False, shown.command), (False, ())):
-            body = writer.detailed(entries, whole=whole, command=command)
-            if sum(_rows(line.plain, shown.width) for line in body) <= room:
-                return [*head, *body, *tail]
+    are_few = sum(culprit.place is not None and not culprit.is_absent_node for culprit in culprits) <= MOST_DETAILED
+    forms = ((shown.whole, shown.command), (False, shown.command), (False, ()))
+    detailed = (writer.detailed(entries, whole=whole, command=command) for whole, command in forms if are_few)
+    for body in itertools.chain(detailed, [writer.in_short(entries)]):
+        if sum(_rows(line.plain, shown.width) for line in body) <= room:
+            return [*head, *body, *tail]
     return [*head, *writer.brief(entries), *tail]
 
 
@@ -274,16 +276,27 @@ class _Writer:
         self._texts, self._advices = set(), set()
         lines: list[Text] = []
         for entry in entries:
-            colour = "yellow" if entry.is_waived else "red"
-            width = self._shown.width
-            below = len(entry.name) + 4 if len(entry.name) <= min(WIDEST_NAME, width // 3) else 6
-            head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * below)
-            lines += [Text(text, f"bold {colour}") for text in head]
+            lines += self._head(entry)
             lines += [Text(text) for text in self._body(entry, whole=whole, is_short=not command)]
             if entry.keys:
-                again = table.again(self._again(entry), command, width=width, indent="      ")
+                again = table.again(self._again(entry), command, width=self._shown.width, indent="      ")
                 lines += [Text(text) for text in again]
         return lines
+
+    def in_short(self, entries: Iterable[BadGroup]) -> list[Text]:
+        """Which part each entry is, of what is bad as much as a line holds, and what to do."""
+        self._advices = set()
+        lines: list[Text] = []
+        for entry in entries:
+            found = self._ended(f"    {self._in_brief(entry) if entry.headline is None else one_line(entry.headline)}")
+            lines += [*self._head(entry), *map(Text, [*found, *self._advice(entry.advice)])]
+        return lines
+
+    def _head(self, entry: BadGroup) -> list[Text]:
+        colour, width = "yellow" if entry.is_waived else "red", self._shown.width
+        below = len(entry.name) + 4 if len(entry.name) <= min(WIDEST_NAME, width // 3) else 6
+        head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * below)
+        return [Text(text, f"bold {colour}") for text in head]
 
     def _again(self, entry: BadGroup) -> list[str]:
         """What selects the tests of an entry in words that fit a line; where none does, all of the part, or the whole run."""
@@ -419,17 +432,10 @@ class _Writer:
         else:
             texts = [self._narrowly(entry) for entry in shown]
         colours = ["yellow" if entry.is_waived else "red" for entry in shown]
-        fit = self._folded if len(entries) <= MOST_DETAILED else self._ended
-        lines = [Text(line, colour) for text, colour in zip(texts, colours, strict=True) for line in fit(text)]
+        lines = [Text(line, colour) for text, colour in zip(texts, colours, strict=True) for line in self._ended(text)]
         if len(entries) > MOST_PARTS:
             lines.append(Text(f"  and {len(entries) - MOST_PARTS} more, in {self._shown.report}", "bold"))
         return lines
-
-    def _folded(self, line: str) -> list[str]:
-        """Two lines at most, for an entry of a few."""
-        width = self._shown.width
-        first, *rest = folded(line, width=width)
-        return [first, *(part for text in rest[:1] for part in self._ended(" ".join([text, *map(str.strip, rest[1:])])))]
 
     def _ended(self, line: str) -> list[str]:
         width = self._shown.width
@@ -457,28 +463,27 @@ class _Writer:
             return list(entry.where[1:]) if entry.is_absent else [f"{shortlist(names, most=1)}: {entry.headline}"]
         measured = [record for record in entry.records if _is_measured(record)]
         is_one = self._is_one_cause(entry, measured)
-        found = [sentence_of(measured, self._siblings)] if is_one else [*map(_briefly, measured)]
+        found = [sentence_of(measured, self._siblings)] if is_one else [*map(self._briefly, measured)]
         alike: Counter[str] = Counter()
         for record in entry.records:
             if not _is_measured(record):
                 alike[f"{WORDS[record.outcome]}: {record.cause or record.message}"] += 1
         return [*found, *(f"{number} {text}" for text, number in alike.items())]
 
+    def _briefly(self, record: Record) -> str:
+        """``bf16_tflops -29 %``; without a percentage the criterion with an event reason that no sibling has, or its value."""
+        waived = " (waived)" if counted_as(record) == WAIVED else ""
+        if record.margin_percent is not None:
+            return f"{record.criterion} {record.margin_percent:+.0f} %{waived}"
+        reasons = sorted((_event_reasons(record) or set()) - self._reasons[record.criterion])
+        if reasons:
+            return f"{record.criterion} ({', '.join(reasons)}){waived}"
+        return f"{record.criterion} {format_number(record.value)}{waived}" if record.value is not None else record.criterion
+
 
 def _is_measured(record: Record) -> bool:
     """Whether a value is outside its limit; a plain test that failed has no limit."""
     return record.outcome == FAILED and record.limit is not None
-
-
-def _briefly(record: Record) -> str:
-    """``bf16_tflops -29 %``, or the criterion with its value where there is no percentage."""
-    waived = " (waived)" if counted_as(record) == WAIVED else ""
-    if record.margin_percent is not None:
-        return f"{record.criterion} {record.margin_percent:+.0f} %{waived}"
-    reasons = sorted(_event_reasons(record) or ())
-    if reasons:
-        return f"{record.criterion} ({', '.join(reasons)}){waived}"
-    return f"{record.criterion} {format_number(record.value)}{waived}" if record.value is not None else record.criterion
 
 
 def _event_reasons(record: Record) -> set[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from dataclasses import replace
@@ -131,7 +132,7 @@ def test_never_more_than_60_lines(number: int, width: int) -> None:
 
 def test_one_line_of_many_findings() -> None:
     """They are one sentence, as much of it as fits."""
-    places, bad = slow(MOST_DETAILED + 1)
+    places, bad = slow(MOST_PARTS)
     rows = outcomes(places, bad)
     tflops = [row for row in rows if row.criterion == "bf16_tflops"]
     rows += [replace(row, criterion=f"other_{one}") for row in tflops for one in range(30)]
@@ -247,6 +248,18 @@ def test_only_a_cause_that_no_sibling_has() -> None:
     assert not any("heat" in line for line in lines_of(places, records=once))
 
 
+@pytest.mark.parametrize(
+    ("everywhere", "shown"), [(False, "clocks_under_load (hw_thermal_slowdown)"), (True, "clocks_under_load 1")]
+)
+def test_a_line_names_only_a_cause_that_no_sibling_has(shown: str, *, everywhere: bool) -> None:
+    """Where all are held at their power cap, a value of one says more."""
+    bad = [failed("clocks_under_load", f"node{node}-gpu0", 1, evidence=HOT, margin_percent=None) for node in range(MOST_PARTS)]
+    rows = outcomes(fleet(MOST_PARTS, 8), bad)
+    rows = [replace(row, evidence=HOT) if everywhere else row for row in rows]
+    lines = lines_of(fleet(MOST_PARTS, 8), records=rows)
+    assert sum(line.endswith(shown) for line in lines) == MOST_PARTS
+
+
 def test_what_blames_nobody() -> None:
     """The whole cluster's failures, what never ran; a crash of a test itself is pytest's to show."""
     cut = not_run(9)
@@ -316,19 +329,23 @@ def test_a_whole_text_is_folded() -> None:
     assert [line for line in lines if len(line) > 100] == [f"    {code}"]
 
 
-@pytest.mark.parametrize("number", [MOST_DETAILED, MOST_DETAILED + 1])
+@pytest.mark.parametrize("number", [MOST_DETAILED, MOST_DETAILED + 3])
 @pytest.mark.parametrize("width", [80, 200])
-def test_few_parts_in_brief_have_two_lines(number: int, width: int) -> None:
-    """Few parts whose rows have no room: at 80 columns what is bad can still be read."""
+def test_parts_whose_rows_have_no_room(number: int, width: int) -> None:
+    """Each still has its slot, a line of what is bad, and what to do, which the first of several says in full."""
     places, bad = slow(number, 16)
+    places = {name: replace(place, board={"slot": "3"}) for name, place in places.items()}
     tflops = [row for row in outcomes(places, bad) if row.criterion == "bf16_tflops"]
     rows = [replace(row, criterion=f"other_rate_{one}") for row in tflops for one in range(6)]
     lines = lines_of(places, records=rows, width=width)
     starts = [index for index, line in enumerate(lines) if line.startswith("  gpu-node-")]
     assert len(starts) == number
     assert max(map(len, lines)) <= width
-    assert starts[1] - starts[0] == (2 if width == 80 and number == MOST_DETAILED else 1)
-    assert "6 bad: other_rate_0 -29 %, other_rate_1" in " ".join(" ".join(lines[starts[0] : starts[1]]).split()) or width == 80
+    entries = [lines[begin:end] for begin, end in itertools.pairwise(starts)]
+    assert {len(entry) for entry in entries[1:]} == {4 if width == 80 else 3}
+    assert all("slot 3" in " ".join(entry) for entry in entries)
+    assert all(entry[-2].startswith("    6 bad: other_rate_0 -29 %, other_rate_1") for entry in entries[1:])
+    assert {entry[-1] for entry in entries[1:]} == {"    gpu, high confidence: as above"}
 
 
 def test_remarks_are_wrapped_and_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -87,11 +88,12 @@ def test_a_waived_value_is_said_to_be_waived() -> None:
 
 
 def test_an_error_of_a_part_is_not_behind_its_sentence() -> None:
-    """Where each part has one line, what was not measured stands in it too, and how much is bad in all."""
+    """Where a line says what is bad of a part, it has what was not measured too, and how much is bad in all."""
     error = Record(criterion="gpu_memory", place=GPU, outcome=ERROR, reason="gone", blames="gpu", culprits=(GPU,))
     others = [failed("bf16_tflops", f"node{node}-gpu1", 498) for node in range(1, 8)]
     rows = outcomes(fleet(8, 8), [*bad_values(RATES), error, *others])
-    (line,) = (one for one in lines_of(fleet(8, 8), records=rows, width=300) if GPU in one)
+    lines = lines_of(fleet(8, 8), records=rows, width=300)
+    (line,) = (after for head, after in itertools.pairwise(lines) if GPU in head)
     assert "8 bad: " in line
     assert "1 not measured: gone" in line
 
