@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from types import SimpleNamespace
 
 import pytest
@@ -53,14 +54,21 @@ def test_adapter_weights_are_those_that_peft_makes() -> None:
     assert sum(each.numel() for each in adapted.parameters() if each.requires_grad) == adapter_weights(shape, 64)
 
 
-@pytest.mark.parametrize("name", ["7b-shape", "reference", "reference-throughput", "optimized"])
-def test_presets_of_the_7b_shape_train_161_5_million(name: str) -> None:
+def test_the_7b_shape_trains_161_5_million() -> None:
     """As the reference says of rank 64 on Qwen2-7B: peft's own tensors, counted without allocating any."""
-    config = preset(name)
+    config = preset("7b-shape")
     made = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("meta"), dtype=torch.bfloat16)
     adapted = build.add_adapters(made, config)
     count = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
     assert count == 161_480_704 == adapter_weights(QWEN2_7B, 64)
+
+
+@pytest.mark.parametrize("name", ["reference", "reference-throughput", "optimized"])
+def test_other_presets_of_that_shape_train_the_same(name: str) -> None:
+    """Every option that shapes the model or its adapters is that of the 7B shape."""
+    shape = ("hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "vocab_size", "tie_embeddings")
+    told = operator.attrgetter(*shape, "lora_rank", "target_modules")
+    assert told(preset(name)) == told(preset("7b-shape"))
 
 
 def test_wire_volume_of_a_step() -> None:

@@ -1,9 +1,12 @@
 """Starts pytest or torchrun as a fork of a Python that has imported both, and torch: 5 and 3 CPU seconds less for each start.
 
 Each launch is a process of its own, in a session of its own, with its own environment, folder, arguments, signals and output,
-as ``python -m pytest`` would be. It differs in its parent, and in its command line, which is that of the process that forks.
-What a new Python reads before its first line cannot be given to a fork: such launches are started as programs
-(:func:`can_fork`). Runs measured for coverage are, too.
+as ``python -m pytest`` would be. What a new Python reads before its first line cannot be given to a fork: such launches are
+started as programs (:func:`can_fork`). Runs measured for coverage are, too.
+
+What a launch starts in its turn, a pytest of torchrun or an agent, is forked by the same rule. A second process stands beside
+the launch for that, in which nothing has happened yet: it forks, and the launch adopts the fork, which so is its child
+(:class:`_Beside`). What replaces itself by its agent forgets all that came since its own start (:func:`_begin_anew`).
 """
 
 from __future__ import annotations
@@ -11,34 +14,48 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
+import fcntl
 import gc
 import importlib
+import inspect
 import io
 import itertools
 import json
 import os
 import random
+import resource
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MODULES = ("pytest", "torch.distributed.run")
+MODULES = ("pytest", "torch.distributed.run", "pytest_gpucluster.commands.torchrun")
+AGENT = "pytest_gpucluster.agent.main"
 LOADS = ("--gpucluster", "-q", "-p", "no:cacheprovider", "no_such_file")
 """A wrong usage, by which pytest itself loads what each run imports: with its asserts rewritten."""
 AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "CUDA_", "TORCH_", "COVERAGE", "PYTEST_", "HF_")
 """Variables that a Python, its libraries and torch read once."""
 LIBRARY = "libnvidia-ml.so.1"
 POLL_S = 0.02
-UNMARKED = "0" * 32
+ROOM, ROOM_OF_VARIABLES = 8192, 32768
+"""Bytes that the process that forks keeps for the command lines and the variables of its forks, as the kernel shows them."""
+ADOPTED_S = 60.0
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+SUBREAPER = 36
+"""``PR_SET_CHILD_SUBREAPER`` of prctl(2): what loses its parent below this process becomes its child."""
 
 
 class Forked:
@@ -68,7 +85,7 @@ class Forked:
 
 def can_fork(command: Sequence[str], environment: Mapping[str, str], *, forking: Mapping[str, str], repository: Path) -> bool:
     """Whether a fork of a process with the environment ``forking`` can be what this command would start."""
-    if [*command[:2]] != [sys.executable, "-m"] or command[2] not in MODULES or not sys.platform.startswith("linux"):
+    if [*command[:2]] != [sys.executable, "-m"] or command[2] not in (*MODULES, AGENT) or not sys.platform.startswith("linux"):
         return False
     foreign = {*_at_start(environment).items()} ^ {*_at_start(forking).items()}
     paths = {*environment.get("PYTHONPATH", "").split(os.pathsep)} - {*forking.get("PYTHONPATH", "").split(os.pathsep)}
@@ -77,7 +94,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], *, forking:
 
 
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    free = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTEST_", "PYTHONDONTWRITEBYTECODE")
+    free = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTEST_", "PYTHONDONTWRITEBYTECODE", "TORCH_NCCL_", "TORCH_CPP_LOG_LEVEL")
     return {name: text for name, text in environment.items() if name.startswith(AT_START) and not name.startswith(free)}
 
 
@@ -96,14 +113,14 @@ def _can_load(environment: Mapping[str, str], forking: Mapping[str, str]) -> boo
 class Forking:
     """The process that forks, with the environment that it starts with; it ends when this process does."""
 
-    def __init__(self, environment: Mapping[str, str], *, mark: str) -> None:
-        """``mark`` names a variable that each fork has of its own, of 32 digits."""
-        self._mark, self._numbers = mark, itertools.count()
+    def __init__(self, environment: Mapping[str, str], *, repository: Path) -> None:
+        """Import, with these variables; ``repository`` has the tests that PYTHONPATH of a fork may name."""
+        self._numbers = itertools.count()
         self._statuses = tempfile.TemporaryDirectory(prefix="forked-")
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, str(repository), " " * ROOM],
             cwd=self._statuses.name,
-            env={**environment, mark: UNMARKED},
+            env={**environment, "ROOM": " " * ROOM_OF_VARIABLES},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -117,9 +134,7 @@ class Forking:
         paths = {"cwd": str(cwd), "output": str(output.resolve()), "status": str(status)}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(
-            json.dumps({"command": [*command], "environment": {**environment}, "mark": self._mark, **paths}) + "\n"
-        )
+        self._process.stdin.write(json.dumps({"command": [*command], "environment": {**environment}, **paths}) + "\n")
         self._process.stdin.flush()
         return Forked(int(self._process.stdout.readline()), status)
 
@@ -127,38 +142,266 @@ class Forking:
 # In the process that forks.
 
 
-def _write_mark(name: str, text: str) -> None:
-    """Change a variable in the block that the kernel shows as ``/proc/PID/environ``, in which its place is kept free."""
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    ctypes.memmove(libc.getenv(name.encode()), text.encode(), len(UNMARKED))
+@dataclass
+class _AtFirst:
+    """What a fork begins with, and what it forgets all else for when it replaces itself."""
+
+    repository: Path = Path()
+    modules: set[str] = field(default_factory=set)
+    path: list[str] = field(default_factory=list)
+    finders: list[Any] = field(default_factory=list)
+    hooks: list[Any] = field(default_factory=list)
+    filters: list[Any] = field(default_factory=list)
 
 
-def _become(row: dict[str, Any]) -> NoReturn:
-    """Go on as ``python -m MODULE ARGUMENTS``, in the folder and with the environment of the row."""
+AT_FIRST = _AtFirst()
+
+
+def _show(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Write both where the kernel shows them, as far as there is room: ``/proc/PID/cmdline`` and ``/proc/PID/environ``."""
+    numbers = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    arguments, its_end, variables, their_end = map(int, numbers[45:49])  # fields 48 to 51 of proc_pid_stat(5)
+    for begin, end, words in (
+        (arguments, its_end, command),
+        (variables, their_end, [f"{name}={text}" for name, text in environment.items()]),
+    ):
+        text = b"\0".join(map(os.fsencode, words))
+        ctypes.memmove(begin, text[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+
+
+def _become(row: dict[str, Any], files: Sequence[int]) -> NoReturn:
+    """Go on as the command of the row; ``files``: the descriptors that are 0, 1 and 2 then, and those that it keeps."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
-    nothing, printed = os.open(os.devnull, os.O_RDONLY), os.open(row["output"], os.O_WRONLY | os.O_APPEND)
-    for source, target in ((nothing, 0), (printed, 1), (printed, 2)):
-        os.dup2(source, target)
-    os.closerange(3, 256)
+    _reset_signals(row["ignored"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, row["blocked"])
+    for name, limits in row["limits"].items():
+        resource.setrlimit(getattr(resource, name), limits)
+    os.umask(row["umask"])
+    os.sched_setaffinity(0, row["cpus"])
+    _take_files({number: files[index] for index, number in enumerate([0, 1, 2, *row["kept"]])})
     os.chdir(row["cwd"])
-    _write_mark(row["mark"], row["environment"][row["mark"]])
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    forking = {**os.environ}
     os.environ.clear()
     os.environ.update(row["environment"])
+    _show(row["command"], row["environment"])
+    beside = _Beside(forking) if _words_of(row["command"])[2] in MODULES else None
+    if "-u" in row["command"][1:2]:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [os.getcwd(), *paths, *(path for path in sys.path if path not in before)]  # noqa: PTH109 -- as Python
     importlib.invalidate_caches()
     for library in _libraries(os.environ)[:1]:
         ctypes.CDLL(str(library))  # a later load by its name finds it
+    if beside is not None:
+        AT_FIRST.path = [*sys.path]
+        beside.serve_this()
     random.seed()
-    module = row["command"][2]
-    sys.orig_argv[:], sys.argv[:] = row["command"], ["-m", *row["command"][3:]]
+    _run(row["command"])
+
+
+def _reset_signals(ignored: Sequence[int]) -> None:
+    """As a new Python has them, started by a process that ignores these."""
+    for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError):
+            signal.signal(one, signal.SIG_IGN if one in (*ignored, signal.SIGPIPE, signal.SIGXFSZ) else signal.SIG_DFL)
+    if signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _take_files(wanted: Mapping[int, int]) -> None:
+    """Have exactly these files open: number -> descriptor."""
+    above = 1 + max({*wanted, *wanted.values()})
+    held = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for number, descriptor in wanted.items()}
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 -- numbers
+        if number not in held.values():
+            with contextlib.suppress(OSError):
+                os.close(number)
+    for number, descriptor in held.items():
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _run(command: Sequence[str]) -> NoReturn:
+    """Run the module as ``__main__``, and end as Python does."""
+    _, _, module, *arguments = _words_of(command)
+    sys.orig_argv[:], sys.argv[:] = command, ["-m", *arguments]
     sys.modules.pop(module if module != "pytest" else "", None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit(0)
+
+
+def _words_of(command: Any) -> list[str]:
+    """A command line without ``-u``; for what is none of Python's, three words that are none."""
+    words = [*command] if isinstance(command, list | tuple) else []
+    words = [word for index, word in enumerate(words) if (index, word) != (1, "-u")]
+    return words if len(words) > 2 and {*map(type, words)} == {str} else [""] * 3
+
+
+class _Beside:
+    """The process beside a launch that forks for it, and how the launch has it do so."""
+
+    def __init__(self, forking: Mapping[str, str]) -> None:
+        """Fork it; ``forking``: the environment with which the first Python began. It ends when this process does."""
+        self._owner, self._forking, self._lock = os.getpid(), forking, threading.Lock()
+        self._line, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._line.close()
+            for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+                with contextlib.suppress(OSError):
+                    signal.signal(one, signal.SIG_IGN)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            _take_files({0: nothing, 1: nothing, 2: nothing, its.fileno(): its.fileno()})
+            os.environ.clear()
+            os.environ.update(forking)
+            _fork_for(its)
+        its.close()
+
+    def serve_this(self) -> None:
+        """From now on, what this process starts or becomes is a fork wherever it can be one."""
+        self._execute, self._exec = subprocess.Popen._execute_child, os.execv  # type: ignore[attr-defined]
+        parameters = inspect.signature(self._execute)
+
+        def execute(popen: Any, *given: Any) -> None:
+            if not self._start(popen, parameters.bind(popen, *given).arguments):
+                self._execute(popen, *given)
+
+        subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+        os.execv = self._replace  # type: ignore[assignment]
+
+    def _can(self, words: list[str], environment: Mapping[str, str]) -> bool:
+        is_owner = os.getpid() == self._owner
+        return is_owner and can_fork(words, environment, forking=self._forking, repository=AT_FIRST.repository)
+
+    def _start(self, popen: Any, given: Mapping[str, Any]) -> bool:
+        """Be :meth:`subprocess.Popen._execute_child`; False where it has to be a program."""
+        words, environment = _words_of(given["args"]), {**(os.environ if given["env"] is None else given["env"])}
+        usual: dict[str, Any] = dict.fromkeys(("executable", "preexec_fn", "gid", "gids", "uid"))
+        usual |= {"close_fds": True, "shell": False, "restore_signals": True, "umask": -1, "process_group": -1}
+        if any(given.get(name, value) != value for name, value in usual.items()) or not self._can(words, environment):
+            return False
+        row = {
+            "command": given["args"],
+            "environment": environment,
+            "cwd": os.fspath(given["cwd"] or Path.cwd()),
+            "session": bool(given["start_new_session"]),
+            "parent": self._owner,
+            "kept": sorted(map(int, given["pass_fds"])),
+            **_of_this_process(),
+        }
+        pairs = (("p2cread", 0), ("c2pwrite", 1), ("errwrite", 2))
+        files = [number if given[name] == -1 else given[name] for name, number in pairs]
+        prctl = ctypes.CDLL(None).prctl
+        with self._lock:
+            prctl(SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._line, [json.dumps(row).encode()], [*files, *row["kept"]])
+                popen.pid = int(self._line.recv(64))
+            finally:
+                prctl(SUBREAPER, 0, 0, 0, 0)
+        popen._child_created = True
+        popen._close_pipe_fds(*(given[name] for name in PIPES))
+        return True
+
+    def _replace(self, path: str, command: list[str]) -> None:
+        """Be :func:`os.execv`."""
+        words = _words_of(command)
+        if words[2] == AGENT and self._can(words, os.environ) and _is_one_thread():
+            self._line.close()
+            os.waitpid(self._pid, 0)
+            _begin_anew(words)
+        self._exec(path, command)
+
+
+def _of_this_process() -> dict[str, Any]:
+    """What a program gets from the process that starts it, besides files and variables."""
+    umask = os.umask(0)
+    os.umask(umask)
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_NOFILE", "RLIMIT_CORE")}
+    return {
+        "ignored": [int(one) for one in signal.valid_signals() if signal.getsignal(one) == signal.SIG_IGN],
+        "blocked": [int(one) for one in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "limits": limits,
+        "umask": umask,
+        "cpus": sorted(os.sched_getaffinity(0)),
+    }
+
+
+def _fork_for(line: socket.socket) -> NoReturn:
+    """Fork for each message on the line until its end, by a process in between, which ends at once: so it can be adopted."""
+    while True:
+        said, files, _, _ = socket.recv_fds(line, 4 << 20, 64)
+        if not said:
+            os._exit(0)
+        if (between := os.fork()) == 0:
+            if os.fork() == 0:
+                _be_adopted(json.loads(said), line, files)
+            os._exit(0)
+        for descriptor in files:
+            os.close(descriptor)
+        os.waitpid(between, 0)
+
+
+def _be_adopted(row: dict[str, Any], line: socket.socket, files: Sequence[int]) -> NoReturn:
+    deadline_s = time.monotonic() + ADOPTED_S
+    while os.getppid() != row["parent"]:
+        if time.monotonic() > deadline_s:
+            os._exit(1)
+        time.sleep(0.001)
+    try:
+        if row["session"]:
+            os.setsid()
+        line.send(str(os.getpid()).encode())
+        line.close()
+        _become(row, files)
+    except SystemExit:
+        raise
+    except BaseException:  # noqa: BLE001 -- shown as Python would, and never goes on as the process that forks
+        sys.excepthook(*sys.exc_info())
+        raise SystemExit(1) from None
+
+
+def _is_one_thread() -> bool:
+    return len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 -- numbers
+
+
+def _begin_anew(command: Sequence[str]) -> NoReturn:
+    """Go on as this command in this process: without what it has imported, opened for itself, and set since it was forked."""
+    signal.set_wakeup_fd(-1)
+    _reset_signals(_of_this_process()["ignored"])
+    faulthandler.cancel_dump_traceback_later()
+    faulthandler.disable()
+    atexit._clear()
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 -- numbers
+        with contextlib.suppress(OSError):
+            if not os.get_inheritable(descriptor):
+                os.close(descriptor)
+    for name in sys.modules.keys() - AT_FIRST.modules:
+        del sys.modules[name]
+    sys.path[:], sys.meta_path[:], sys.path_hooks[:] = AT_FIRST.path, AT_FIRST.finders, AT_FIRST.hooks
+    warnings.filters[:] = AT_FIRST.filters  # type: ignore[index]
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
+    sys.unraisablehook = sys.__unraisablehook__
+    gc.enable()
+    importlib.invalidate_caches()
+    _show(command, os.environ)
+    code: Any = 0
+    try:
+        _run(command)
+    except SystemExit as ended:
+        code = ended.code
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 -- shown, as Python ends
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    atexit._run_exitfuncs()
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    os._exit(code if isinstance(code, int) else 1 if code else 0)
 
 
 def _reap(statuses: dict[int, str]) -> None:
@@ -185,7 +428,9 @@ def _serve(ended: int) -> None:
             *lines, given = (given + read).split(b"\n")
             for row in map(json.loads, lines):
                 if (pid := os.fork()) == 0:
-                    _become(row)
+                    os.setsid()
+                    nothing, printed = os.open(os.devnull, os.O_RDONLY), os.open(row["output"], os.O_WRONLY | os.O_APPEND)
+                    _become({**row, **_of_this_process(), "kept": []}, [nothing, printed, printed])
                 statuses[pid] = row["status"]
                 os.write(1, f"{pid}\n".encode())
 
@@ -194,6 +439,7 @@ def main() -> None:
     """Import what launches import, and serve."""
     import pytest  # noqa: PLC0415 -- here, as a program
 
+    AT_FIRST.repository = Path(sys.argv[1])
     del sys.path[0]  # the folder of this file
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where it began as a job in the background
     printed = io.StringIO()
@@ -205,8 +451,11 @@ def main() -> None:
     planted = "pytest_gpucluster.measurements"  # tests plant faults in them before anything else imports them
     assert not [name for name in sys.modules if name.startswith(planted)]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which that usage error left to the plugin
+    tempfile.tempdir = None  # each fork has its own
     gc.collect()
     gc.freeze()  # a fork then copies no page for what it never frees
+    AT_FIRST.modules = {*sys.modules}
+    AT_FIRST.finders, AT_FIRST.hooks, AT_FIRST.filters = [*sys.meta_path], [*sys.path_hooks], [*warnings.filters]
     ended, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)

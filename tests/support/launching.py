@@ -128,7 +128,7 @@ class Launch:
         try:
             return self._process.wait(within_s)
         except subprocess.TimeoutExpired:
-            left = "\n".join(f"{process.pid}: {self._command_of(process)[:150]}" for process in self.alive())
+            left = "\n".join(f"{process.pid}: {command_of(process)[:150]}" for process in self.alive())
             self._give_up(f"{self.name} did not end in {within_s:.3g} s; alive were\n{left}")
 
     def wait_for(self, text: str, *, within_s: float = DEADLINE_S) -> None:
@@ -150,7 +150,7 @@ class Launch:
             if left:
                 looks = 0
             if left and time.monotonic() > deadline_s:
-                told = "; ".join(f"{process.pid} {self._command_of(process)[-300:]}" for process in left)
+                told = "; ".join(f"{process.pid} {command_of(process)[-300:]}" for process in left)
                 self._give_up(f"{within_s:g} s later it left processes behind: {told}")
             time.sleep(POLL_S)
 
@@ -159,10 +159,6 @@ class Launch:
     def alive(self) -> list[psutil.Process]:
         """Every live process of this launch."""
         return processes.marked(self.mark)
-
-    def _command_of(self, process: psutil.Process) -> str:
-        """Its command line; a fork has that of the process that forked."""
-        return " ".join(self.command) if process.pid == self.pid else command_of(process)
 
     def agent_of(self, rank: int) -> psutil.Process:
         """The process that is the agent of ``rank``; what it forked has the same command line."""
@@ -199,7 +195,7 @@ class Launch:
     def _give_up(self, why: str) -> NoReturn:
         """Kill the run and fail with its output, the stacks of its pytests last: pytest dumps them at SIGABRT."""
         for process in self.alive():
-            command = self._command_of(process)
+            command = command_of(process)
             if "-m pytest " in command and TORCHRUN[-1] not in command:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGABRT)
@@ -229,7 +225,7 @@ class Launch:
 @functools.cache
 def forking() -> Forking:
     """What starts this process's launches of pytest and torchrun."""
-    return Forking(environment(measured=False), mark=MARK)
+    return Forking(environment(measured=False), repository=REPOSITORY)
 
 
 def hear_interrupts() -> None:

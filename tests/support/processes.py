@@ -54,5 +54,5 @@ def kill_marked(mark: str) -> None:
 def command_of(process: psutil.Process) -> str:
     """The command line; empty for a process that has ended."""
     with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline())
+        return " ".join(process.cmdline()).rstrip()  # behind that of a fork is room for a longer one
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -10,26 +11,31 @@ import pytest
 
 from tests.support import REPOSITORY, launching
 from tests.support.forked_launches import Forked, can_fork
-from tests.support.launching import PYTEST, TORCHRUN, Launch, environment
-from tests.support.processes import MARK
+from tests.support.launching import PYTEST, TORCHRUN, Launch, Starter, environment, starter
+from tests.support.processes import MARK, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+__all__ = ["starter"]
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SEEN = """
-import gc, json, os, pathlib, signal, sys, threading
+import gc, json, os, pathlib, resource, signal, sys, threading
+
+FILES = ("cmdline", "environ")
 
 def test_it():
+    cmdline, environ = (pathlib.Path(f"/proc/self/{one}").read_text().rstrip("\\0").split("\\0") for one in FILES)
     handlers = {one.name: str(signal.getsignal(one)).split(" at ")[0] for one in signal.valid_signals() if hasattr(one, "name")}
     files = {number: os.readlink(f"/proc/self/fd/{number}") for number in range(3)}
-    block = pathlib.Path("/proc/self/environ").read_bytes().split(b"\\0")
     seen = {
         "arguments": sys.argv[1:], "command": sys.orig_argv[1:], "path": sys.path, "folder": os.getcwd(),
         "environment": dict(os.environ), "handlers": handlers, "input": files[0], "output": files[1] == files[2],
         "session": os.getsid(0) == os.getpgid(0) == os.getpid(), "threads": threading.active_count(),
-        "marked": [one.decode() for one in block if one.startswith(b"GPUCLUSTER_TEST_LAUNCH=")], "gc": gc.isenabled(),
+        "shown": cmdline, "variables": sorted(environ), "cpus": [*os.sched_getaffinity(0)], "umask": os.umask(0o22),
+        "gc": gc.isenabled(), "limits": [resource.getrlimit(one) for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+        "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "wakes": signal.set_wakeup_fd(-1), "main": sys.modules["__main__"].__spec__.name,
     }
     pathlib.Path("seen.json").write_text(json.dumps(seen))
@@ -38,6 +44,25 @@ def test_end():
     if end := os.environ.get("END"):
         os.kill(os.getpid(), int(end))
 """
+
+LOOK = """
+import json, os, pathlib, resource, signal, sys, threading
+
+def look():
+    return {
+        "path": sys.path, "folder": os.getcwd(), "environment": dict(os.environ), "parent": os.getppid(), "argv": sys.argv[:1],
+        "handlers": {one.name: str(signal.getsignal(one)).split(" at ")[0] for one in signal.Signals},
+        "limits": [resource.getrlimit(one) for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+        "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())), "cpus": [*os.sched_getaffinity(0)],
+        "files": sum(1 for _ in pathlib.Path("/proc/self/fd").iterdir()), "threads": threading.active_count(),
+    }
+
+def test_look(cluster):
+    made = cluster.run(look, per="gpu")
+    pathlib.Path("seen.json").write_text(json.dumps({place.id: made[place] for place in made}))
+"""
+OWN = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "GPUCLUSTER_EVENTS", "NCCL_RAS_ADDR", MARK, "COLUMNS", "LINES")
+"""Of each launch. The last two are of readline, which sets them beside Python, so only exec hands them on."""
 
 
 def launched(folder: Path, **variables: str) -> tuple[Launch, int, dict[str, Any]]:
@@ -60,8 +85,47 @@ def test_it_sees_what_a_program_sees(tmp_path: Path, monkeypatch: pytest.MonkeyP
     program, other, of_program = launched(tmp_path / "one", OF_THIS="test")
     assert not isinstance(program._process, Forked)
     assert (status, fork.output.split(" in ")[0]) == (other, program.output.split(" in ")[0])
-    assert of_fork["marked"] == [f"{MARK}={'a' * 32}"]
+    assert f"{MARK}={'a' * 32}" in of_fork["variables"]
     assert of_fork == of_program
+
+
+def by_torchrun(starter: Starter, port: int, *arguments: str, ranks: int) -> tuple[Launch, dict[str, Any]]:
+    """A launch through torchrun, and what its pytest or its workers saw, without what each launch has of its own."""
+    for name, text in (("test_seen", SEEN), ("test_look", LOOK)):
+        (starter.folder / f"{name}.py").write_text(text, encoding="utf-8")
+    launch = starter.torchrun(*arguments, ranks=ranks, options=("--master-port", str(port)))
+    assert launch.end() == 0, launch.output
+    launch.gone()
+    return launch, json.loads((starter.folder / "seen.json").read_text(encoding="utf-8"))
+
+
+def without_own(seen: dict[str, Any]) -> dict[str, Any]:
+    """What is the same in each launch."""
+    kept = {name: re.sub(r"(-rank\d-)\w+", r"\1", text) for name, text in seen["environment"].items() if name not in OWN}
+    variables = sorted(one for one in seen.get("variables", ()) if one.partition("=")[0] not in OWN)
+    return {**seen, "environment": kept, "variables": variables, "parent": None}
+
+
+def test_a_rank_sees_what_a_program_sees(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pytest that torchrun starts; it is torchrun's child, in a session of its own."""
+    port = free_port()
+    _, of_fork = by_torchrun(starter, port, "-q", "test_seen.py", ranks=1)
+    monkeypatch.setattr(launching, "can_fork", lambda *_, **__: False)
+    _, of_program = by_torchrun(starter, port, "-q", "test_seen.py", ranks=1)
+    assert of_fork["command"][:3] == ["-u", "-m", "pytest"]
+    assert "RANK=0" in of_fork["variables"]
+    assert without_own(of_fork) == without_own(of_program)
+
+
+def test_workers_of_both_kinds_of_agents_see_what_a_program_sees(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the controller's own, which it starts, and of a rank that became an agent."""
+    port = free_port()
+    _, of_forks = by_torchrun(starter, port, "--gpucluster", "-q", "test_look.py", ranks=2)
+    monkeypatch.setattr(launching, "can_fork", lambda *_, **__: False)
+    _, of_programs = by_torchrun(starter, port, "--gpucluster", "-q", "test_look.py", ranks=2)
+    assert {*of_forks} == {*of_programs} == {"node0-cpu0", "node0-cpu1"}
+    for place, seen in of_forks.items():
+        assert without_own(seen) == without_own(of_programs[place])
 
 
 def test_it_ends_as_a_program_does(tmp_path: Path) -> None:
@@ -76,6 +140,7 @@ def test_it_ends_as_a_program_does(tmp_path: Path) -> None:
         (["unshare", *PYTEST], {}),
         (["python3", "-m", "pytest"], {}),
         ([PYTEST[0], "-m", "pytest_gpucluster.cli"], {}),
+        ([*PYTEST[:2], "pytest_gpucluster.inventory.detect"], {}),
         (PYTEST, {"PYTHONPATH": "/a/folder/of/a/user"}),
         (PYTEST, {"LD_LIBRARY_PATH": "/a/folder/without/the/library"}),
         (PYTEST, {"PYTHONOPTIMIZE": "1"}),

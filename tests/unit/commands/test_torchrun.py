@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launching import DEADLINE_S, Launch, environment
+from tests.support.launching import Launch, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,16 +49,8 @@ def test_a_signal_ends_it_without_a_traceback(number: signal.Signals, tmp_path: 
 def test_torchrun_ends_without_a_traceback(worker: str, code: int, shown: str, tmp_path: Path) -> None:
     """The verdict stays the last thing on the screen, and the exit code is that of the rank."""
     (tmp_path / "worker.py").write_text(worker, encoding="utf-8")
-    ended = subprocess.run(
-        [*TORCHRUN, "worker.py"],
-        cwd=tmp_path,
-        env=environment(measured=False),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert ended.returncode == code, ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert shown in ended.stderr
-    assert bool(shown) == ("Root Cause" in ended.stderr)
+    launch = Launch(command=[*TORCHRUN, "worker.py"], cwd=tmp_path, environment=environment(measured=False)).start()
+    assert launch.end() == code, launch.output
+    assert "Traceback" not in launch.output
+    assert shown in launch.output
+    assert bool(shown) == ("Root Cause" in launch.output)
