@@ -288,8 +288,8 @@ class _Writer:
         self._advices = set()
         lines: list[Text] = []
         for entry in entries:
-            found = self._ended(f"    {self._in_brief(entry) if entry.headline is None else one_line(entry.headline)}")
-            lines += [*self._head(entry), *map(Text, [*found, *self._advice(entry.advice)])]
+            found = self._in_brief(entry) if entry.headline is None else one_line(entry.headline)
+            lines += [*self._head(entry), _ended(f"    {found}", "", self._shown.width), *map(Text, self._advice(entry.advice))]
         return lines
 
     def _head(self, entry: BadGroup) -> list[Text]:
@@ -432,22 +432,13 @@ class _Writer:
         else:
             texts = [self._narrowly(entry) for entry in shown]
         colours = ["yellow" if entry.is_waived else "red" for entry in shown]
-        lines = [Text(line, colour) for text, colour in zip(texts, colours, strict=True) for line in self._ended(text)]
+        lines = [_ended(text, colour, self._shown.width) for text, colour in zip(texts, colours, strict=True)]
         if len(entries) > MOST_PARTS:
             lines.append(Text(f"  and {len(entries) - MOST_PARTS} more, in {self._shown.report}", "bold"))
         return lines
 
-    def _ended(self, line: str) -> list[str]:
-        width = self._shown.width
-        return [line.rstrip() if len(line) <= width else f"{line[: width - 1].rstrip()}\N{HORIZONTAL ELLIPSIS}"]
-
     def _host(self, entry: BadGroup) -> str:
         return "  ".join(cut(word, WIDEST_NAME) for word in entry.where[: 1 if entry.is_absent else 2])
-
-    def _in_brief(self, entry: BadGroup) -> str:
-        items = self._items(entry)
-        count = f"{len({record.criterion for record in entry.records})} bad: " if entry.part and len(entry.records) > 1 else ""
-        return one_line(count + ", ".join(items))
 
     def _narrowly(self, entry: BadGroup) -> str:
         """Where no columns fit: of the part only its place, before the name of its host, and after it what is bad."""
@@ -456,19 +447,17 @@ class _Writer:
         name = [cut(entry.name, self._shown.width // 3)] if entry.part.hostname else []
         return f"  {'  '.join((entry.part.id, *name, self._in_brief(entry)))}"
 
-    def _items(self, entry: BadGroup) -> list[str]:
+    def _in_brief(self, entry: BadGroup) -> str:
         """What is bad at one entry, in few words each."""
         names = list(dict.fromkeys(record.criterion for record in entry.records))
         if entry.headline is not None:
-            return list(entry.where[1:]) if entry.is_absent else [f"{shortlist(names, most=1)}: {entry.headline}"]
+            return one_line(", ".join(entry.where[1:]) if entry.is_absent else f"{shortlist(names, most=1)}: {entry.headline}")
         measured = [record for record in entry.records if _is_measured(record)]
         is_one = self._is_one_cause(entry, measured)
         found = [sentence_of(measured, self._siblings)] if is_one else [*map(self._briefly, measured)]
-        alike: Counter[str] = Counter()
-        for record in entry.records:
-            if not _is_measured(record):
-                alike[f"{WORDS[record.outcome]}: {record.cause or record.message}"] += 1
-        return [*found, *(f"{number} {text}" for text, number in alike.items())]
+        alike = Counter(f"{WORDS[one.outcome]}: {one.cause or one.message}" for one in entry.records if not _is_measured(one))
+        found += [f"{number} {text}" for text, number in alike.items()]
+        return one_line((f"{len(names)} bad: " if entry.part and len(entry.records) > 1 else "") + ", ".join(found))
 
     def _briefly(self, record: Record) -> str:
         """``bf16_tflops -29 %``; without a percentage the criterion with an event reason that no sibling has, or its value."""
@@ -479,6 +468,12 @@ class _Writer:
         if reasons:
             return f"{record.criterion} ({', '.join(reasons)}){waived}"
         return f"{record.criterion} {format_number(record.value)}{waived}" if record.value is not None else record.criterion
+
+
+def _ended(line: str, style: str, width: int) -> Text:
+    text = Text(line.rstrip(), style)
+    text.truncate(width, overflow="ellipsis")
+    return text
 
 
 def _is_measured(record: Record) -> bool:
