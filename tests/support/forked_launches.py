@@ -7,6 +7,9 @@ started as programs (:func:`can_fork`). Runs measured for coverage are, too.
 What a launch starts in its turn, a pytest of torchrun or an agent, is forked by the same rule. A second process stands beside
 the launch for that, in which nothing has happened yet: it forks, and the launch adopts the fork, which so is its child
 (:class:`_Beside`). What replaces itself by its agent forgets all that came since its own start (:func:`_begin_anew`).
+
+A torchrun behind another program, ``unshare`` or ``ip netns exec``, imports for itself, and forks its ranks and agents then
+(:func:`behind_a_program`).
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ LIBRARY = "libnvidia-ml.so.1"
 POLL_S = 0.02
 ROOM, ROOM_OF_VARIABLES = 8192, 32768
 """Bytes that the process that forks keeps for the command lines and the variables of its forks, as the kernel shows them."""
+WITH_ROOM = {"ROOM": " " * ROOM_OF_VARIABLES}
 ADOPTED_S = 60.0
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 SUBREAPER = 36
@@ -94,7 +98,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], *, forking:
 
 
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    free = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTEST_", "PYTHONDONTWRITEBYTECODE", "TORCH_NCCL_", "TORCH_CPP_LOG_LEVEL")
+    free = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTEST_", "PYTHONDONTWRITEBYTECODE", "TORCH_NCCL_")
     return {name: text for name, text in environment.items() if name.startswith(AT_START) and not name.startswith(free)}
 
 
@@ -110,6 +114,15 @@ def _can_load(environment: Mapping[str, str], forking: Mapping[str, str]) -> boo
     return not changed or (bool(found) and found[0].read_bytes().startswith(b"\x7fELF"))
 
 
+def behind_a_program(command: Sequence[str], environment: Mapping[str, str], *, repository: Path) -> list[str] | None:
+    """What stands for a torchrun behind another program; None for any other command. The variable ROOM is to be added."""
+    words, torchrun = [*command], [sys.executable, "-m", MODULES[1]]
+    at = next((index for index in range(1, len(words)) if words[index : index + 3] == torchrun), None)
+    if at is None or "COVERAGE_PROCESS_START" in environment or not sys.platform.startswith("linux"):
+        return None
+    return [*words[:at], sys.executable, __file__, str(repository), " " * ROOM, *words[at:]]
+
+
 class Forking:
     """The process that forks, with the environment that it starts with; it ends when this process does."""
 
@@ -120,7 +133,7 @@ class Forking:
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(repository), " " * ROOM],
             cwd=self._statuses.name,
-            env={**environment, "ROOM": " " * ROOM_OF_VARIABLES},
+            env={**environment, **WITH_ROOM},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -439,8 +452,11 @@ def main() -> None:
     """Import what launches import, and serve."""
     import pytest  # noqa: PLC0415 -- here, as a program
 
-    AT_FIRST.repository = Path(sys.argv[1])
+    AT_FIRST.repository, folder, command = Path(sys.argv[1]), Path.cwd(), sys.argv[3:]
     del sys.path[0]  # the folder of this file
+    os.environ.pop("ROOM")
+    variables = {**os.environ}
+    os.chdir("/")  # a test's folder may have a conftest
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where it began as a job in the background
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -452,10 +468,15 @@ def main() -> None:
     assert not [name for name in sys.modules if name.startswith(planted)]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which that usage error left to the plugin
     tempfile.tempdir = None  # each fork has its own
+    os.environ.clear()
+    os.environ.update(variables)
     gc.collect()
     gc.freeze()  # a fork then copies no page for what it never frees
     AT_FIRST.modules = {*sys.modules}
     AT_FIRST.finders, AT_FIRST.hooks, AT_FIRST.filters = [*sys.meta_path], [*sys.path_hooks], [*warnings.filters]
+    if command:
+        row = {"command": command, "environment": variables, "cwd": str(folder), "kept": [], **_of_this_process()}
+        _become(row, [0, 1, 2])
     ended, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)

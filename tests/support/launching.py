@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.support import REPOSITORY, processes, reports
-from tests.support.forked_launches import Forked, Forking, can_fork
+from tests.support.forked_launches import WITH_ROOM, Forked, Forking, behind_a_program, can_fork
 from tests.support.processes import MARK, POLL_S, command_of, free_port
 
 if TYPE_CHECKING:
@@ -88,10 +88,11 @@ class Launch:
             if can_fork(self.command, self.environment, forking=environment(measured=False), repository=REPOSITORY):
                 self._process = forking().fork(self.command, cwd=self.cwd, environment=marked, output=self._file())
                 return self
+            behind = behind_a_program(self.command, self.environment, repository=REPOSITORY)
             self._process = subprocess.Popen(
-                self.command,
+                behind or self.command,
                 cwd=self.cwd,
-                env=marked,
+                env={**marked, **WITH_ROOM} if behind else marked,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

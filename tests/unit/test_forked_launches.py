@@ -15,6 +15,7 @@ from tests.support.launching import PYTEST, TORCHRUN, Launch, Starter, environme
 from tests.support.processes import MARK, free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 __all__ = ["starter"]
@@ -89,11 +90,14 @@ def test_it_sees_what_a_program_sees(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert of_fork == of_program
 
 
-def by_torchrun(starter: Starter, port: int, *arguments: str, ranks: int) -> tuple[Launch, dict[str, Any]]:
-    """A launch through torchrun, and what its pytest or its workers saw, without what each launch has of its own."""
+def by_torchrun(
+    starter: Starter, port: int, *arguments: str, ranks: int, before: Sequence[str] = ()
+) -> tuple[Launch, dict[str, Any]]:
+    """A launch through torchrun, behind another program or none, and what its pytest or its workers saw."""
     for name, text in (("test_seen", SEEN), ("test_look", LOOK)):
         (starter.folder / f"{name}.py").write_text(text, encoding="utf-8")
-    launch = starter.torchrun(*arguments, ranks=ranks, options=("--master-port", str(port)))
+    options = (f"--nproc-per-node={ranks}", f"--master-port={port}", *PYTEST[1:])
+    launch = starter.start([*before, *TORCHRUN, *options, *arguments], name="torchrun")
     assert launch.end() == 0, launch.output
     launch.gone()
     return launch, json.loads((starter.folder / "seen.json").read_text(encoding="utf-8"))
@@ -106,12 +110,15 @@ def without_own(seen: dict[str, Any]) -> dict[str, Any]:
     return {**seen, "environment": kept, "variables": variables, "parent": None}
 
 
-def test_a_rank_sees_what_a_program_sees(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pytest that torchrun starts; it is torchrun's child, in a session of its own."""
+@pytest.mark.parametrize("before", [(), ("env", "ONE=1")])
+def test_a_rank_sees_what_a_program_sees(starter: Starter, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...]) -> None:
+    """A pytest that torchrun starts, which may stand behind another program; it has a session of its own."""
     port = free_port()
-    _, of_fork = by_torchrun(starter, port, "-q", "test_seen.py", ranks=1)
+    fork, of_fork = by_torchrun(starter, port, "-q", "test_seen.py", ranks=1, before=before)
+    assert isinstance(fork._process, Forked) != bool(before)
     monkeypatch.setattr(launching, "can_fork", lambda *_, **__: False)
-    _, of_program = by_torchrun(starter, port, "-q", "test_seen.py", ranks=1)
+    monkeypatch.setattr(launching, "behind_a_program", lambda *_, **__: None)
+    _, of_program = by_torchrun(starter, port, "-q", "test_seen.py", ranks=1, before=before)
     assert of_fork["command"][:3] == ["-u", "-m", "pytest"]
     assert "RANK=0" in of_fork["variables"]
     assert without_own(of_fork) == without_own(of_program)
