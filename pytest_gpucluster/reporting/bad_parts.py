@@ -117,9 +117,10 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
     room = MOST_LINES - len(head) - len(tail)
     writer = _Writer(rows, shown)
     are_few = sum(culprit.place is not None and not culprit.is_absent_node for culprit in culprits) <= MOST_DETAILED
-    forms = ((shown.whole, shown.command), (False, shown.command), (False, ()))
-    detailed = (writer.detailed(entries, whole=whole, command=command) for whole, command in forms if are_few)
-    for body in itertools.chain(detailed, [writer.in_short(entries)]):
+    forms = ((shown.whole, shown.command), (False, shown.command), (False, ())) if are_few else ()
+    detailed = (writer.detailed(entries, whole=whole, command=command) for whole, command in forms)
+    short = (writer.in_short(found) for found in [entries] if 2 * len(found) <= room)
+    for body in itertools.chain(detailed, short):
         if sum(_rows(line.plain, shown.width) for line in body) <= room:
             return [*head, *body, *tail]
     return [*head, *writer.brief(entries), *tail]
@@ -288,7 +289,7 @@ class _Writer:
         self._advices = set()
         lines: list[Text] = []
         for entry in entries:
-            found = self._in_brief(entry) if entry.headline is None else one_line(entry.headline)
+            found = one_line(entry.headline or "") if entry.is_absent else self._in_brief(entry)
             lines += [*self._head(entry), _ended(f"    {found}", "", self._shown.width), *map(Text, self._advice(entry.advice))]
         return lines
 
@@ -431,8 +432,8 @@ class _Writer:
             texts = [f"  {one[0]:<{name}}  {one[1]:<{host}}  {one[2]}" for one in rows]
         else:
             texts = [self._narrowly(entry) for entry in shown]
-        colours = ["yellow" if entry.is_waived else "red" for entry in shown]
-        lines = [_ended(text, colour, self._shown.width) for text, colour in zip(texts, colours, strict=True)]
+        paired = zip(shown, texts, strict=True)
+        lines = [_ended(text, "yellow" if entry.is_waived else "red", self._shown.width) for entry, text in paired]
         if len(entries) > MOST_PARTS:
             lines.append(Text(f"  and {len(entries) - MOST_PARTS} more, in {self._shown.report}", "bold"))
         return lines
@@ -450,22 +451,23 @@ class _Writer:
     def _in_brief(self, entry: BadGroup) -> str:
         """What is bad at one entry, in few words each."""
         names = list(dict.fromkeys(record.criterion for record in entry.records))
+        count = f"{len(names)} bad: " if entry.part and len(entry.records) > 1 else ""
+        if entry.is_absent:
+            return one_line(", ".join(entry.where[1:]))
         if entry.headline is not None:
-            return one_line(", ".join(entry.where[1:]) if entry.is_absent else f"{shortlist(names, most=1)}: {entry.headline}")
+            return one_line(f"{count}{shortlist(names, most=1)}: {entry.headline}")
         measured = [record for record in entry.records if _is_measured(record)]
         is_one = self._is_one_cause(entry, measured)
         found = [sentence_of(measured, self._siblings)] if is_one else [*map(self._briefly, measured)]
         alike = Counter(f"{WORDS[one.outcome]}: {one.cause or one.message}" for one in entry.records if not _is_measured(one))
-        found += [f"{number} {text}" for text, number in alike.items()]
-        return one_line((f"{len(names)} bad: " if entry.part and len(entry.records) > 1 else "") + ", ".join(found))
+        return one_line(count + ", ".join([*found, *(f"{number} {text}" for text, number in alike.items())]))
 
     def _briefly(self, record: Record) -> str:
         """``bf16_tflops -29 %``; without a percentage the criterion with an event reason that no sibling has, or its value."""
         waived = " (waived)" if counted_as(record) == WAIVED else ""
         if record.margin_percent is not None:
             return f"{record.criterion} {record.margin_percent:+.0f} %{waived}"
-        reasons = sorted((_event_reasons(record) or set()) - self._reasons[record.criterion])
-        if reasons:
+        if reasons := sorted((_event_reasons(record) or set()) - self._reasons[record.criterion]):
             return f"{record.criterion} ({', '.join(reasons)}){waived}"
         return f"{record.criterion} {format_number(record.value)}{waived}" if record.value is not None else record.criterion
 

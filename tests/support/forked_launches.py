@@ -258,6 +258,7 @@ class _Beside:
         """Fork it; ``forking``: the environment with which the first Python began. It ends when this process does."""
         self._owner, self._forking, self._lock = os.getpid(), forking, threading.Lock()
         self._line, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.settimeout(2 * ADOPTED_S)
         self._pid = os.fork()
         if self._pid == 0:
             self._line.close()
@@ -321,7 +322,7 @@ class _Beside:
         """Be :func:`os.execv`."""
         words = _words_of(command)
         if words[2] == AGENT and self._can(words, os.environ) and _is_one_thread():
-            self._line.close()
+            os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
             _begin_anew(words)
         self._exec(path, command)
