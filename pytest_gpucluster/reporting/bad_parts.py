@@ -265,7 +265,7 @@ class _Writer:
     def __init__(self, rows: Sequence[Record], shown: Shown) -> None:
         self._shown = shown
         self._texts: set[str] = set()
-        self._advices: set[str] = set()
+        self._above: str | None = None
         self._siblings = GoodPeers(record for record in rows if record.outcome == PASSED)
         self._reasons: dict[str, set[str]] = defaultdict(set)
         for record in rows:
@@ -274,7 +274,7 @@ class _Writer:
 
     def detailed(self, entries: Iterable[BadGroup], *, whole: bool, command: Sequence[str]) -> list[Text]:
         """Several lines for each entry. Without the words of a ``command``, what to do next says "the same command"."""
-        self._texts, self._advices = set(), set()
+        self._texts, self._above = set(), None
         lines: list[Text] = []
         for entry in entries:
             lines += self._head(entry)
@@ -286,7 +286,7 @@ class _Writer:
 
     def in_short(self, entries: Iterable[BadGroup]) -> list[Text]:
         """Which part each entry is, of what is bad as much as a line holds, and what to do."""
-        self._advices = set()
+        self._above = None
         lines: list[Text] = []
         for entry in entries:
             found = one_line(entry.headline or "") if entry.is_absent else self._in_brief(entry)
@@ -330,11 +330,11 @@ class _Writer:
         return [*lines, *self._advice(entry.advice)]
 
     def _advice(self, advice: str | None) -> list[str]:
-        """What to do, in full for the first of several parts that ask for the same."""
+        """What to do, in full for the first of several parts in a row that ask for the same."""
         if advice is None:
             return []
         what, colon, _ = advice.partition(": ")
-        is_known, self._advices = advice in self._advices, {*self._advices, advice}
+        is_known, self._above = advice == self._above, advice
         return wrapped(f"{what}{colon}as above" if is_known else advice, width=self._shown.width, indent="    ")
 
     def _is_one_cause(self, entry: BadGroup, measured: Sequence[Record]) -> bool:

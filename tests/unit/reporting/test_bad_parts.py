@@ -348,6 +348,18 @@ def test_parts_whose_rows_have_no_room(number: int, width: int) -> None:
     assert {entry[-1] for entry in entries[1:]} == {"    gpu, high confidence: as above"}
 
 
+@pytest.mark.parametrize("number", [3, MOST_DETAILED + 1])
+def test_as_above_is_the_advice_just_above(number: int) -> None:
+    """Nobody does to a part what another one needs: after a different advice, the first one is written out again."""
+    advice = ("reset it", "replace it")
+    bad = [failed("bf16_tflops", f"node{at}-gpu0", 498, advice=advice[at % 2]) for at in range(number)]
+    lines = lines_of(fleet(8, 8), bad)
+    assert sum(line.endswith(advice) for line in lines) == number
+    alike = lines_of(fleet(8, 8), [replace(one, advice=advice[0]) for one in bad])
+    assert sum(line.endswith(advice[0]) for line in alike) == 1
+    assert sum(line.endswith(": as above") for line in alike) == number - 1
+
+
 def test_remarks_are_wrapped_and_counted() -> None:
     """Ten of them; all where all is asked for. No line is wider than the screen."""
     passed = [replace(failed("busbw", f"node0-gpu{index}", 500), outcome="passed", reason=None) for index in range(12)]
