@@ -109,9 +109,9 @@ class Criterion:
         Raises:
             MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or it is better
                 than hardware can be (:func:`require_possible`). Or (kind ``noisy``) the siblings disagree, or the limit lies
-                inside the interval of the median after all rounds.
-            CriterionFailedError: outside the limit, and the entry is not advisory. Where others kept the host busy while the
-                value was measured, it is a MeasurementError (kind ``not_idle``) that names them.
+                inside the interval of the median after all rounds. Where others kept the host busy while the value was
+                measured, that and a value outside the limit are errors that name them (kind ``not_idle``).
+            CriterionFailedError: outside the limit, and the entry is not advisory.
         """
         self._require(value, Finding(evidence=evidence or {}, remark=remark))
 
@@ -129,18 +129,11 @@ class Criterion:
         """
         siblings = tuple(among)
         value = finding.judged
-        if value is not None and (not finding.unknown or self._is_outside(value)):
+        if value is not None and (not finding.unknown or _is_outside(value, self.limit)):
             shown = replace(finding, evidence={**({"found": finding.facts} if finding.bad else {}), **finding.evidence})
             self._require(value, shown, blamed=finding.culprits(siblings))
         if finding.unknown:
             raise finding.error(self.place, siblings)
-
-    def _is_outside(self, value: Any) -> bool:
-        """Whether a value, or one of several, is a number outside the limit, whatever else is unknown."""
-        if isinstance(value, Mapping):
-            return any(map(self._is_outside, value.values()))
-        number = getattr(value, "value", value)
-        return isinstance(number, numbers.Real) and not self.limit.holds(number)
 
     def _require(self, value: Any, finding: Finding, *, blamed: tuple[Place, ...] = ()) -> None:
         """Judge one value, or values by place, that belong to a finding; ``blamed``: the places to blame in place of ours."""
@@ -265,11 +258,7 @@ class Criterion:
         if reading.limit.holds(reading.value):
             self._keep(self._record(PASSED, reading, facts))
             return
-        who = reading.disturbed_by or finding.disturbed_by
-        if who is not None and not self._is_advisory:
-            error = _host_not_idle(self, replace(reading, disturbed_by=who), places, facts)
-            self.first_error = self.first_error or error
-            raise error
+        self._refuse_a_busy_host(replace(reading, disturbed_by=reading.disturbed_by or finding.disturbed_by), places, facts)
         names, advice = finding.names, finding.advice
         at = failure_text.Located(blamed or places, names, is_path=not blamed)
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
@@ -294,20 +283,36 @@ class Criterion:
         """Too close to call by the worst reading: neither passed nor failed, and never a coin-flip.
 
         Raises:
-            MeasurementError: kind ``noisy``, if the entry is not advisory.
+            MeasurementError: if the entry is not advisory: kind ``not_idle`` where others kept the host busy, or ``noisy``.
         """
         worst = self._worst(readings)
         reading, places = readings[worst], self._places_of(worst)
-        busy = f"; host not idle: {reading.disturbed_by}" if reading.disturbed_by is not None else ""
+        facts = {**evidence, **reading.evidence}
+        self._refuse_a_busy_host(reading, places, facts)
         message = failure_text.describe_noise(
-            self.threshold, reading.limit, reading.value, places=places, why=f"{reading.doubt}{busy}"
+            self.threshold, reading.limit, reading.value, places=places, why=str(reading.doubt)
         )
         message = f"{message}\n{failure_text.next_step(self.selection(self.place), is_noisy=True)}"
-        facts = {**evidence, **reading.evidence}
         is_final = all(one.is_final for one in readings.values())
         self._keep(self._missed(NOISY, reading, facts, message, is_final=is_final))
         if not self._is_advisory:
             raise MeasurementError(message, kind="noisy")
+
+    def _refuse_a_busy_host(self, reading: _Reading, places: tuple[Place, ...], facts: Mapping[str, Any]) -> None:
+        """Raise who kept the host busy, if others did: what does not hold beside them says nothing of a part."""
+        if reading.disturbed_by is None or self._is_advisory:
+            return
+        what = failure_text.format_miss(reading.limit, reading.value)
+        if reading.doubt is not None:
+            what = f"{failure_text.format_asked(reading.limit, reading.value)}, too close to call: {reading.doubt}"
+        who, advice = reading.disturbed_by, "end what keeps the host busy, or wait for its job"
+        message = failure_text.describe_disturbed(self.threshold, what, places=places, who=who, evidence=facts)
+        step = failure_text.next_step(self.selection(self.place), is_noisy=False, advice=advice)
+        hosts = tuple(dict.fromkeys(place.of_node for place in places))
+        blame = Blame(part="host", cause="host not idle", advice=advice)
+        error = MeasurementError(f"{message}\n{step}", culprits=hosts, kind="not_idle", blame=blame)
+        self.first_error = self.first_error or error
+        raise error
 
     @property
     def _is_advisory(self) -> bool:
@@ -377,18 +382,12 @@ def _coverage_error(criterion: Criterion, values: Mapping[Any, Any]) -> Measurem
     return MeasurementError(f"{key}: a value for {_ids(foreign)}, which is not required {here}")
 
 
-def _host_not_idle(
-    criterion: Criterion, reading: _Reading, places: tuple[Place, ...], facts: Mapping[str, Any]
-) -> MeasurementError:
-    """The error of a value outside its limit that was measured beside the work of others: no fault of its part."""
-    hosts = tuple(dict.fromkeys(place.of_node for place in places))
-    message = failure_text.describe_disturbed(
-        criterion.threshold, reading.limit, reading.value, places=places, who=str(reading.disturbed_by), evidence=facts
-    )
-    advice = "end what keeps the host busy, or wait for its job"
-    step = failure_text.next_step(criterion.selection(criterion.place), is_noisy=False, advice=advice)
-    blame = Blame(part="host", cause="host not idle", advice=advice)
-    return MeasurementError(f"{message}\n{step}", culprits=hosts, kind="not_idle", blame=blame)
+def _is_outside(value: Any, limit: Limit) -> bool:
+    """Whether a value, or one of several, is a number outside the limit, whatever else is unknown."""
+    if isinstance(value, Mapping):
+        return any(_is_outside(one, limit) for one in value.values())
+    number = getattr(value, "value", value)
+    return isinstance(number, numbers.Real) and not limit.holds(number)
 
 
 def _all_miss(samples: Sequence[float], limit: Limit) -> bool:

@@ -160,13 +160,13 @@ def describe_noise(threshold: Threshold, limit: Limit, value: float, *, places: 
     return "\n".join(lines)
 
 
-def describe_disturbed(  # noqa: PLR0913 -- what is wrong, where, by whom
-    threshold: Threshold, limit: Limit, value: float, *, places: Sequence[Place], who: str, evidence: Mapping[str, Any]
+def describe_disturbed(
+    threshold: Threshold, what: str, *, places: Sequence[Place], who: str, evidence: Mapping[str, Any]
 ) -> str:
-    """The text of a value outside its limit that was measured while others kept the host busy. Without :func:`next_step`."""
+    """The text of a value that does not hold, ``what``, measured while others kept the host busy. Without :func:`next_step`."""
     hosts = ", ".join(dict.fromkeys(place.of_node.named for place in places)) or "the cluster"
     lines = [
-        f"host not idle: {who} on {hosts}; {threshold.key} at {Located(places).text}: {format_miss(limit, value)}",
+        f"host not idle: {who} on {hosts}; {threshold.key} at {Located(places).text}: {what}",
         f"  what was measured beside that is no value of this part ({where_written(threshold)})",
         *(f"  {place.label}" for place in places),
     ]
