@@ -214,7 +214,8 @@ def require_writable(file: Path) -> None:
         else:
             _try_to_make(file)
     except OSError as error:
-        raise ConfigurationError(f"the report {file} cannot be written: {error.strerror}") from None
+        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror  # FileExistsError: of its folder
+        raise ConfigurationError(f"the report {file} cannot be written: {why}") from None
 
 
 def _try_to_make(file: Path) -> None:

@@ -193,6 +193,14 @@ def test_a_disk_is_refused(tmp_path: Path) -> None:
     assert stat.S_ISBLK(disk.lstat().st_mode)
 
 
+@pytest.mark.parametrize("below", ["report.xml", "deeper/report.xml"])
+def test_a_report_below_a_file_says_so(tmp_path: Path, below: str) -> None:
+    """Not "File exists": that reads as if the report itself stood there."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"report\.xml cannot be written: Not a directory"):
+        require_writable(tmp_path / "file" / below)
+
+
 def test_a_plain_file_is_replaced(tmp_path: Path) -> None:
     """The healthy twin: nothing there, then an older report."""
     file = tmp_path / "folder" / "junit.xml"
