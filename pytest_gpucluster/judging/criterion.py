@@ -302,9 +302,9 @@ class Criterion:
         """Raise who kept the host busy, if others did: what does not hold beside them says nothing of a part."""
         if reading.disturbed_by is None or self._is_advisory:
             return
-        what = failure_text.format_miss(reading.limit, reading.value)
-        if reading.doubt is not None:
-            what = f"{failure_text.format_asked(reading.limit, reading.value)}, too close to call: {reading.doubt}"
+        say = failure_text.format_miss if reading.doubt is None else failure_text.format_asked
+        what = say(reading.limit, reading.value)
+        facts = facts if reading.doubt is None else {**facts, "too close to call": reading.doubt}
         who, advice = reading.disturbed_by, "end what keeps the host busy, or wait for its job"
         message = failure_text.describe_disturbed(self.threshold, what, places=places, who=who, evidence=facts)
         step = failure_text.next_step(self.selection(self.place), is_noisy=False, advice=advice)
