@@ -151,7 +151,7 @@ class Criterion:
         elif gap is not None:
             raise gap
         else:
-            self._leave_open(doubtful, finding.evidence)
+            self._leave_open(doubtful, finding)
 
     # The values, and whether they are whole.
 
@@ -258,7 +258,8 @@ class Criterion:
         if reading.limit.holds(reading.value):
             self._keep(self._record(PASSED, reading, facts))
             return
-        self._refuse_a_busy_host(replace(reading, disturbed_by=reading.disturbed_by or finding.disturbed_by), places, facts)
+        who = reading.disturbed_by or finding.disturbed_by
+        self._refuse_host(who, reading, places, facts)
         names, advice = finding.names, finding.advice
         at = failure_text.Located(blamed or places, names, is_path=not blamed)
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
@@ -279,7 +280,7 @@ class Criterion:
         if not self._is_advisory:
             raise CriterionFailedError(message)
 
-    def _leave_open(self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any]) -> None:
+    def _leave_open(self, readings: Mapping[Any, _Reading], finding: Finding) -> None:
         """Too close to call by the worst reading: neither passed nor failed, and never a coin-flip.
 
         Raises:
@@ -287,25 +288,24 @@ class Criterion:
         """
         worst = self._worst(readings)
         reading, places = readings[worst], self._places_of(worst)
-        facts = {**evidence, **reading.evidence}
-        self._refuse_a_busy_host(reading, places, facts)
-        message = failure_text.describe_noise(
-            self.threshold, reading.limit, reading.value, places=places, why=str(reading.doubt)
-        )
+        facts, who = {**finding.evidence, **reading.evidence}, reading.disturbed_by or finding.disturbed_by
+        self._refuse_host(who, reading, places, facts)
+        why = f"{reading.doubt}; host not idle: {who}" if who is not None else str(reading.doubt)
+        message = failure_text.describe_noise(self.threshold, reading.limit, reading.value, places=places, why=why)
         message = f"{message}\n{failure_text.next_step(self.selection(self.place), is_noisy=True)}"
         is_final = all(one.is_final for one in readings.values())
         self._keep(self._missed(NOISY, reading, facts, message, is_final=is_final))
         if not self._is_advisory:
             raise MeasurementError(message, kind="noisy")
 
-    def _refuse_a_busy_host(self, reading: _Reading, places: tuple[Place, ...], facts: Mapping[str, Any]) -> None:
+    def _refuse_host(self, who: str | None, reading: _Reading, places: tuple[Place, ...], facts: Mapping[str, Any]) -> None:
         """Raise who kept the host busy, if others did: what does not hold beside them says nothing of a part."""
-        if reading.disturbed_by is None or self._is_advisory:
+        if who is None or self._is_advisory:
             return
         say = failure_text.format_miss if reading.doubt is None else failure_text.format_asked
         what = say(reading.limit, reading.value)
         facts = facts if reading.doubt is None else {**facts, "too close to call": reading.doubt}
-        who, advice = reading.disturbed_by, "end what keeps the host busy, or wait for its job"
+        advice = "end what keeps the host busy, or wait for its job"
         message = failure_text.describe_disturbed(self.threshold, what, places=places, who=who, evidence=facts)
         step = failure_text.next_step(self.selection(self.place), is_noisy=False, advice=advice)
         hosts = tuple(dict.fromkeys(place.of_node for place in places))

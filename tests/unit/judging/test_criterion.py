@@ -490,11 +490,21 @@ def test_an_undecided_value_on_an_idle_host_stays_too_close_to_call() -> None:
 
 
 def test_an_undecided_advisory_value_beside_the_work_of_others_stays_a_remark() -> None:
-    """It holds nobody back."""
+    """It holds nobody back, and says who was there."""
     judge = criterion(noise=0.08, severity="advisory")
     judge.require(undecided(WHO))
     assert judge.judged is not None
     assert judge.judged.outcome == "passed"
+    assert f"; host not idle: {WHO}" in str(judge.judged.reason)
+
+
+def test_siblings_that_disagree_beside_the_work_of_others_name_them() -> None:
+    """What a finding says of the host counts for a comparison that is too close to call, too."""
+    judge = criterion(kind="max", value=6)
+    with pytest.raises(MeasurementError) as caught:
+        judge.judge(Finding(value=compared(7.0, doubt="the siblings disagree"), disturbed_by=WHO))
+    assert str(caught.value).startswith(f"host not idle: {WHO} on ")
+    assert (caught.value.kind, caught.value.blames) == ("not_idle", "host")
 
 
 def test_a_comparison_beside_the_work_of_others_is_no_failure() -> None:
