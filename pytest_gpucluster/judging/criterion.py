@@ -259,7 +259,7 @@ class Criterion:
             self._keep(self._record(PASSED, reading, facts))
             return
         who = reading.disturbed_by or finding.disturbed_by
-        self._refuse_host(who, reading, places, facts)
+        self._raise_not_idle(who, reading, places, facts)
         names, advice = finding.names, finding.advice
         at = failure_text.Located(blamed or places, names, is_path=not blamed)
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
@@ -289,7 +289,7 @@ class Criterion:
         worst = self._worst(readings)
         reading, places = readings[worst], self._places_of(worst)
         facts, who = {**finding.evidence, **reading.evidence}, reading.disturbed_by or finding.disturbed_by
-        self._refuse_host(who, reading, places, facts)
+        self._raise_not_idle(who, reading, places, facts)
         why = f"{reading.doubt}; host not idle: {who}" if who is not None else str(reading.doubt)
         message = failure_text.describe_noise(self.threshold, reading.limit, reading.value, places=places, why=why)
         message = f"{message}\n{failure_text.next_step(self.selection(self.place), is_noisy=True)}"
@@ -298,7 +298,7 @@ class Criterion:
         if not self._is_advisory:
             raise MeasurementError(message, kind="noisy")
 
-    def _refuse_host(self, who: str | None, reading: _Reading, places: tuple[Place, ...], facts: Mapping[str, Any]) -> None:
+    def _raise_not_idle(self, who: str | None, reading: _Reading, places: tuple[Place, ...], facts: Mapping[str, Any]) -> None:
         """Raise who kept the host busy, if others did: what does not hold beside them says nothing of a part."""
         if who is None or self._is_advisory:
             return

@@ -48,8 +48,8 @@ class Finding:
         among: the nodes that share the bad part, if it is a part of none of them, such as a leaf switch. Places in ``bad`` are
             then bad by themselves as well, and both are culprits.
         behind: by the name of such a bad part, the nodes of ``among`` that share it: each part is a culprit.
-        disturbed_by: who else kept the host busy while ``value`` was measured: outside its limit, it is then an error and no
-            failure of the part.
+        disturbed_by: who else kept the host busy while ``value`` was measured: outside its limit, or too close to
+            call, it is then an error and no failure of the part.
     """
 
     bad: Facts = field(default_factory=dict)
