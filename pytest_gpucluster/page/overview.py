@@ -151,8 +151,8 @@ def _facts(run: RunDocument) -> tuple[tuple[str, str], ...]:
         "Found": f"{counted(len(found_nodes), 'node')}, {counted(len(found_gpus), noun)}"
         + _short_of(nodes, gpus, len(found_gpus)),
         "Hosts": hostlist(hosts) or None,
-        "Started": ran.get("started"),
-        "Ended": ran.get("ended") if ran.get("ended") or not ran else "did not end",
+        "Started": str(ran.get("started") or "").replace("T", " "),  # a line of a narrow column breaks there
+        "Ended": str(ran.get("ended") or ("did not end" if ran else "")).replace("T", " "),
         "Duration": duration(float(seconds)) if isinstance(seconds, (int, float)) else None,
         "Run by": ran.get("user"),
         "Started on": ran.get("host"),
