@@ -63,7 +63,7 @@ class Terminal:
         places = session.state.places()
         self.screen.print(criteria_table(records, places, subjects=self._subjects, layout=self._layout))
         self.screen.print(self._printed(describe_bad_parts(records, self._shown(places))))
-        self.screen.print(advisory_lines(records, width=self.screen.width))
+        self.screen.print(advisory_lines(records, places, width=self.screen.width))
         self.screen.print(remark_lines(records, width=self.screen.width, is_whole=self.screen.verbosity > 0))
         changed = session.setup.changed_entries
         if changed:

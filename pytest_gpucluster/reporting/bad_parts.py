@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.text import Text
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.culprits import HARDWARE, Culprit, describe_remarks, find_culprits
-from pytest_gpucluster.judging.failure_text import format_number, show_evidence, unit_beside
+from pytest_gpucluster.judging.failure_text import format_miss, format_number, show_evidence, unit_beside
 from pytest_gpucluster.judging.plan import Key
 from pytest_gpucluster.judging.selection import ONLY, Selector, identity_of
 from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, UNMEASURED, WAIVED, WORDS, Record, counted_as
@@ -126,17 +127,29 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
     return [*head, *writer.brief(entries), *tail]
 
 
-def advisory_lines(records: Iterable[Record], *, width: int) -> list[str]:
-    """A line for each advisory limit that was missed, at most 10: where, the value, what was found; no raw data."""
-    missed = [record for record in records if record.advisory]
-    lines: list[str] = []
-    for record in missed[:MOST_ADVISORY]:
-        text = f"advisory: {first_line(record.reason or record.outcome).replace(' count', '')}"
-        found = {name: value for name, value in record.evidence.items() if not isinstance(value, dict)}
-        text += f"; {cut_list(show_evidence(found), width)}" if found else ""
-        lines += wrapped(text, width=width, indent="")
+def advisory_lines(records: Iterable[Record], places: Mapping[str, Place], *, width: int) -> list[str]:
+    """A line for each advisory limit that was missed, at most 10: where, the value, what was found; no raw data.
+
+    What a part misses by itself that BAD PARTS shows with its evidence has one line, with values alone.
+    """
+    rows = list(records)
+    missed = [record for record in rows if record.advisory]
+    bad = {record.culprits for record in rows if record.outcome == FAILED}
+    texts = grouped(_advisory(record, places, bad, width) for record in missed[:MOST_ADVISORY])
+    shown = [f"advisory: {start}{'; '.join(values)}" for start, values in texts.items()]
+    lines = [line for text in shown for line in wrapped(text, width=width, indent="")]
     more = len(missed) - MOST_ADVISORY
     return [*lines, *([f"and {more} more advisory misses, in results.json"] if more > 0 else [])]
+
+
+def _advisory(record: Record, places: Mapping[str, Place], bad: Container[tuple[str, ...]], width: int) -> tuple[str, str]:
+    """How the line of an advisory miss starts, and what stands there of it. ``bad``: the culprits of what failed."""
+    limit, value, name = record.limit, record.value, record.place or ""
+    if limit and value is not None and not allows_nothing(limit) and record.culprits == (name,) and record.culprits in bad:
+        return f"{places[name].on_host} ({name}): ", f"{record.criterion} {format_miss(limit, value)}"
+    found = {name: value for name, value in record.evidence.items() if not isinstance(value, dict)}
+    text = first_line(record.reason or record.outcome).replace(" count", "")
+    return (f"{text}; ", cut_list(show_evidence(found), width)) if found else (text, "")
 
 
 def remark_lines(records: Iterable[Record], *, width: int, is_whole: bool) -> list[str]:
@@ -182,11 +195,9 @@ def _tail(rows: Sequence[Record], culprits: Sequence[Culprit], shown: Shown) -> 
         return []
     lines: list[str] = []
     if not any(culprit.is_systemic for culprit in culprits):
-        hosts = table.good_hosts(rows, culprits, shown.places)
-        lines += table.good_lines(hosts, shown.places, width=shown.width)
+        lines += table.good_lines(table.good_hosts(rows, culprits, shown.places), shown.places, width=shown.width)
     if shown.drain_reason is not None:
-        hosts = table.hosts_to_drain(culprits, shown.places)
-        lines += table.drain_lines(hosts, shown.drain_reason, width=shown.width)
+        lines += table.drain_lines(table.hosts_to_drain(culprits, shown.places), shown.drain_reason, width=shown.width)
     return [Text(line) for line in lines]
 
 
@@ -210,12 +221,7 @@ def _blamed(culprits: Sequence[Culprit], places: Mapping[str, Place]) -> list[Ba
 def _entry(culprit: Culprit, name: str, where: tuple[str, ...]) -> BadGroup:
     advice = f"{culprit.kind}, {culprit.confidence} confidence: {culprit.advice}"
     return BadGroup(
-        name=name,
-        where=where,
-        records=culprit.records,
-        headline=culprit.headline,
-        advice=advice,
-        keys=culprit.keys,
+        name=name, where=where, records=culprit.records, headline=culprit.headline, advice=advice, keys=culprit.keys
     )
 
 
@@ -277,11 +283,10 @@ class _Writer:
         self._texts, self._above = set(), None
         lines: list[Text] = []
         for entry in entries:
-            lines += self._head(entry)
-            lines += [Text(text) for text in self._body(entry, whole=whole, is_short=not command)]
+            texts = self._body(entry, whole=whole, is_short=not command)
             if entry.keys:
-                again = table.again(self._again(entry), command, width=self._shown.width, indent="      ")
-                lines += [Text(text) for text in again]
+                texts += table.again(self._again(entry), command, width=self._shown.width, indent="      ")
+            lines += [*self._head(entry), *map(Text, texts)]
         return lines
 
     def in_short(self, entries: Iterable[BadGroup]) -> list[Text]:
@@ -297,6 +302,8 @@ class _Writer:
         colour, width = "yellow" if entry.is_waived else "red", self._shown.width
         below = len(entry.name) + 4 if len(entry.name) <= min(WIDEST_NAME, width // 3) else 6
         head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * below)
+        if entry.part and entry.part.serial and head[-1].strip() == entry.part.uuid:
+            head.pop()  # the serial number is enough
         return [Text(text, f"bold {colour}") for text in head]
 
     def _again(self, entry: BadGroup) -> list[str]:
@@ -304,10 +311,8 @@ class _Writer:
         tests, part, room = self._shown.tests, entry.part, self._shown.width - INDENT_OF_COMMAND
         at_part = [] if part is None else [key for key in entry.keys if key[1] == part.id]
         name = None if part is None else identity_of(part)
-        for arguments in (tests.arguments(entry.keys, part), tests.arguments(at_part, part), [ONLY, name] if name else []):
-            if arguments and max(map(len, map(quoted, arguments))) <= room:
-                return arguments
-        return []
+        choices = (tests.arguments(entry.keys, part), tests.arguments(at_part, part), [ONLY, name] if name else [])
+        return next((one for one in choices if one and max(map(len, map(quoted, one))) <= room), [])
 
     def _body(self, entry: BadGroup, *, whole: bool, is_short: bool) -> list[str]:
         width = self._shown.width

@@ -278,7 +278,8 @@ def test_corruption_and_slow_links(corrupt: FinishedRun, criterion: str, outcome
     """Each fails (or says why it was not measured) with its evidence, at its place; the advisory ones remark."""
     assert tuple(corrupt.outcomes(criterion).values()) == outcomes
     if told is None:
-        advisory = [line for line in corrupt.stdout.splitlines() if line.startswith(f"advisory: {criterion} at ")]
+        said = (line for line in corrupt.stdout.splitlines() if line.startswith("advisory: "))
+        advisory = [line for line in said if f" {criterion} " in line]
         named = " cpu 1 (node0-cpu1): " if criterion == "launch_latency" else " (node0): "  # of a host all links are slow
         assert any(named in line for line in advisory), advisory
     else:

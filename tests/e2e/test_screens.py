@@ -113,6 +113,19 @@ def test_a_terminal_of_80_columns(without: dict[str, str], words: list[str], mos
     assert sum(max(1, -(-len(line) // 80)) for line in shown) <= most_rows, shown
 
 
+FIVE_BAD = "node0:absent", "node1-gpu3:slow", "node2-gpu6:hbm", "node3:cable", "node4-gpu1:ecc", "node5-gpu4:pcie"
+
+
+def test_five_bad_parts_and_an_absent_node_fit_80_rows(tmp_path: Path) -> None:
+    """Of 100 columns, from the report on: 7 nodes take as many as 128, since only the numbers differ."""
+    lines = demo(tmp_path, "demo", "--fleet", "7x8", *(word for one in FIVE_BAD for word in ("--bad", one)), COLUMNS="100")
+    end = lines.rstrip().partition("= gpucluster =")[2].splitlines()
+    shown = ["  reports in" if line.startswith("  reports in ") else line for line in end]  # of a path of any length
+    assert sum(max(1, -(-len(line) // 100)) for line in shown) <= 80, shown
+    parts = {line.split()[0] for line in shown if line.startswith("  gpu-node-")}
+    assert parts == {f"gpu-node-{number}" for number in (1, 2, 3, 4, 5)}
+
+
 SKEW = r"clock_skew[&#160;s]+[\d.]+&#160;node\d+[&#160;]*"  # of this machine's clock: the only value that is measured
 SECONDS = re.compile(rf"{SKEW}|\d+\.\d+&#160;s|\d+\.\d+s|\(?\d*:\d+:?\d*\)?|=+|textLength=\"[\d.]+\"|x=\"[\d.]+\"")
 

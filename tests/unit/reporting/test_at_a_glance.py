@@ -242,7 +242,49 @@ def test_an_advisory_miss_is_one_finding() -> None:
     """Its value and what was found, without the raw variables of the host."""
     evidence = {"found": ["NCCL_NVLS_ENABLE=0: switches NVLink SHARP off; unset it"], "variables": {"CUDA_HOME": "/usr"}}
     miss = failed("environment_hints", "node0", 1, limit=Limit(kind="max", value=0, unit="count"), evidence=evidence)
-    lines = advisory_lines([replace(miss, outcome="passed", advisory=True)], width=120)
+    lines = advisory_lines([replace(miss, outcome="passed", advisory=True)], fleet(1, 1), width=120)
     assert " ".join(" ".join(lines).split()) == (
         "advisory: environment_hints at node0: 1, above 0; found NCCL_NVLS_ENABLE=0: switches NVLink SHARP off; unset it"
     )
+
+
+def missed(criterion: str, value: float, **changes: Any) -> Record:
+    """An advisory limit that ``node0-gpu4`` misses by itself, with what was found there."""
+    facts = {"limit": Limit(kind="above", value=30, unit="GB/s"), "evidence": {"NUMA node": 1}, **changes}
+    return replace(failed(criterion, "node0-gpu4", value, **facts), outcome="passed", advisory=True)
+
+
+TO_GPU, FROM_GPU = missed("host_to_device_all", 23.54), missed("device_to_host_all", 18.67)
+BAD_LINK = failed("host_to_device", "node0-gpu4", 26.7)
+OF_A_BAD_PART = (
+    "advisory: gpu-node-0 gpu 4 (node0-gpu4): host_to_device_all 23.54 GB/s, not above 30 GB/s;",
+    "  device_to_host_all 18.67 GB/s, not above 30 GB/s",
+)
+
+
+def test_the_advisory_misses_of_a_bad_part_are_one_finding() -> None:
+    """Of a part that BAD PARTS shows with its evidence, the values are enough."""
+    others = failed("host_to_device", "node0-gpu3", 26.7)
+    assert advisory_lines([TO_GPU, others, BAD_LINK, FROM_GPU], fleet(1, 8), width=100) == [*OF_A_BAD_PART]
+
+
+@pytest.mark.parametrize(
+    ("miss", "bad"),
+    [
+        pytest.param(TO_GPU, failed("host_to_device", "node0-gpu3", 26.7), id="no bad part"),
+        pytest.param(TO_GPU, failed("host_to_device", "node0-gpu4", 26.7, culprits=("node0",)), id="another part is to blame"),
+        pytest.param(
+            missed("mig", 1, limit=Limit(kind="max", value=0, unit="count")), BAD_LINK, id="what was found is the value"
+        ),
+        pytest.param(missed("slow_pair", 9, culprits=("node0-gpu4", "node0-gpu5")), BAD_LINK, id="between two parts"),
+        pytest.param(missed("launch", 29, culprits=(), reason="launch: too close to call"), BAD_LINK, id="too close to call"),
+        pytest.param(missed("host", 9, culprits=("node0",)), BAD_LINK, id="the host is to blame"),
+    ],
+)
+def test_another_advisory_miss_keeps_what_was_found(miss: Record, bad: Record) -> None:
+    """Also beside those of a bad part."""
+    lines = advisory_lines([miss, bad], fleet(1, 8), width=200)
+    assert lines == [f"advisory: {str(miss.reason).replace(' count', '')}; NUMA node 1"]
+    beside = advisory_lines([miss, bad, FROM_GPU, BAD_LINK], fleet(1, 8), width=200)
+    assert len([line for line in beside if line.startswith("advisory: gpu-node-0 gpu 4 (node0-gpu4): ")]) == 1
+    assert set(lines).issubset(beside) == (miss is not TO_GPU)

@@ -82,6 +82,24 @@ def test_board_of_a_bad_gpu() -> None:
     assert "part 692" not in " ".join(lines_of(places, bad))
 
 
+@pytest.mark.parametrize(
+    ("serial", "width", "heads"), [(True, 200, 1), (True, 100, 1), (True, 60, 2), (False, 100, 1), (False, 40, 4)]
+)
+def test_the_uuid_of_a_bad_gpu_takes_no_line_beside_its_serial_number(serial: bool, width: int, heads: int) -> None:  # noqa: FBT001
+    """It stands at the end of a line that has room, and where nothing else tells the GPU from others."""
+    places, bad = one_bad()
+    gpu = replace(places["node0-gpu3"], board={"module": "4"})
+    known = {**places, "node0-gpu3": gpu if serial else replace(gpu, serial=None)}
+    lines = lines_of(known, bad, width=width, command=())
+    first = next(number for number, line in enumerate(lines) if line.startswith("  gpu-node-0"))
+    head = lines[first : next(number for number, line in enumerate(lines) if line.startswith("    bf16_tflops"))]
+    words = " ".join(head).split()
+    assert len(head) == heads
+    assert {"gpu-node-0", "node0-gpu3", "00000000:4b:00.0", "4"} <= {*words}
+    assert (str(gpu.serial) in words) == serial
+    assert (gpu.uuid in words) == (width == 200 or not serial)
+
+
 def slow(number: int, step: int = 1) -> tuple[Any, list[Record]]:
     """So many slow GPUs of 512."""
     places = fleet(64, 8)
@@ -342,7 +360,7 @@ def test_parts_whose_rows_have_no_room(number: int, width: int) -> None:
     assert len(starts) == number
     assert max(map(len, lines)) <= width
     entries = [lines[begin:end] for begin, end in itertools.pairwise(starts)]
-    assert {len(entry) for entry in entries[1:]} == {4 if width == 80 else 3}
+    assert {len(entry) for entry in entries[1:]} == {3}
     assert all("slot 3" in " ".join(entry) for entry in entries)
     assert all(entry[-2].startswith("    6 bad: other_rate_0 -29 %, other_rate_1") for entry in entries[1:])
     assert {entry[-1] for entry in entries[1:]} == {"    gpu, high confidence: as above"}
