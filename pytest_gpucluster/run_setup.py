@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pytest_gpucluster.config.host_list import expected_hosts
+from pytest_gpucluster.config.host_list import expected_hosts, is_same_host
 from pytest_gpucluster.config.process import require_open_files
 from pytest_gpucluster.config.settings import DEADLINES_S, Expect, Settings, reaches
 from pytest_gpucluster.config.torchrun import Launch
@@ -175,7 +175,7 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
     profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
     criteria = thresholds.criteria(profile)
     inventory = _expected(settings, thresholds, profile, _shown(launch, detected))
-    inventory = replace(_with_hosts(inventory, settings.results_dir), slurm_job=_slurm_job(os.environ))
+    inventory = replace(_with_hosts(inventory, settings), slurm_job=_slurm_job(os.environ))
     _require_gpus(profile, launch, detected)
     setup = RunSetup(
         settings=settings,
@@ -260,14 +260,20 @@ def _expected(settings: Settings, thresholds: ThresholdsFile, profile: Profile, 
     )
 
 
-def _with_hosts(inventory: Inventory, results_dir: Path) -> Inventory:
-    """The inventory with the expected hosts: of the launcher's list, of Slurm's, else of an earlier run with these results."""
-    own = own_hostname()
-    hosts = expected_hosts(os.environ, num_nodes=inventory.num_nodes, own=own)
-    if hosts or inventory.num_nodes == 1:
+def _with_hosts(inventory: Inventory, settings: Settings) -> Inventory:
+    """The inventory with the expected hosts: of the launcher's list, of Slurm's, else of an earlier run with these results.
+
+    A run that may go on keeps its numbers: the same hosts in another order are in that of the earlier run.
+    """
+    own, nodes = own_hostname(), inventory.num_nodes
+    hosts = expected_hosts(os.environ, num_nodes=nodes, own=own)
+    if nodes == 1 or (hosts and settings.resume == "never"):
         return replace(inventory, hosts=hosts)
-    remembered = remembered_hosts(results_dir, num_nodes=inventory.num_nodes, own=own)
-    return replace(inventory, hosts=remembered, hosts_are_remembered=bool(remembered))
+    remembered = remembered_hosts(settings.results_dir, num_nodes=nodes, own=own)
+    if not hosts:
+        return replace(inventory, hosts=remembered, hosts_are_remembered=bool(remembered))
+    in_order = [host for before in remembered for host in hosts if is_same_host(host, before)]
+    return replace(inventory, hosts=tuple(in_order) if sorted(in_order) == sorted(hosts) else hosts)
 
 
 def _slurm_job(variables: Mapping[str, str]) -> str | None:

@@ -17,7 +17,7 @@ from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.config.torchrun import Launch, read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.reporting.unfinished_run import read_unfinished_run
-from pytest_gpucluster.text import counted, visible
+from pytest_gpucluster.text import visible
 
 REFUSED = 4
 """The exit code of pytest for wrong usage: whoever resumes by pytest's options gets the same."""
@@ -76,11 +76,10 @@ def command(results: Path, more: Sequence[str], *, launch: Launch | None) -> tup
         return [sys.executable, *pytest], Path(found.folder)
     shape = (f"--nnodes={found.torchrun.nodes}", f"--nproc-per-node={found.torchrun.ranks}")
     if found.torchrun.nodes > 1:
-        again = shlex.join(["-m", "pytest_gpucluster.cli", "resume", str(results)])
+        again = shlex.join([*found.arguments, *more, f"--gpucluster-results={results}"])
         raise ConfigurationError(
-            f"the run in {results} was started by torchrun on {counted(found.torchrun.nodes, 'node')}; "
-            "enter this on each node, with its "
-            f"own R: torchrun {' '.join(shape)} --node-rank=R --master-addr=HOST {again}"
+            f"the run in {results} was on {found.torchrun.nodes} nodes; enter this on each, in {found.folder}, with its own R: "
+            f"gpucluster launch --run {' '.join(shape)} --node-rank=R --master-addr=HOST -- {again}"
         )
     return [sys.executable, "-m", "pytest_gpucluster.commands.torchrun", "--standalone", *shape, *pytest], Path(found.folder)
 

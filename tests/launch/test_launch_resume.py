@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
+import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ from tests.support.reports import RESULTS
 from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.launching import Launch, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
@@ -41,6 +45,7 @@ SUITE = """\
     def test_third(cluster, criterion):
         criterion.require(len(cluster.run(pid, per="gpu")))
     """
+GPUCLUSTER = (sys.executable, "-m", "pytest_gpucluster.cli")
 HOSTS = ("host10", "host9")
 EVERY = {"node0-cpu0", "node1-cpu0"}
 
@@ -69,13 +74,28 @@ def begin(starter: Starter) -> list[Launch]:
     return launches
 
 
-def go_on(starter: Starter, *hosts: str) -> list[Launch]:
-    """``gpucluster resume`` under two torchruns on these hosts."""
+def by_torchrun(_: Starter) -> list[str]:
+    """The words that go on with a run under torchrun, ``R`` for a node's number."""
+    shape = (f"--master-port={free_port()}", "--nnodes=2", "--nproc-per-node=1", "--node-rank=R", "--master-addr=127.0.0.1")
+    return [*TORCHRUN, *shape, "-m", "pytest_gpucluster.cli", "resume", RESULTS]
+
+
+def as_shown(starter: Starter) -> list[str]:
+    """The words that ``gpucluster resume`` shows where nobody started it under torchrun."""
+    resume = (*GPUCLUSTER, "resume", RESULTS)
+    refused = subprocess.run(resume, cwd=starter.folder, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode == 4, refused.stderr
+    _, _, line = refused.stderr.partition("with its own R: gpucluster launch ")
+    words = shlex.split(line.replace("=HOST", "=127.0.0.1"))
+    return [*GPUCLUSTER, "launch", f"--master-port={free_port()}", *words]
+
+
+def go_on(starter: Starter, *hosts: str, line: Callable[[Starter], list[str]] = by_torchrun) -> list[Launch]:
+    """The unfinished run goes on, on these hosts."""
+    words = line(starter)
     (starter.folder / "wait").unlink(missing_ok=True)
-    shape = (f"--master-port={free_port()}", "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1")
-    again = ("-m", "pytest_gpucluster.cli", "resume", RESULTS)
     launches = [
-        starter.start([*prefix, *TORCHRUN, *shape, f"--node-rank={node}", *again], name=f"again{node}")
+        starter.start([*prefix, *(word.replace("=R", f"={node}") for word in words)], name=f"again{node}")
         for node, prefix in enumerate(prefixes(*hosts))
     ]
     for launch in launches:
@@ -120,7 +140,7 @@ def test_after_a_node_was_lost(starter: Starter) -> None:
     begun[0].end()
     begun[0].gone()
     assert begun[0].results()["verdict"] == "INCOMPLETE"
-    ended = go_on(starter, *HOSTS)
+    ended = go_on(starter, *HOSTS, line=as_shown)
     results = ended[0].results()
     assert results["verdict"] == "REHEARSED", ended[0].output
     assert rows(results)["second", "node0-cpu0"] == ("passed", 2), "of the host9 that was lost"

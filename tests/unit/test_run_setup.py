@@ -197,6 +197,29 @@ def test_the_hosts_of_an_earlier_run_are_remembered(tmp_path: Path, monkeypatch:
     assert run_setup.prepare(one, None, start=tmp_path).inventory.hosts == ()
 
 
+@pytest.mark.parametrize(
+    ("given", "resume", "hosts"),
+    [
+        ("n2,n1", "always", ("n1", "n2")),
+        ("n2,n1", "unfinished", ("n1", "n2")),
+        ("n2.site,n1.site", "always", ("n1.site", "n2.site")),
+        ("n2,n1", "never", ("n2", "n1")),
+        ("n2,n3", "always", ("n2", "n3")),
+        ("n2", "always", ("n2",)),
+    ],
+)
+def test_a_run_that_goes_on_keeps_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, resume: Any, hosts: tuple[str, ...]
+) -> None:
+    """A launcher lists hosts in the order of its ranks; torchrun by hand, which began the run, had numbered them otherwise."""
+    monkeypatch.setattr("socket.gethostname", lambda: "n2")
+    monkeypatch.setenv("GPUCLUSTER_HOSTS", given)
+    journal(tmp_path / "gpucluster-results", ["n1", "n2"])
+    two = replace(settings(tmp_path, profile="rehearsal", expect="nodes=2,gpus_per_node=2"), resume=resume)
+    found = run_setup.prepare(two, None, start=tmp_path).inventory
+    assert (found.hosts, found.hosts_are_remembered) == (hosts, False)
+
+
 def test_an_audit_accepts_nothing_and_opens_no_gpu(tmp_path: Path) -> None:
     """Its objection stands before anything runs, its workers are CPU workers, and what may use a GPU is refused by name."""
     setup = run_setup.prepare(settings(tmp_path, profile="rehearsal", inline=True, audit=True), None, start=tmp_path)

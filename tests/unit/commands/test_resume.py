@@ -58,10 +58,14 @@ def test_one_node_of_torchrun(tmp_path: Path) -> None:
 
 
 def test_several_nodes_of_torchrun(tmp_path: Path) -> None:
-    """They are started by their own torchruns: the line for them is shown. Under torchrun the run goes on."""
+    """They need a launcher each: the line for them is shown. Under torchrun the run goes on."""
     results = begun(tmp_path, torchrun={"nodes": 2, "ranks": 8})
-    with pytest.raises(ConfigurationError, match="torchrun --nnodes=2 --nproc-per-node=8 --node-rank=R"):
-        command(results, [], launch=None)
+    line = (
+        rf"in {tmp_path}, with its own R: gpucluster launch --run --nnodes=2 --nproc-per-node=8 --node-rank=R "
+        rf"--master-addr=HOST -- tests_acceptance -k hbm -v --gpucluster-results={results}$"
+    )
+    with pytest.raises(ConfigurationError, match=line):
+        command(results, ["-v"], launch=None)
     assert command(results, [], launch=replace(RANK_1, rank=0))[0][1:3] == ["-m", "pytest"]
 
 
