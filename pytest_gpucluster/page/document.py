@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ TABLES = ("criteria", "values", "culprits", "hardware", "places", "limits")
 NODE = re.compile(r"node(\d+)\Z")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunDocument:
     """One run as its results.json tells it.
 
@@ -50,7 +50,7 @@ class RunDocument:
     culprits: tuple[Mapping[str, Any], ...]
     content: bytes
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The SHA-256 of the file."""
         return hashlib.sha256(self.content).hexdigest()
@@ -60,7 +60,7 @@ class RunDocument:
         """The verdict in one word."""
         return str(self.facts["verdict"])
 
-    @property
+    @cached_property
     def by_criterion(self) -> dict[str, list[Record]]:
         """The records of each criterion."""
         return by_criterion(self.records)

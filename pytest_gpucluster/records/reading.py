@@ -185,7 +185,7 @@ def require_file(path: Path) -> None:
 def evidence_values(column: Mapping[str, Any], number: int) -> list[Any]:
     """The values of one column of evidence, one for each of ``number`` places; None where a place has none."""
     if "all" not in column:
-        return [unpacked(value) for value in column["values"]]
+        return [unpacked(value) if isinstance(value, dict) else value for value in column["values"]]
     without = set(column.get("without", ()))
     return [None if at in without else unpacked(column["all"]) for at in range(number)]
 
@@ -209,6 +209,9 @@ def rows_of(document: Mapping[str, Any], *, criterion: str | None = None) -> Ite
     try:
         for values in document.get("values", ()):
             if wanted is not None and values["criterion"] not in wanted:
+                continue
+            if not listed:
+                yield from _rows_of_criterion(values, known)
                 continue
             for row in _rows_of_criterion(values, known):
                 key = _key(row)

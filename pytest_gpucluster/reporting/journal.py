@@ -94,12 +94,42 @@ def record_from_facts(facts: Mapping[str, Any]) -> Record:
         TypeError, KeyError, ValueError: these are not the facts of a record.
     """
     try:
-        record = msgspec.convert(_of_today(facts), Record)
+        return _known(msgspec.convert(_of_today(facts), Record))
     except msgspec.ValidationError as wrong:
         raise TypeError(f"not a record: {wrong}") from None
+
+
+def _known(record: Record) -> Record:
     if record.outcome not in (*OUTCOMES, PENDING):
         raise ValueError(record.outcome)
     return record
+
+
+class _Outcome(msgspec.Struct, tag_field="event", tag="outcome"):
+    """An event of one record, as this version writes it."""
+
+    at_s: float
+    record: Record
+
+
+_OUTCOME = msgspec.json.Decoder(_Outcome)
+
+
+def event_of(line: bytes) -> dict[str, Any]:
+    """The event of one line; the ``record`` of an outcome is a record already.
+
+    Raises:
+        LookupError, TypeError, ValueError, RecursionError: it is no event.
+    """
+    text = line.decode("utf-8")
+    if '"advisory"' in text and '"refused"' not in text:  # no version that wrote otherwise: its record needs no dict
+        try:
+            outcome = _OUTCOME.decode(text)
+            return {"at_s": outcome.at_s, "event": "outcome", "record": _known(outcome.record)}
+        except msgspec.DecodeError:  # another event, or one that json alone can read, such as NaN
+            pass
+    event: dict[str, Any] = json.loads(text)
+    return {**event, "record": record_from_facts(event["record"])} if event["event"] == "outcome" else event
 
 
 def _of_today(facts: Mapping[str, Any]) -> dict[str, Any]:

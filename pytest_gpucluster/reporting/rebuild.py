@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, RESULTS
 from pytest_gpucluster.config.settings import JUNIT_FORMS
@@ -18,7 +18,15 @@ from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDIC
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.records.reading import run_facts, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
-from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark, texts_of, write_reports
+from pytest_gpucluster.reporting.journal import (
+    FOUND_AT_END,
+    RESUMED,
+    event_of,
+    record_from_facts,
+    soak_remark,
+    texts_of,
+    write_reports,
+)
 from pytest_gpucluster.reporting.results import JunitForm, Part, ReportedTest, RunReport, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.text import counted
 
@@ -29,19 +37,18 @@ NOT_AN_EVENT = (ArithmeticError, AttributeError, LookupError, RecursionError, Ty
 TRIED = ("started", "resumed", "planned", "bound", "selftest", "soak_resumed", "verdict")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(NamedTuple):
     """How a run came to where it is.
 
     ``started`` is its first event, ``parts`` its earlier parts, ``files`` the digests of its test files by name. The part that
     ran last began at ``part_began_s``, and the last outcome came at ``outcome_s``, in seconds since 1970.
     """
 
-    started: Mapping[str, Any] = field(default_factory=dict)
+    started: Mapping[str, Any] = {}
     parts: tuple[Part, ...] = ()
     part_began_s: float = 0.0
     outcome_s: float = 0.0
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = {}
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
@@ -93,20 +100,20 @@ class JournalState:
     def _on_started(self, event: dict[str, Any]) -> None:
         run = {"id": event.get("run"), "started": zoned(float(event["at_s"])), **event["facts"].get("run", {})}
         self.facts = {**event["facts"], "run": run}
-        self.history = replace(self.history, started={**event, "versions": dict(event["versions"])}, part_began_s=self.ended_s)
+        self.history = self.history._replace(started={**event, "versions": dict(event["versions"])}, part_began_s=self.ended_s)
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_resumed(self, event: dict[str, Any]) -> None:
         """The run goes on: what ended it, and its verdict, are past."""
         parts = tuple(Part(**part) for part in event["parts"])
-        self.history = replace(self.history, parts=parts, part_began_s=self.ended_s)
+        self.history = self.history._replace(parts=parts, part_began_s=self.ended_s)
         self.finished, self.verdict_word = False, None
         self.facts = {name: value for name, value in self.facts.items() if name != "timings"}
         self.terms = replace(self.terms, objections=())
 
     def _on_test_files(self, event: dict[str, Any]) -> None:
         files = {str(name): str(digest) for name, digest in event["files"].items()}
-        self.history = replace(self.history, files={**self.history.files, **files})
+        self.history = self.history._replace(files={**self.history.files, **files})
 
     def _on_planned(self, event: dict[str, Any]) -> None:
         simulated = self.terms.simulated or bool(event["terms"].get("simulated"))  # either line may be damaged
@@ -139,9 +146,9 @@ class JournalState:
         self.facts = {**self.facts, "soak_resumed": resumed}
 
     def _on_outcome(self, event: dict[str, Any]) -> None:
-        record = record_from_facts(event["record"])
+        record: Record = event["record"]
         self.records[record.criterion, record.place] = record
-        self.history = replace(self.history, outcome_s=self.ended_s)
+        self.history = self.history._replace(outcome_s=self.ended_s)
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
         self.finished, self.verdict_word = True, event.get("verdict")
@@ -229,8 +236,7 @@ def state_of(content: bytes) -> JournalState:
     state = JournalState()
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n") if content else (), start=1):
         try:
-            event = json.loads(line.decode("utf-8"))
-            state = state_after(state, event)
+            state = state_after(state, event_of(line))
         except NOT_AN_EVENT:
             state.unread.append(number)
     return state

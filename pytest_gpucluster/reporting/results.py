@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging import waivers
@@ -156,8 +156,7 @@ def selftest_lines(facts: Mapping[str, Any]) -> list[str]:
     return [facts["statement"], *facts["remarks"], *facts["objections"]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedTest:
+class ReportedTest(NamedTuple):
     """One outcome and the node id of its test; the criterion itself where no test was selected."""
 
     nodeid: str
