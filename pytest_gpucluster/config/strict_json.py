@@ -42,6 +42,5 @@ def _converted(value: Any, depth: int) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [strict_json(item, depth + 1) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return {field.name: strict_json(getattr(value, field.name), depth + 1) for field in fields}
+        return {field.name: strict_json(getattr(value, field.name), depth + 1) for field in dataclasses.fields(value)}
     return visible(text_of(value))

@@ -107,7 +107,7 @@ def _record(row: Mapping[str, Any]) -> Record:
     if row["outcome"] not in OUTCOMES:
         raise ValueError(f"outcome {row['outcome']!r}")
     place = row["place"]["id"] if row["place"] is not None else None
-    if not isinstance(row["evidence"], dict) or not isinstance(place, str | None):
+    if not isinstance(row["evidence"], dict) or not (place is None or isinstance(place, str)):
         raise TypeError(f"a row of {row['criterion']} is none")
     value, waiver = row["value"], row.get("waiver")
     limit = _limit(row["limit_kind"], row["limit_value"], row["unit"]) if row["limit_kind"] is not None else None

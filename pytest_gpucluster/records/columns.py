@@ -147,8 +147,12 @@ def limit_facts(limit: Limit) -> dict[str, Any]:
 
 def evidence_of(record: Record) -> dict[str, Any]:
     """The evidence of a record as strict JSON, under keys that say quantity and unit."""
+    return described(_as_written(record))
+
+
+def _as_written(record: Record) -> dict[str, Any]:
     facts = strict_json(dict(record.evidence))
-    return described(facts) if isinstance(facts, dict) else {"evidence": facts}
+    return facts if isinstance(facts, dict) else {"evidence": facts}
 
 
 def number_of(value: Any) -> int | float | None:
@@ -213,7 +217,7 @@ def _of_criterion(criterion: str, rows: Sequence[Record]) -> dict[str, Any]:
         **strict_json(facts),
         "place": [record.place for record in rows],
         "outcome": [record.outcome for record in rows],
-        "value": [strict_json(record.value) for record in rows],
+        "value": strict_json([record.value for record in rows]),
         "margin_percent": margins,
         **({"part": [record.part for record in rows]} if any(record.part > 1 for record in rows) else {}),
         "evidence": _evidence(rows),
@@ -263,8 +267,7 @@ def _evidence(rows: Sequence[Record]) -> list[dict[str, Any]]:
     for at, record in enumerate(rows):
         if not record.evidence:
             continue
-        facts = strict_json(dict(record.evidence))
-        facts = facts if isinstance(facts, dict) else {"evidence": facts}
+        facts = _as_written(record)
         if (keys := (*facts,)) not in of_keys:
             named = ((name, quantity_of(key, unit=record.unit)) for key, name in zip(keys, described(facts), strict=True))
             of_keys[keys] = [columns.setdefault(name, (about, [None] * len(rows)))[1] for name, about in named]

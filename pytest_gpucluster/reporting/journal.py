@@ -78,13 +78,13 @@ class Journal:
             self._file.close()
 
 
-USUAL = {field.name: field.default for field in fields(Record) if field.name != "advisory"}
+USUAL = {field.name: NO_DEFAULT if field.name == "advisory" else field.default for field in fields(Record)}
 """What a record is where nothing else is said. Records of version 0.1.0 know no ``advisory``, so that is always said."""
 
 
 def record_facts(record: Record) -> dict[str, Any]:
     """A record as plain data but for its limit, a dataclass, and its evidence, which may be anything; less what is usual."""
-    return {name: fact for name in record.__slots__ if (fact := getattr(record, name)) is not USUAL.get(name, NO_DEFAULT)}
+    return {name: fact for name, usual in USUAL.items() if (fact := getattr(record, name)) is not usual}
 
 
 def record_from_facts(facts: Mapping[str, Any]) -> Record:
@@ -93,43 +93,10 @@ def record_from_facts(facts: Mapping[str, Any]) -> Record:
     Raises:
         TypeError, KeyError, ValueError: these are not the facts of a record.
     """
-    try:
-        return _known(msgspec.convert(_of_today(facts), Record))
-    except msgspec.ValidationError as wrong:
-        raise TypeError(f"not a record: {wrong}") from None
-
-
-def _known(record: Record) -> Record:
+    record = msgspec.convert(_of_today(facts), Record)
     if record.outcome not in (*OUTCOMES, PENDING):
         raise ValueError(record.outcome)
     return record
-
-
-class _Outcome(msgspec.Struct, tag_field="event", tag="outcome"):
-    """An event of one record, as this version writes it."""
-
-    at_s: float
-    record: Record
-
-
-_OUTCOME = msgspec.json.Decoder(_Outcome)
-
-
-def event_of(line: bytes) -> dict[str, Any]:
-    """The event of one line; the ``record`` of an outcome is a record already.
-
-    Raises:
-        LookupError, TypeError, ValueError, RecursionError: it is no event.
-    """
-    text = line.decode("utf-8")
-    if '"advisory"' in text and '"refused"' not in text:  # no version that wrote otherwise: its record needs no dict
-        try:
-            outcome = _OUTCOME.decode(text)
-            return {"at_s": outcome.at_s, "event": "outcome", "record": _known(outcome.record)}
-        except msgspec.DecodeError:  # another event, or one that json alone can read, such as NaN
-            pass
-    event: dict[str, Any] = json.loads(text)
-    return {**event, "record": record_from_facts(event["record"])} if event["event"] == "outcome" else event
 
 
 def _of_today(facts: Mapping[str, Any]) -> dict[str, Any]:

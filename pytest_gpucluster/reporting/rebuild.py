@@ -9,24 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, RESULTS
 from pytest_gpucluster.config.settings import JUNIT_FORMS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.plan import Key
-from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
+from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.records.reading import run_facts, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
-from pytest_gpucluster.reporting.journal import (
-    FOUND_AT_END,
-    RESUMED,
-    event_of,
-    record_from_facts,
-    soak_remark,
-    texts_of,
-    write_reports,
-)
+from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark, texts_of, write_reports
 from pytest_gpucluster.reporting.results import JunitForm, Part, ReportedTest, RunReport, last_known, parts_facts, parts_remarks
 from pytest_gpucluster.text import counted
 
@@ -231,6 +225,34 @@ def read_journal(path: Path) -> JournalState:
     return state_of(content)
 
 
+class _Outcome(msgspec.Struct, tag_field="event", tag="outcome"):
+    """The event of an outcome, as this version writes it."""
+
+    at_s: float
+    record: Record
+
+
+_OUTCOME = msgspec.json.Decoder(_Outcome)
+
+
+def event_of(line: bytes) -> dict[str, Any]:
+    """The event of one line; the ``record`` of an outcome is one already.
+
+    Raises:
+        LookupError, TypeError, ValueError, RecursionError: it is no event.
+    """
+    text = line.decode("utf-8")
+    if '"advisory"' in text and '"refused"' not in text:  # an older version wrote otherwise
+        try:
+            outcome = _OUTCOME.decode(text)
+            if outcome.record.outcome in OUTCOMES:
+                return {"at_s": outcome.at_s, "event": "outcome", "record": outcome.record}
+        except msgspec.DecodeError:  # another event, or one that json alone can read, such as NaN
+            pass
+    event: dict[str, Any] = json.loads(text)
+    return {**event, "record": record_from_facts(event["record"])} if event["event"] == "outcome" else event
+
+
 def state_of(content: bytes) -> JournalState:
     """The state after the last event of a journal's text."""
     state = JournalState()
@@ -249,14 +271,17 @@ def state_after(state: JournalState, event: dict[str, Any]) -> JournalState:
         return state
     taken = _copy(state)
     taken.take(event)
-    tried = replace(_copy(taken), records=_sample(taken.records))
+    tried = replace(_copy(taken), records=_sample(taken.records, is_by_place=event["event"] != "verdict"))
     texts_of(tried.report(tried.close()))
     return taken
 
 
-def _sample(records: Mapping[Key, Record]) -> dict[Key, Record]:
-    """The last record of each place, and every waived one. The records themselves were checked: one is as good as another."""
-    last = {record.place: key for key, record in records.items()}
+def _sample(records: Mapping[Key, Record], *, is_by_place: bool) -> dict[Key, Record]:
+    """The last record of each place, or of all where no place is new, and every waived one.
+
+    The records themselves were checked: one is as good as another.
+    """
+    last = {record.place if is_by_place else None: key for key, record in records.items()}
     waived = (key for key, record in records.items() if record.waiver is not None)
     return {key: records[key] for key in (*last.values(), *waived)}
 

@@ -100,8 +100,7 @@ def _member(value: Any, *, is_strict: bool) -> str:
     if not isinstance(value, list) or not value:
         return json.dumps(facts, indent=1, allow_nan=False).replace("\n", "\n ")
     encode = json.JSONEncoder(allow_nan=False).encode
-    rows = ",\n".join(f"  {encode(row)}" for row in facts)
-    return f"[\n{rows}\n ]"
+    return "[\n" + ",\n".join(f"  {encode(row)}" for row in facts) + "\n ]"
 
 
 def place_facts(place: Place) -> dict[str, Any]:

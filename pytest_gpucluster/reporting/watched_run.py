@@ -18,8 +18,7 @@ from pytest_gpucluster.judging.verdict import BAD, MISSING, PENDING, WAIVED, Rec
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.reading import contradiction_in
 from pytest_gpucluster.reporting.files import LOCK
-from pytest_gpucluster.reporting.journal import event_of
-from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, state_after, unbound_places
+from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, event_of, state_after, unbound_places
 
 LOCKS = Path("/proc/locks")
 HINTS = "environment_hints"

@@ -31,16 +31,11 @@ from pytest_gpucluster.thresholds.layers import Kind
 SIGNS: dict[Kind, str] = {"above": ">", "below": "<", "min": ">=", "max": "<="}
 NO_CEILING = 1_000_000
 """What ``below`` says of a value for which nobody knows a limit, as ``above: 0`` does of a rate."""
-HOLDS: dict[Kind, Callable[[float, float], bool]] = {
-    "above": operator.gt,
-    "below": operator.lt,
-    "min": operator.ge,
-    "max": operator.le,
-}
+HOLDS: dict[Kind, Callable[..., bool]] = {"above": operator.gt, "below": operator.lt, "min": operator.ge, "max": operator.le}
 _MISSED: dict[Kind, str] = {"above": "not above", "below": "not below", "min": "below", "max": "above"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Bound:
     """The best value that hardware can give: the most of what should be high, the least of what should be low.
 
@@ -57,7 +52,7 @@ class Bound:
         return value <= self.value if self.is_most else value >= self.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limit:
     """One number to compare with. ``above`` and ``below`` are strict, ``min`` and ``max`` inclusive.
 
