@@ -28,10 +28,10 @@ def main(chosen: argparse.Namespace) -> int:
     """
     target: Path = chosen.output
     _require_new(target)
-    with collector_off():
-        return _write(chosen, target)
+    return _write(chosen, target)
 
 
+@collector_off()
 def _write(chosen: argparse.Namespace, target: Path) -> int:
     files, run = contents_of(chosen.folder)
     manifest = manifest_of(files, is_signed=chosen.key is not None).text.encode()
@@ -69,6 +69,7 @@ def _foretell(files: dict[str, bytes]) -> bool:
     return summary(taken)[0]
 
 
+@collector_off()
 def verify(chosen: argparse.Namespace) -> int:
     """Check a bundle, a line a step; 0: valid, 1: not valid, or not signed by one of ``--signers``.
 
@@ -78,8 +79,7 @@ def verify(chosen: argparse.Namespace) -> int:
     """
     if chosen.signers is not None and not chosen.signers.is_file():
         raise ConfigurationError(f"there is no file of signers {chosen.signers}")
-    with collector_off():
-        taken = [_said(step) for step in steps(read_archive(chosen.file), signers=chosen.signers)]
+    taken = [_said(step) for step in steps(read_archive(chosen.file), signers=chosen.signers)]
     is_valid, line = summary(taken)
     sys.stdout.write(f"{line}\n")
     return VALID if is_valid else NOT_VALID

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_gpucluster.commands.arguments import nodeid_in_suite
+from pytest_gpucluster.config.process import collector_off
 from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
 from pytest_gpucluster.config.settings import OPTIONS, Settings, reaches, settings_from, unrecognized
 from pytest_gpucluster.config.torchrun import Launch
@@ -39,6 +40,7 @@ from pytest_gpucluster.session import Session
 GOOD = ("ACCEPTED", "ACCEPTED_WITH_WAIVERS", "REHEARSED")
 
 
+@collector_off()
 def main(chosen: argparse.Namespace) -> int:
     """Write the reports; 0 where the verdict is good, else 1.
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pytest_gpucluster.commands import criteria
 from pytest_gpucluster.commands.info_tables import NOTHING, Shown, number_or_nothing, pairs, print_parts, table_by_heading
+from pytest_gpucluster.config.process import collector_off
 from pytest_gpucluster.config.run_files import RESULTS
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
@@ -30,6 +31,7 @@ DIGITS = 12
 NAMES = ("id", "hostname", "uuid", "serial")
 
 
+@collector_off()
 def main(chosen: argparse.Namespace) -> int:
     """Print a run, one criterion or one place of it, or a criterion as the limits have it; 0 whatever the verdict.
 

@@ -282,7 +282,7 @@ def test_result(run: RunDocument, files: Mapping[str, bytes]) -> dict[str, Any]:
         kind = _kind_of(records)
         if kind is not None:
             found[kind].append(criterion)
-    limits = [one for one in _subjects(files) if one["name"].startswith("limits/")]
+    limits = _subjects({name: content for name, content in files.items() if name.startswith("limits/")})
     predicate = {"result": RESULT.get(run.word, "FAILED"), "configuration": limits, **found}
     return _statement(TEST_RESULT, predicate, files)
 

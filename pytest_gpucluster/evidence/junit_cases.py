@@ -56,16 +56,16 @@ def read_cases(content: bytes) -> CaseFile:
     suite = suites[0]
     cases: dict[tuple[str, str], Case] = {}
     seen: Counter[tuple[str, str]] = Counter()  # the file of merged runs has a testcase of each of them
-    elements = suite.findall("testcase")
-    for element in elements:
+    found = [(element, _case(element)) for element in suite.findall("testcase")]
+    for element, case in found:
         key = (element.get("classname") or OWN_CLASS, element.get("name", ""))  # an older version had none of its own
         seen[key] += 1
-        cases[(key[0], f"{key[1]} ({seen[key]})") if seen[key] > 1 else key] = _case(element)
+        cases[(key[0], f"{key[1]} ({seen[key]})") if seen[key] > 1 else key] = case
     return CaseFile(
         cases=cases,
         suite=suite.get("name", ""),
         properties=tuple(one for one in _properties(suite.find("properties")) if one[0] != REBUILT),
-        wrong_counts=tuple(_wrong_counts(suite, elements)),
+        wrong_counts=tuple(_wrong_counts(suite, [case for _, case in found])),
     )
 
 
@@ -123,10 +123,10 @@ def _properties(element: ET.Element | None) -> Iterable[Property]:
     return ((one.get("name"), one.get("value")) for one in (element if element is not None else ()))
 
 
-def _wrong_counts(suite: ET.Element, cases: list[ET.Element]) -> Iterable[str]:
+def _wrong_counts(suite: ET.Element, cases: list[Case]) -> Iterable[str]:
     """Attributes of the suite that do not count what is in it."""
-    numbers = {name: sum(len(case.findall(kind)) for case in cases) for name, kind in COUNTS.items()}
-    for name, number in {"tests": len(cases), **numbers}.items():
+    kinds = Counter(kind for case in cases for kind in case.kinds)
+    for name, number in {"tests": len(cases), **{name: kinds[kind] for name, kind in COUNTS.items()}}.items():
         if suite.get(name) not in (None, str(number)):
             yield f"the suite says {name}={one_line(suite.get(name, ''))}, and has {number}"
 

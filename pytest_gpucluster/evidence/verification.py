@@ -136,13 +136,14 @@ def _resolved(content: bytes, profile: str) -> str | None:
 
 def results(bundle: Bundle) -> Found:
     """results.json follows from the journal: verdict, outcomes, values and all else that the journal has."""
-    kept, made = json.loads(bundle.file(RESULTS)), json.loads(bundle.rebuilt[0])
+    kept, text = json.loads(bundle.file(RESULTS)), bundle.rebuilt[0].encode()
+    made = kept if text == bundle.file(RESULTS) else json.loads(text)
     changed = [name for name in sorted(kept.keys() | made.keys()) if kept.get(name) != made.get(name)]
     if made["environment"].get("rebuilt_from_journal"):
         changed = [name for name in changed if name not in FOUND_AT_END]
     if kept["verdict"] != made["verdict"]:
         return Found(NOT_OK, f"the verdict is {kept['verdict']}, and the journal gives {made['verdict']}")
-    fault = _other_outcome(bundle.run, document_of(bundle.rebuilt[0].encode())) if changed else None
+    fault = _other_outcome(bundle.run, document_of(text)) if changed else None
     if fault is not None:
         return Found(NOT_OK, fault)
     if (kept.get("environment") or {}).get("versions") != bundle.state.versions:

@@ -12,13 +12,13 @@ import math
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.text import hung, one_line, shortlist, text_of
-from pytest_gpucluster.thresholds.limit import SIGNS, Bound, Limit
+from pytest_gpucluster.thresholds.limit import HOLDS, SIGNS, Bound, Limit
 
 if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
@@ -91,7 +91,7 @@ def _is_true(shown: str, shown_limit: str, value: float, limit: Limit) -> bool:
     seen, seen_limit = float(shown), float(shown_limit)
     holds = limit.holds(value)
     is_equal = (seen == seen_limit) == (value == limit.value)
-    return replace(limit, value=seen_limit).holds(seen) == holds and (holds or is_equal)
+    return (math.isfinite(seen) and HOLDS[limit.kind](seen, seen_limit)) == holds and (holds or is_equal)
 
 
 SHOWN = 4

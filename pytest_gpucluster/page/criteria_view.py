@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpucluster.judging import verdict
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
@@ -47,16 +47,14 @@ FAR_PERCENT = 1.0
 NOT_RECORDED = "not recorded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
+class Number(NamedTuple):
     """A number as people read it, and as the file has it; ``exact`` is empty where the page is too large to repeat it."""
 
     text: str
     exact: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Cell(NamedTuple):
     """One value in a grid. Without a value, ``text`` is a word for its outcome."""
 
     number: Number

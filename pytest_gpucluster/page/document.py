@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ TABLES = ("criteria", "values", "culprits", "hardware", "places", "limits")
 NODE = re.compile(r"node(\d+)\Z")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunDocument:
     """One run as its results.json tells it.
 
@@ -50,7 +50,7 @@ class RunDocument:
     culprits: tuple[Mapping[str, Any], ...]
     content: bytes
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The SHA-256 of the file."""
         return hashlib.sha256(self.content).hexdigest()
@@ -60,7 +60,7 @@ class RunDocument:
         """The verdict in one word."""
         return str(self.facts["verdict"])
 
-    @property
+    @cached_property
     def by_criterion(self) -> dict[str, list[Record]]:
         """The records of each criterion."""
         return by_criterion(self.records)
@@ -107,7 +107,7 @@ def _record(row: Mapping[str, Any]) -> Record:
     if row["outcome"] not in OUTCOMES:
         raise ValueError(f"outcome {row['outcome']!r}")
     place = row["place"]["id"] if row["place"] is not None else None
-    if not isinstance(row["evidence"], dict) or not isinstance(place, str | None):
+    if not isinstance(row["evidence"], dict) or not (place is None or isinstance(place, str)):
         raise TypeError(f"a row of {row['criterion']} is none")
     value, waiver = row["value"], row.get("waiver")
     limit = _limit(row["limit_kind"], row["limit_value"], row["unit"]) if row["limit_kind"] is not None else None

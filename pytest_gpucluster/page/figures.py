@@ -282,15 +282,15 @@ def _telemetry(run: RunDocument) -> tuple[Chart, ...]:
     """Clock, power and temperature of all GPUs at each measurement, in the order of the plan."""
     charts = []
     for title, unit, names in TELEMETRY:
-        seen = [(criterion, _numbers(records, names)) for criterion, records in run.by_criterion.items()]
-        seen = [(criterion, found) for criterion, found in seen if found and not criterion.startswith("straggler[")]
+        read = ((criterion, _numbers(records, *names)) for criterion, records in run.by_criterion.items())
+        seen = [(criterion, found) for criterion, found in read if found and not criterion.startswith("straggler[")]
         if len(seen) > 1:
             charts.append(_bands(title, unit, seen))
     return tuple(charts)
 
 
-def _numbers(records: Iterable[Record], names: Sequence[str]) -> list[float]:
-    values = (next((one.evidence[name] for name in names if name in one.evidence), None) for one in records)
+def _numbers(records: Iterable[Record], name: str, described: str) -> list[float]:
+    values = (one.evidence.get(name, one.evidence.get(described)) for one in records)
     return [float(value) for value in values if _is_number(value)]
 
 

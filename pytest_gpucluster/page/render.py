@@ -42,7 +42,7 @@ def model_of(run: RunDocument) -> PageModel:
     """The view of a run."""
     views = views_of(run)
     parts = parts_of(run)
-    packed = base64.b64encode(gzip.compress(run.content, 9, mtime=0)).decode("ascii")
+    packed = base64.b64encode(gzip.compress(run.content, 7, mtime=0)).decode("ascii")
     return PageModel(
         banner=banner_of(run),
         gaps=gaps_of(run),

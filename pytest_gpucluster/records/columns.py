@@ -147,8 +147,12 @@ def limit_facts(limit: Limit) -> dict[str, Any]:
 
 def evidence_of(record: Record) -> dict[str, Any]:
     """The evidence of a record as strict JSON, under keys that say quantity and unit."""
+    return described(_as_written(record))
+
+
+def _as_written(record: Record) -> dict[str, Any]:
     facts = strict_json(dict(record.evidence))
-    return described(facts) if isinstance(facts, dict) else {"evidence": facts}
+    return facts if isinstance(facts, dict) else {"evidence": facts}
 
 
 def number_of(value: Any) -> int | float | None:
@@ -191,9 +195,8 @@ def unpacked(value: Any) -> Any:
 
 
 def _of_criterion(criterion: str, rows: Sequence[Record]) -> dict[str, Any]:
-    limits = Counter(record.limit for record in rows if record.limit is not None)
-    limit = limits.most_common(1)[0][0] if limits else None
-    others = dict.fromkeys(record.limit for record in rows if record.limit is not None or record.value is not None)
+    limits = Counter(record.limit for record in rows if record.limit is not None or record.value is not None)
+    limit = max((one for one in limits if one is not None), key=limits.__getitem__, default=None)
     margins = [margin_of(record) for record in rows]
     facts = {
         "criterion": criterion,
@@ -204,7 +207,7 @@ def _of_criterion(criterion: str, rows: Sequence[Record]) -> dict[str, Any]:
                 "places": [record.place for record in rows if record.limit == other],
                 "limit": limit_facts(other) if other is not None else None,
             }
-            for other in others
+            for other in limits
             if other != limit
         ],
         "summary": _summary(rows, limit, margins),
@@ -214,7 +217,7 @@ def _of_criterion(criterion: str, rows: Sequence[Record]) -> dict[str, Any]:
         **strict_json(facts),
         "place": [record.place for record in rows],
         "outcome": [record.outcome for record in rows],
-        "value": [strict_json(record.value) for record in rows],
+        "value": strict_json([record.value for record in rows]),
         "margin_percent": margins,
         **({"part": [record.part for record in rows]} if any(record.part > 1 for record in rows) else {}),
         "evidence": _evidence(rows),
@@ -259,20 +262,20 @@ def _notes(rows: Iterable[Record]) -> list[dict[str, Any]]:
 
 def _evidence(rows: Sequence[Record]) -> list[dict[str, Any]]:
     """The evidence by key, one value a place; null where a place has none, one value where all that have one have the same."""
-    columns: dict[str, list[Any]] = {}
-    names: dict[str, NamedQuantity] = {}
+    columns: dict[str, tuple[NamedQuantity, list[Any]]] = {}
+    of_keys: dict[tuple[str, ...], list[list[Any]]] = {}  # most places have the same keys
     for at, record in enumerate(rows):
         if not record.evidence:
             continue
-        facts = strict_json(dict(record.evidence))
-        facts = facts if isinstance(facts, dict) else {"evidence": facts}
-        for key, (name, value) in zip(facts, described(facts).items(), strict=True):
-            if name not in columns:
-                columns[name], names[name] = [None] * len(rows), quantity_of(key, unit=record.unit)
-            columns[name][at] = packed(value)
+        facts = _as_written(record)
+        if (keys := (*facts,)) not in of_keys:
+            named = ((name, quantity_of(key, unit=record.unit)) for key, name in zip(keys, described(facts), strict=True))
+            of_keys[keys] = [columns.setdefault(name, (about, [None] * len(rows)))[1] for name, about in named]
+        for column, value in zip(of_keys[keys], facts.values(), strict=True):
+            column[at] = packed(value) if type(value) is list else value
     return [
-        {"key": name, "quantity": names[name].name, "unit": names[name].unit, **_column(values)}
-        for name, values in columns.items()
+        {"key": name, "quantity": about.name, "unit": about.unit, **_column(values)}
+        for name, (about, values) in columns.items()
     ]
 
 

@@ -185,7 +185,7 @@ def require_file(path: Path) -> None:
 def evidence_values(column: Mapping[str, Any], number: int) -> list[Any]:
     """The values of one column of evidence, one for each of ``number`` places; None where a place has none."""
     if "all" not in column:
-        return [unpacked(value) for value in column["values"]]
+        return [unpacked(value) if isinstance(value, dict) else value for value in column["values"]]
     without = set(column.get("without", ()))
     return [None if at in without else unpacked(column["all"]) for at in range(number)]
 
@@ -205,20 +205,16 @@ def rows_of(document: Mapping[str, Any], *, criterion: str | None = None) -> Ite
     wanted = {criterion} if criterion is not None else None
     listed = {_key(row): row for row in document["criteria"] if wanted is None or row["criterion"] in wanted}
     known = {place["id"]: {name: place.get(name) for name in PLACE_FIELDS} for place in document.get("places", ())}
-    seen: set[Key] = set()
     try:
         for values in document.get("values", ()):
             if wanted is not None and values["criterion"] not in wanted:
                 continue
             for row in _rows_of_criterion(values, known):
-                key = _key(row)
-                seen.add(key)
-                yield {**row, **listed[key]} if key in listed else row
+                yield {**row, **listed.pop(_key(row), {})} if listed else row
     except (KeyError, TypeError, ValueError, IndexError) as wrong:
         raise ConfigurationError(f"results.json is damaged: {wrong!r}") from None
-    for key, row in listed.items():
-        if key not in seen:
-            yield {"margin_percent": None, "operator": None, **row}
+    for row in listed.values():
+        yield {"margin_percent": None, "operator": None, **row}
 
 
 def _rows_of_criterion(values: Mapping[str, Any], places: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -227,26 +223,29 @@ def _rows_of_criterion(values: Mapping[str, Any], places: Mapping[str, Any]) -> 
     notes = {place: note for note in values["notes"] for place in note["places"]}
     evidence = [(one["key"], evidence_values(one, number)) for one in values["evidence"]]
     columns = (values["place"], values["outcome"], values["value"], values["margin_percent"], values.get("part", [1] * number))
+    alike = _alike(values["limit"] or {}, {})
+    others = {place: _alike(limits.get(place, values["limit"]) or {}, notes.get(place, {})) for place in (*limits, *notes)}
     for at, (place, outcome, value, margin, part) in enumerate(zip(*columns, strict=True)):
-        limit, note = limits.get(place, values["limit"]) or {}, notes.get(place, {})
         yield {
             "criterion": values["criterion"],
             "place": places.get(place, {"id": place}) if place is not None else None,
             "outcome": outcome,
             "value": value,
-            "unit": limit.get("unit"),
-            "limit": limit.get("text"),
-            "limit_kind": limit.get("kind"),
-            "limit_value": limit.get("value"),
-            "advisory": note.get("advisory", False),
+            **others.get(place, alike),
             "part": part,
-            "remark": note.get("remark"),
-            "reason": note.get("reason"),
-            "waiver": note.get("waiver"),
             "evidence": {key: column[at] for key, column in evidence if column[at] is not None},
             "margin_percent": margin,
-            "operator": limit.get("operator"),
         }
+
+
+def _alike(limit: Mapping[str, Any], note: Mapping[str, Any]) -> dict[str, Any]:
+    """What most places of a criterion have alike."""
+    of_limit = {"unit": "unit", "limit": "text", "limit_kind": "kind", "limit_value": "value", "operator": "operator"}
+    return {
+        **{name: limit.get(key) for name, key in of_limit.items()},
+        "advisory": note.get("advisory", False),
+        **{name: note.get(name) for name in ("remark", "reason", "waiver")},
+    }
 
 
 def _key(row: Mapping[str, Any]) -> Key:

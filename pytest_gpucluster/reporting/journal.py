@@ -78,13 +78,13 @@ class Journal:
             self._file.close()
 
 
-USUAL = {field.name: field.default for field in fields(Record) if field.name != "advisory"}
+USUAL = {field.name: NO_DEFAULT if field.name == "advisory" else field.default for field in fields(Record)}
 """What a record is where nothing else is said. Records of version 0.1.0 know no ``advisory``, so that is always said."""
 
 
 def record_facts(record: Record) -> dict[str, Any]:
     """A record as plain data but for its limit, a dataclass, and its evidence, which may be anything; less what is usual."""
-    return {name: fact for name in record.__slots__ if (fact := getattr(record, name)) is not USUAL.get(name, NO_DEFAULT)}
+    return {name: fact for name, usual in USUAL.items() if (fact := getattr(record, name)) is not usual}
 
 
 def record_from_facts(facts: Mapping[str, Any]) -> Record:
@@ -93,10 +93,7 @@ def record_from_facts(facts: Mapping[str, Any]) -> Record:
     Raises:
         TypeError, KeyError, ValueError: these are not the facts of a record.
     """
-    try:
-        record = msgspec.convert(_of_today(facts), Record)
-    except msgspec.ValidationError as wrong:
-        raise TypeError(f"not a record: {wrong}") from None
+    record = msgspec.convert(_of_today(facts), Record)
     if record.outcome not in (*OUTCOMES, PENDING):
         raise ValueError(record.outcome)
     return record

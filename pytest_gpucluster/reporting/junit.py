@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from xml.etree import ElementTree as ET
 
 from junit_xml import TestCase, TestSuite
@@ -67,8 +66,7 @@ KINDS: dict[str, Kind] = {PASSED: "passed", FAILED: "failure", SKIPPED: "skipped
 VERDICT_KINDS: dict[str, Kind] = {ACCEPTED: "passed", WITH_WAIVERS: "passed", REJECTED: "failure", REHEARSED: "skipped"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Testcase:
+class Testcase(NamedTuple):
     """One testcase. ``message`` is one line, ``text`` says everything; ``output`` is there also if it passed."""
 
     nodeid: str
@@ -86,8 +84,7 @@ class Testcase:
         return visible(classname) or OWN_CLASS, visible(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedCase:
+class JudgedCase(NamedTuple):
     """A testcase of one outcome, with its record, before it is folded with those of other places."""
 
     testcase: Testcase
@@ -142,7 +139,7 @@ def _fold(nodeid: str, group: Sequence[JudgedCase], places: Mapping[str, Place])
     one = worst.testcase
     others = [case for case in group if case.testcase.kind != "passed"]
     if len(group) == 1:
-        return replace(one, nodeid=nodeid, properties=())
+        return one._replace(nodeid=nodeid)
     outputs = [f"{_where(case, places)}: {case.testcase.output}" for case in group if case.testcase.output is not None]
     listed = [f"{SAID[case.testcase.kind]}: {_said(case, places)}" for case in others]
     kinds = Counter(case.testcase.kind for case in others)
@@ -251,12 +248,12 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
     """The suite of a report, with the properties that junit-xml cannot carry: of testcases, and several of one name."""
 
     def __init__(self, report: RunReport) -> None:
-        judged = list(_judged(report))
-        form = form_of(report.junit.form, len(judged))
+        form = form_of(report.junit.form, sum(map(_count, report.cases)))
+        is_by_suite = form != "place" or report.junit.is_strict
+        judged = _judged(report, with_properties=not is_by_suite)
         own = [one.testcase for one in judged] if form == "place" else folded(judged, report.places, form)
-        is_by_suite = form != "place" or report.junit.is_strict or not are_few(own)
-        if is_by_suite:
-            own = [replace(one, properties=()) for one in own]
+        if not (is_by_suite or are_few(own)):
+            is_by_suite, own = True, [one._replace(properties=()) for one in own]
         selftest = [_selftest_testcase(report.facts["selftest"])] if "selftest" in report.facts else []
         self._testcases = [*selftest, *own, verdict_testcase(report)]
         self._is_strict = report.junit.is_strict
@@ -286,13 +283,14 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         return suite
 
 
-def _judged(report: RunReport) -> Iterator[JudgedCase]:
-    """A testcase of each outcome, in the order of the plan."""
+def _judged(report: RunReport, *, with_properties: bool) -> Iterator[JudgedCase]:
+    """A testcase of each outcome, in the order of the plan; the file may have no properties but those of its suite."""
     earlier = first_seen(case.record for case in report.cases)
     for case in report.cases:
         first = earlier.get((case.record.criterion, case.record.place))
-        for testcase in _testcases_of(case, report.places, first=first):
-            yield JudgedCase(testcase=testcase, record=case.record)
+        properties = properties_of(case.record, report.places.get(case.record.place or "")) if with_properties else ()
+        for testcase in _testcases_of(case, properties, first=first):
+            yield JudgedCase(testcase, case.record)
 
 
 def _count(case: ReportedTest) -> int:
@@ -304,7 +302,7 @@ def _never_ran(record: Record) -> bool:
     return record.outcome == NOT_SELECTED and not record.started
 
 
-def _testcases_of(case: ReportedTest, places: Mapping[str, Place], *, first: Record | None) -> Iterator[Testcase]:
+def _testcases_of(case: ReportedTest, properties: Properties, *, first: Record | None) -> Iterator[Testcase]:
     """The testcase of an outcome; a second one if a test that was bad also failed in its teardown; none if it never ran.
 
     ``first``: the record that had the same error before, whose testcase has the whole text.
@@ -313,7 +311,6 @@ def _testcases_of(case: ReportedTest, places: Mapping[str, Place], *, first: Rec
     if _never_ran(record):
         return
     counted = counted_as(record)
-    properties = properties_of(record, places.get(record.place or ""))
     yield Testcase(
         nodeid=case.nodeid,
         kind=KINDS.get(counted, "error"),

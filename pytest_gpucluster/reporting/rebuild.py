@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, RESULTS
 from pytest_gpucluster.config.settings import JUNIT_FORMS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.plan import Key
-from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
+from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.records.reading import run_facts, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
@@ -29,19 +31,18 @@ NOT_AN_EVENT = (ArithmeticError, AttributeError, LookupError, RecursionError, Ty
 TRIED = ("started", "resumed", "planned", "bound", "selftest", "soak_resumed", "verdict")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(NamedTuple):
     """How a run came to where it is.
 
     ``started`` is its first event, ``parts`` its earlier parts, ``files`` the digests of its test files by name. The part that
     ran last began at ``part_began_s``, and the last outcome came at ``outcome_s``, in seconds since 1970.
     """
 
-    started: Mapping[str, Any] = field(default_factory=dict)
+    started: Mapping[str, Any] = {}
     parts: tuple[Part, ...] = ()
     part_began_s: float = 0.0
     outcome_s: float = 0.0
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = {}
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
@@ -93,20 +94,20 @@ class JournalState:
     def _on_started(self, event: dict[str, Any]) -> None:
         run = {"id": event.get("run"), "started": zoned(float(event["at_s"])), **event["facts"].get("run", {})}
         self.facts = {**event["facts"], "run": run}
-        self.history = replace(self.history, started={**event, "versions": dict(event["versions"])}, part_began_s=self.ended_s)
+        self.history = self.history._replace(started={**event, "versions": dict(event["versions"])}, part_began_s=self.ended_s)
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_resumed(self, event: dict[str, Any]) -> None:
         """The run goes on: what ended it, and its verdict, are past."""
         parts = tuple(Part(**part) for part in event["parts"])
-        self.history = replace(self.history, parts=parts, part_began_s=self.ended_s)
+        self.history = self.history._replace(parts=parts, part_began_s=self.ended_s)
         self.finished, self.verdict_word = False, None
         self.facts = {name: value for name, value in self.facts.items() if name != "timings"}
         self.terms = replace(self.terms, objections=())
 
     def _on_test_files(self, event: dict[str, Any]) -> None:
         files = {str(name): str(digest) for name, digest in event["files"].items()}
-        self.history = replace(self.history, files={**self.history.files, **files})
+        self.history = self.history._replace(files={**self.history.files, **files})
 
     def _on_planned(self, event: dict[str, Any]) -> None:
         simulated = self.terms.simulated or bool(event["terms"].get("simulated"))  # either line may be damaged
@@ -139,9 +140,9 @@ class JournalState:
         self.facts = {**self.facts, "soak_resumed": resumed}
 
     def _on_outcome(self, event: dict[str, Any]) -> None:
-        record = record_from_facts(event["record"])
+        record: Record = event["record"]
         self.records[record.criterion, record.place] = record
-        self.history = replace(self.history, outcome_s=self.ended_s)
+        self.history = self.history._replace(outcome_s=self.ended_s)
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
         self.finished, self.verdict_word = True, event.get("verdict")
@@ -224,13 +225,40 @@ def read_journal(path: Path) -> JournalState:
     return state_of(content)
 
 
+class _Outcome(msgspec.Struct, tag_field="event", tag="outcome"):
+    """The event of an outcome, as this version writes it."""
+
+    at_s: float
+    record: Record
+
+
+_OUTCOME = msgspec.json.Decoder(_Outcome)
+
+
+def event_of(line: bytes) -> dict[str, Any]:
+    """The event of one line; the ``record`` of an outcome is one already.
+
+    Raises:
+        LookupError, TypeError, ValueError, RecursionError: it is no event.
+    """
+    text = line.decode("utf-8")
+    if '"advisory"' in text and '"refused"' not in text:  # an older version wrote otherwise
+        try:
+            outcome = _OUTCOME.decode(text)
+            if outcome.record.outcome in OUTCOMES:
+                return {"at_s": outcome.at_s, "event": "outcome", "record": outcome.record}
+        except msgspec.DecodeError:  # another event, or one that json alone can read, such as NaN
+            pass
+    event: dict[str, Any] = json.loads(text)
+    return {**event, "record": record_from_facts(event["record"])} if event["event"] == "outcome" else event
+
+
 def state_of(content: bytes) -> JournalState:
     """The state after the last event of a journal's text."""
     state = JournalState()
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n") if content else (), start=1):
         try:
-            event = json.loads(line.decode("utf-8"))
-            state = state_after(state, event)
+            state = state_after(state, event_of(line))
         except NOT_AN_EVENT:
             state.unread.append(number)
     return state
@@ -243,14 +271,17 @@ def state_after(state: JournalState, event: dict[str, Any]) -> JournalState:
         return state
     taken = _copy(state)
     taken.take(event)
-    tried = replace(_copy(taken), records=_sample(taken.records))
+    tried = replace(_copy(taken), records=_sample(taken.records, is_by_place=event["event"] != "verdict"))
     texts_of(tried.report(tried.close()))
     return taken
 
 
-def _sample(records: Mapping[Key, Record]) -> dict[Key, Record]:
-    """The last record of each place, and every waived one. The records themselves were checked: one is as good as another."""
-    last = {record.place: key for key, record in records.items()}
+def _sample(records: Mapping[Key, Record], *, is_by_place: bool) -> dict[Key, Record]:
+    """The last record of each place, or of all where no place is new, and every waived one.
+
+    The records themselves were checked: one is as good as another.
+    """
+    last = {record.place if is_by_place else None: key for key, record in records.items()}
     waived = (key for key, record in records.items() if record.waiver is not None)
     return {key: records[key] for key in (*last.values(), *waived)}
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging import waivers
@@ -100,8 +100,7 @@ def _member(value: Any, *, is_strict: bool) -> str:
     if not isinstance(value, list) or not value:
         return json.dumps(facts, indent=1, allow_nan=False).replace("\n", "\n ")
     encode = json.JSONEncoder(allow_nan=False).encode
-    rows = ",\n".join(f"  {encode(row)}" for row in facts)
-    return f"[\n{rows}\n ]"
+    return "[\n" + ",\n".join(f"  {encode(row)}" for row in facts) + "\n ]"
 
 
 def place_facts(place: Place) -> dict[str, Any]:
@@ -156,8 +155,7 @@ def selftest_lines(facts: Mapping[str, Any]) -> list[str]:
     return [facts["statement"], *facts["remarks"], *facts["objections"]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedTest:
+class ReportedTest(NamedTuple):
     """One outcome and the node id of its test; the criterion itself where no test was selected."""
 
     nodeid: str

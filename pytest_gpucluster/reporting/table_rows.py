@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pytest_gpucluster.judging.culprits import absent_nodes
 from pytest_gpucluster.judging.failure_text import COUNTED, format_beside
@@ -75,8 +76,7 @@ class TableRow:
     misses: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(NamedTuple):
     """A value with its limit and place."""
 
     value: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import time
@@ -19,7 +18,7 @@ from pytest_gpucluster.judging.verdict import BAD, MISSING, PENDING, WAIVED, Rec
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.reading import contradiction_in
 from pytest_gpucluster.reporting.files import LOCK
-from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, state_after, unbound_places
+from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, event_of, state_after, unbound_places
 
 LOCKS = Path("/proc/locks")
 HINTS = "environment_hints"
@@ -203,7 +202,7 @@ class WatchedRun:
         """One whole line; the last one may still be written, and is taken when its end is there."""
         self._is_new = True
         try:
-            event = json.loads(line.decode("utf-8"))
+            event = event_of(line)
             self._state = state_after(self._state, event)
             if event["event"] == "verdict":
                 self._verdict_line = str(event["line"])

@@ -21,6 +21,8 @@ In an all_to_all each GPU has S / n for every other one. No ring helps there: (n
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pytest_gpucluster.text import counted
@@ -29,10 +31,11 @@ from pytest_gpucluster.thresholds.layers import Kind
 SIGNS: dict[Kind, str] = {"above": ">", "below": "<", "min": ">=", "max": "<="}
 NO_CEILING = 1_000_000
 """What ``below`` says of a value for which nobody knows a limit, as ``above: 0`` does of a rate."""
+HOLDS: dict[Kind, Callable[..., bool]] = {"above": operator.gt, "below": operator.lt, "min": operator.ge, "max": operator.le}
 _MISSED: dict[Kind, str] = {"above": "not above", "below": "not below", "min": "below", "max": "above"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Bound:
     """The best value that hardware can give: the most of what should be high, the least of what should be low.
 
@@ -49,7 +52,7 @@ class Bound:
         return value <= self.value if self.is_most else value >= self.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limit:
     """One number to compare with. ``above`` and ``below`` are strict, ``min`` and ``max`` inclusive.
 
@@ -87,12 +90,7 @@ class Limit:
         """Whether a value is within the limit. Anything but a finite int or float is not."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
             return False
-        return {
-            "above": value > self.value,
-            "below": value < self.value,
-            "min": value >= self.value,
-            "max": value <= self.value,
-        }[self.kind]
+        return HOLDS[self.kind](value, self.value)
 
     def margin_percent(self, value: float) -> float | None:
         """How far inside the limit (above 0) or outside (below 0) a value is, in percent of the limit.

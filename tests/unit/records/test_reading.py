@@ -45,9 +45,7 @@ def document() -> Any:
     """A run with a slow GPU, a criterion of the cluster, evidence, and a host with a hostile name."""
     cluster = KeptCluster()
     rows = cluster.records({"node1-gpu1": 498.0}, evidence={"SM MHz": 1290.5, "sizes": [{"bytes": 8, "us": 13.25}] * 3})
-    rows[5] = type(rows[5])(
-        **{**{name: getattr(rows[5], name) for name in rows[5].__slots__}, "outcome": "failed", "reason": HOSTILE}
-    )
+    rows[5] = replace(rows[5], outcome="failed", reason=HOSTILE)
     file = packaged()
     latency = Limit(kind="max", value=20.5, unit="us")
     rows += [type(rows[0])(criterion="latency[all_reduce]", place=None, outcome="passed", value=13.3, limit=latency)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
-from pytest_gpucluster.reporting.rebuild import rebuild, require_journal_of, take_over
+from pytest_gpucluster.reporting.rebuild import event_of, rebuild, require_journal_of, take_over
 from tests.support import reports
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def test_a_damaged_replica_or_first_line(tmp_path: Path) -> None:
         require_journal_of("4711", tmp_path / "run")
 
 
-@pytest.mark.parametrize("field", Record.__slots__)
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Record)])
 def test_every_field_of_a_record_is_checked(field: str) -> None:
     """A value of a type that it never has."""
     facts = record_facts(Record(**ROW, outcome="failed"))
@@ -199,3 +200,37 @@ def test_a_field_of_another_type(field: str, value: Any) -> None:
     facts = record_facts(Record(**ROW, outcome="failed"))
     with pytest.raises((TypeError, ValueError, KeyError)):
         record_from_facts({**facts, field: value})
+    with pytest.raises((TypeError, ValueError, KeyError)):
+        event_of(line_of({**facts, field: value}))
+
+
+TODAY = record_facts(Record(**ROW, outcome="failed", value=1.5, evidence={"C": 61}))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        TODAY,
+        {**TODAY, "value": 10**40, "evidence": {"big": 10**400, "far": 1e300, "deep": [[{"a": None}]]}},
+        {**TODAY, "evidence": {"not finite": float("nan"), "beyond": float("inf")}},
+        {**TODAY, "evidence": {"half a character": "\ud800", "\udc00": 1}},
+        {**TODAY, "outcome": "pending"},
+        {**TODAY, "of a newer version": {"a": 1}},
+        {**TODAY, "reason": 'connection "refused"'},
+        {**TODAY, "refused": True},
+        {**TODAY, "limit": {"kind": "above", "value": 1, "unit": "W"}},
+        {**TODAY, "limit": "> 700 TFLOPS"},
+        {"criterion": "tflops", "place": None, "outcome": "passed", "reason": "advisory: low"},
+        {**TODAY, "reason": 'says "advisory"', "limit": "> 700.5 TFLOPS"},
+    ],
+    ids=repr,
+)
+def test_an_outcome_is_read_alike_by_its_types_and_by_its_facts(facts: dict[str, Any]) -> None:
+    """The short way to a record is taken for what this version writes; it never gives another record than the long one."""
+    record = record_from_facts(json.loads(json.dumps(facts)))
+    assert repr(event_of(line_of(facts))) == repr({"at_s": 4.0, "event": "outcome", "record": record})
+
+
+def line_of(facts: dict[str, Any]) -> bytes:
+    """The line of an outcome."""
+    return json.dumps({"at_s": 4.0, "event": "outcome", "record": facts}).encode()
