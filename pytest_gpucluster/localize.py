@@ -12,7 +12,7 @@ from pytest_gpucluster.localization.search import search
 
 Member = TypeVar("Member", bound=Hashable)
 LEAST_NOISE, MOST_NOISE = 0.001, 0.45
-"""No measurement is never wrong, and one that is wrong every other time says nothing."""
+"""Every measurement can be wrong, and one that is wrong half of the time says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 _NONCHARACTERS = "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0, 0x110000, 0x10000))
-UNFIT = re.compile(
+UNPRINTABLE = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
     "\u2028\u2029"  # line and paragraph separators
@@ -43,7 +43,7 @@ def text_of(value: object, form: Callable[[object], str] = str) -> str:
 
 def visible(text: str) -> str:
     r"""The text with unfit characters escaped. Newlines and tabs stay; ``\r\n`` counts as a newline."""
-    return text if text.isprintable() else UNFIT.sub(_escape, text.replace("\r\n", "\n"))  # no unfit character is printable
+    return text if text.isprintable() else UNPRINTABLE.sub(_escape, text.replace("\r\n", "\n"))  # none of them is printable
 
 
 def shortened(text: str) -> str:

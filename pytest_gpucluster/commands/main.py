@@ -40,7 +40,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def _add_show(show: CommandParser) -> None:
     show.usage = "gpucluster show CRITERION [--limits FILE] | RESULTS [CRITERION|PLACE] [--csv]"
-    show.description = "A name of a criterion is one, unless results lie in a folder of that name."
+    show.description = "If a folder with results has a criterion's name, the folder is shown."
     words = "a criterion (busbw: all busbw[...]); or a results directory, or its results.json"
     show.add_argument("folder", type=Path, metavar="CRITERION|RESULTS", help=words)
     words = "of a criterion: a thresholds file; default: the packaged one"
@@ -84,7 +84,7 @@ def _add_merge(merge: CommandParser) -> None:
 
 
 def _add_bundle(bundle: CommandParser) -> None:
-    bundle.description = "Exit code 0: written; 4: it is not, and no file was touched."
+    bundle.description = "Exit code 0: written; 1: written, but not valid; 4: not written, no file was touched."
     bundle.add_argument("folder", type=Path, metavar="RESULTS", help="the results directory of a run that has ended")
     bundle.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.zip", help="the bundle; it must not exist")
     words = "an SSH key that signs it; one with a passphrase must be in ssh-agent"
@@ -158,7 +158,8 @@ def _takes_value(word: str) -> bool:
 
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
     """The parser of all, and those of the commands."""
-    parser = argparse.ArgumentParser(prog="gpucluster", description="Around the acceptance of a GPU cluster.")
+    words = "Tools around a run. The run itself: pytest --pyargs tests_acceptance; on several nodes: gpucluster launch --run."
+    parser = argparse.ArgumentParser(prog="gpucluster", description=words)
     parser.add_argument("--version", action="version", version=f"pytest-gpucluster {version('pytest-gpucluster')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     _add_report(commands.add_parser("report", help="the reports of a run again, from its journal, and its page"))

@@ -78,7 +78,7 @@ def command(results: Path, more: Sequence[str], *, launch: Launch | None) -> tup
     if found.torchrun.nodes > 1:
         again = shlex.join([*found.arguments, *more, f"--gpucluster-results={results}"])
         raise ConfigurationError(
-            f"the run in {results} was on {found.torchrun.nodes} nodes; enter this on each, in {found.folder}, with its own R: "
+            f"the run in {results} was on several nodes; enter this on each, in {found.folder}, with its own R: "
             f"gpucluster launch --run {' '.join(shape)} --node-rank=R --master-addr=HOST -- {again}"
         )
     return [sys.executable, "-m", "pytest_gpucluster.commands.torchrun", "--standalone", *shape, *pytest], Path(found.folder)

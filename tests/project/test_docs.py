@@ -16,7 +16,7 @@ import pytest
 
 from pytest_gpucluster.reporting.at_a_glance import HANDOVER
 from tests.support import REPOSITORY
-from tests.support.thresholds_files import packaged
+from tests.support.thresholds_files import entry, packaged, write_limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,7 +186,7 @@ def strayed_examples(text: str, root: Path) -> list[str]:
 def test_examples_of_contributing_are_real() -> None:
     """What the page shows of a criterion, a counter, a reading, a judge and a GPU stands in the files that it names."""
     text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    examples = text[text.index("## A criterion in ten lines") : text.index("## English")]
+    examples = text[text.index("## A packaged criterion") : text.index("## English")]
     assert examples.count("```python") + examples.count("```yaml") >= 10
     assert strayed_examples(examples, REPOSITORY) == []
     named = re.findall(r"\b(?:pytest_gpucluster|tests|tests_acceptance|docs)/[\w/]+\.\w+", text)
@@ -361,6 +361,22 @@ def test_example_runs_as_printed(tmp_path: Path) -> None:
     assert outcomes == {"scratch_free": "passed", "sum_of_ranks": "passed"}
     assert results["verdict"] == "INCOMPLETE"
     assert "gpucluster.verdict" in (tmp_path / "junit.xml").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+@pytest.mark.e2e
+def test_example_of_a_soak_runs_as_printed(tmp_path: Path) -> None:
+    """The page's soak, with its criterion's function and limits of the test, rehearsed for a round."""
+    blocks = runnable_blocks(EXAMPLE.read_text(encoding="utf-8"))
+    function = blocks["test_site.py"].partition("@pytest.fixture")[0]
+    imports = "from pytest_gpucluster import Finding, SoakWork\n"
+    (tmp_path / "test_soak.py").write_text(imports + function + blocks["test_soak.py"], encoding="utf-8")
+    limits = {"scratch_soak": entry(per="node", level="soak", unit="GiB", recipe={"path": "."}, deadline_s=5, takes_s=0.2)}
+    chosen = write_limits(tmp_path / "limits.yaml", limits, extends=False)
+    done = pytest_command(["--gpucluster", "test_soak.py", chosen, "--gpucluster-level", "soak:2s"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "gpucluster-results" / "results.json").read_text(encoding="utf-8"))
+    assert [(row["criterion"], row["outcome"]) for row in results["criteria"]] == [("scratch_soak", "passed")]
 
 
 def test_every_requirement_is_answered_once() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.config.strict_json import strict_json
-from pytest_gpucluster.text import BAR, LONGEST, UNFIT, barred, hung, one_line, shortened, shortlist, visible
+from pytest_gpucluster.text import BAR, LONGEST, UNPRINTABLE, barred, hung, one_line, shortened, shortlist, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()), max_size=200)
 ENDS_A_LINE = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -34,7 +34,7 @@ def test_any_text_fits(text: str) -> None:
 def test_every_unfit_character_is_found() -> None:
     """Alone and within other text, every character of Unicode: what can be printed fits, and every other is looked at."""
     for character in map(chr, range(0x110000)):
-        unfit = UNFIT.match(character) is not None
+        unfit = UNPRINTABLE.match(character) is not None
         assert (visible(f"a{character}") != f"a{character}") == unfit, hex(ord(character))
 
 
