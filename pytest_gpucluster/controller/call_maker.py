@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,6 +99,7 @@ class CallMaker:
         self._ids = (f"{nonce}-{number}" for number in itertools.count())
         self._once: dict[str, dict[int, Reply]] = {}
         self._keys_of_last: list[str] = []
+        self._one_at_a_time = threading.RLock()  # a test may have threads
 
     def observe(self, observer: Observer, *, logs: Path) -> None:
         """Report to ``observer``, and append what ranks print to ``rank<n>.log`` in the folder ``logs``."""
@@ -115,6 +117,10 @@ class CallMaker:
             TerminatedError: the run ends.
             MeasurementError: the store is lost.
         """
+        with self._one_at_a_time:
+            return self._call(call)
+
+    def _call(self, call: Call) -> dict[int, Reply]:
         self._context.early_end.check_before_call()
         if call.once:
             function = call.function.qualname

@@ -136,7 +136,20 @@ class Criterion:
             raise finding.error(self.place, siblings)
 
     def _require(self, value: Any, finding: Finding, *, blamed: tuple[Place, ...] = ()) -> None:
-        """Judge one value, or values by place, that belong to a finding; ``blamed``: the places to blame in place of ours."""
+        """Judge one value, or values by place, that belong to a finding; ``blamed``: the places to blame in place of ours.
+
+        What stopped this stays on record, whatever the test does then.
+        """
+        try:
+            self._decide(value, finding, blamed)
+        except (CriterionFailedError, MeasurementError):
+            raise
+        except Exception as error:
+            text = f"{self.threshold.key} was not judged: {error!r}"
+            self.first_error = self.first_error or MeasurementError(text, blame=Blame(part="software"))
+            raise
+
+    def _decide(self, value: Any, finding: Finding, blamed: tuple[Place, ...]) -> None:
         values = value if isinstance(value, Mapping) else {self.place: value}
         gap = _coverage_error(self, value) if isinstance(value, Mapping) else None
         self.first_error = self.first_error or gap
@@ -354,8 +367,9 @@ class Criterion:
             return RANKING.index(record.outcome) > RANKING.index(before.outcome)
         assert before.value is not None
         assert record.value is not None
-        worse = record.value < before.value if self.limit.is_floor else record.value > before.value
-        return worse and before.outcome == PASSED
+        if before.advisory != record.advisory:
+            return record.advisory
+        return record.value < before.value if self.limit.is_floor else record.value > before.value
 
 
 def _coverage_error(criterion: Criterion, values: Mapping[Any, Any]) -> MeasurementError | None:

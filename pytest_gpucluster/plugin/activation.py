@@ -63,7 +63,9 @@ def is_activated(config: pytest.Config, args: Sequence[str]) -> bool:
 
 
 def launch_or_usage_error() -> Launch | None:
-    """How this process was started; half of torchrun's environment is a usage error."""
+    """How this process was started; half of torchrun's environment is a usage error, and so is a Python without asserts."""
+    if sys.flags.optimize:
+        raise pytest.UsageError("python -O (PYTHONOPTIMIZE) removes every assert: a test passes that shows nothing; unset it")
     with as_usage_error():
         return read_launch()
 

@@ -35,12 +35,12 @@ def attempts_of(item: pytest.Item) -> int:
 def hidden_by_a_hook(item: pytest.Item) -> str | None:
     """Why a test that passed has shown nothing: its function raised, or was not called. None if it ran to its end.
 
-    A coroutine, a distributed test and a test that is no Python function are run by others: nothing is known of them.
+    What the function of a coroutine, or of a test that is no Python function, did is not known: others run it.
     """
     raised = item.stash.get(_RAISED, None)
     if raised is not None:
         return f"raised {raised}, and a hook of another plugin or conftest.py hid it"
-    if _is_counted(item) and _counts(item)["obj"] == 0:
+    if _counts(item)["runtest"] == 0 or (_counts(item)["obj"] == 0 and (_is_counted(item) or _is_distributed(item))):
         return "was not called: a hook of another plugin or conftest.py answered in its place"
     return None
 
@@ -67,7 +67,7 @@ def counted(item: pytest.Item, name: str) -> Iterator[None]:
         yield
         return
     own = getattr(item, name)
-    setattr(item, name, _counting(own, item, name))
+    setattr(item, name, counting(own, item, name))
     try:
         yield
     finally:
@@ -86,10 +86,16 @@ def _is_counted(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or issubclass(item.cls or object, unittest.TestCase):
         return False
     is_asynchronous = inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj)
-    return not is_asynchronous and item.get_closest_marker("distributed") is None
+    return not (is_asynchronous or _is_distributed(item))
 
 
-def _counting(function: Callable[..., Any], item: pytest.Item, event: str) -> Callable[..., Any]:
+def _is_distributed(item: pytest.Item) -> bool:
+    return item.get_closest_marker("distributed") is not None
+
+
+def counting(function: Callable[..., Any], item: pytest.Item, event: str) -> Callable[..., Any]:
+    """The function, which counts each call as this ``event`` of a test, and notes what it raised."""
+
     @functools.wraps(function)
     def call(*arguments: Any, **values: Any) -> Any:
         __tracebackhide__ = True
@@ -151,7 +157,7 @@ def _conclude(replies: Mapping[int, Reply], error_for: Callable[..., Measurement
     if skipped and len(skipped) == len(bad):
         names = f"rank{'s' if len(skipped) > 1 else ''} {ranges(list(skipped))}"
         raise RanksFailedError(f"{name}: {names} skipped, the others did not")
-    stopped = any(reply.kind in ("died", "lost", "hung", "refused") for reply in bad.values())
+    stopped = any(reply.kind in ("died", "lost", "hung", "refused") or reply.type == "NoGpuError" for reply in bad.values())
     error = error_for(replies, f"{name} could not run to its end" if stopped else f"{name} failed")
     if stopped:
         raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+import unittest
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,8 @@ class Collection:
         """Refuse a selected test that cannot run as it is written; give one that judges its criterion."""
         pair = item.stash[PAIR]
         if item.get_closest_marker("distributed") is not None:
+            if issubclass(getattr(item, "cls", None) or object, unittest.TestCase):
+                raise ConfigurationError(f"{item.nodeid}: a distributed test is a function, and no method of a TestCase")
             arguments = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
             pairing.require_test_arguments(arguments, pairing.parameters_of(item), nodeid=item.nodeid)
         if pair.judges:

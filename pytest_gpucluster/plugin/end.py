@@ -17,8 +17,11 @@ from pytest_gpucluster.controller.call import LAST_CALL_S
 from pytest_gpucluster.judging.verdict import ACCEPTED, BAD, MISSING, NOT_SELECTED, PASSED, WAIVED, Verdict
 from pytest_gpucluster.page.outputs import Wanted, Written, write_outputs
 from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname, written_whole
+from pytest_gpucluster.plugin.outcome import judged_late
+from pytest_gpucluster.plugin.stash_keys import CRITERION, RECORD
 from pytest_gpucluster.plugin.verdict_item import report_verdict
 from pytest_gpucluster.reporting.junit import verdict_testcase
+from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gpucluster.plugin.terminal import Terminal
@@ -118,6 +121,10 @@ class End:
         if outcome == MISSING:
             self._session.skip_pending_by_rule()
         unrun = [*self._session.record_unplanned(why=why), *self._session.recorder.close_pending(outcome=outcome, why=why)]
+        for item in session.items:
+            late = judged_late(item.stash.get(CRITERION, None), item.stash.get(RECORD, None))
+            if late is not None:
+                self._session.state.objections.append(f"{item.nodeid} was judged after it had ended: {first_line(late)}")
         if not unrun and (self._stopped_by or session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
             self._session.state.objections.append(f"cut short after the last outcome: {cause}")
             self._session.state.own_tests_only = False

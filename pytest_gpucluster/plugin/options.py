@@ -23,7 +23,7 @@ from pytest_gpucluster.plugin.activation import (
     run_of,
 )
 from pytest_gpucluster.plugin.exit_code import ExitCodeGuard, guard_immediate_exit
-from pytest_gpucluster.plugin.pairing import ALL_TESTS, AllTests, uses_us
+from pytest_gpucluster.plugin.pairing import ALL_TESTS, AllTests, register_part, uses_us
 
 if TYPE_CHECKING:
     from pytest_gpucluster.protocol.messages import ReportTarget
@@ -83,8 +83,7 @@ def pytest_load_initial_conftests(
     early_config.stash[ALL_TESTS] = AllTests(early_config)
     plugins = {"all-tests": early_config.stash[ALL_TESTS], "exit-code": ExitCodeGuard()}  # after every conftest, so outermost
     for name, plugin in plugins.items():
-        if early_config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
-            raise pytest.UsageError(f"-p no:gpucluster-{name} leaves out a part of this run; remove that option")
+        register_part(early_config, plugin, name)
     wrong = unrecognized(parser.parse_known_and_unknown_args(args)[1])
     if wrong is not None:
         raise pytest.UsageError(wrong)

@@ -163,14 +163,24 @@ def _missing_part(test: ItemContext, criterion: Criterion) -> MeasurementError |
     return None if test.unmeasured is None else MeasurementError(f"{key} was not measured to its end: {test.unmeasured}")
 
 
+def judged_late(criterion: Criterion | None, earlier: Record | None) -> str | None:
+    """What its criterion was found to be after a test had passed, in its teardown or by a thread; None if nothing bad."""
+    if criterion is None or earlier is None or earlier.outcome != PASSED:
+        return None
+    if criterion.first_error is not None:
+        return str(criterion.first_error)
+    return None if criterion.judged is None or criterion.judged.outcome == PASSED else criterion.judged.reason
+
+
 def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
     """A teardown that did not come to its end is an error, also where xfail or a skip in it would hide that."""
-    if call.excinfo is None:
+    late = judged_late(test.criterion, test.earlier)
+    if call.excinfo is None and late is None:
         return None
+    reason = f"its teardown failed: {call.excinfo.exconly()}" if call.excinfo is not None else f"judged in its teardown: {late}"
     _clear_xfail(report)
-    if report.outcome == "skipped":
-        report.outcome, report.longrepr = "failed", call.excinfo.exconly()
-    reason = f"its teardown failed: {call.excinfo.exconly()}"
+    if report.outcome != "failed":
+        report.outcome, report.longrepr = "failed", call.excinfo.exconly() if call.excinfo is not None else reason
     waived = test.earlier is not None and test.earlier.waiver is not None
     if test.earlier is not None and test.earlier.outcome in BAD and not waived:
         return replace(test.earlier, teardown=reason)

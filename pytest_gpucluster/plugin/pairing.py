@@ -161,6 +161,16 @@ def is_own_fixture(found: Sequence[Any] | None) -> bool:
     return found is not None and len(found) > 0 and found[-1].func.__module__ == FIXTURES
 
 
+def register_part(config: pytest.Config, plugin: object, name: str) -> None:
+    """Register a part of a run, of which none may be missing.
+
+    Raises:
+        pytest.UsageError: ``-p no:...`` leaves it out.
+    """
+    if config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
+        raise pytest.UsageError(f"-p no:gpucluster-{name} leaves out a part of this run; remove that option")
+
+
 def is_under_xdist(config: pytest.Config) -> bool:
     """Whether pytest-xdist distributes this session's tests (``-n``), or this is one of its workers."""
     return bool(getattr(config.option, "numprocesses", None)) or hasattr(config, "workerinput")

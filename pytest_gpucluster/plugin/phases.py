@@ -23,13 +23,15 @@ from pytest_gpucluster.plugin.attempts import (
     attempts_of,
     count,
     counted,
+    counting,
     hidden_by_a_hook,
     run_distributed_test,
 )
-from pytest_gpucluster.plugin.outcome import ItemContext, make_fit, outcome_of, show_waived
+from pytest_gpucluster.plugin.outcome import ItemContext, judged_late, make_fit, outcome_of, show_waived
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE, WAITS
 from pytest_gpucluster.plugin.whole_run import soak_reports
 from pytest_gpucluster.reporting.junit import properties_of
+from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable
@@ -139,7 +141,7 @@ class Phases:
         A test of one place answers for that place; what it measures elsewhere may be for others. Of what a fixture measured
         that several tests share, somebody must have read something; and when the last of them at this place is over, all.
         """
-        hidden = None if CRITERION in item.stash else hidden_by_a_hook(item)
+        hidden = hidden_by_a_hook(item)
         if hidden is not None:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
         unread = [*self._own.made]
@@ -196,12 +198,18 @@ class Phases:
             self._fixtures.pop()
 
     def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
-        """What a fixture measured that tests asked for while they ran, and read in part: nobody knew which was the last one."""
-        name = fixturedef.argname
+        """What a fixture measured and tests read in part, where none of them was the last one.
+
+        They asked for it while they ran, or later tests use another one of this name: of their class, file or parameter.
+        """
+        name, tests = fixturedef.argname, self._collection.tests
         made = self.of_fixtures.get(name, [])
-        if any(one.is_read for one in made) and not self._collection.tests.places_that_use(name):
+        if any(one.is_read for one in made) and (not tests.places_that_use(name) or tests.is_used_later(fixturedef)):
             read_where_one_ended(made)
             self._own.late += self.of_fixtures.pop(name)
+            unread = None if self._own.is_ending else _unread_error(made, f"fixture {name}", of=None, told=("missing",))
+            if unread is not None:  # the next test is being set up, and has no part in it
+                self._session.state.objections.append(first_line(str(unread)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -247,7 +255,7 @@ class Phases:
         """Run the body of a distributed test in the workers. Called inside the hook above; None leaves others to pytest."""
         if pyfuncitem.get_closest_marker("distributed") is None:
             return None
-        run_distributed_test(pyfuncitem, self._session)
+        counting(run_distributed_test, pyfuncitem, "obj")(pyfuncitem, self._session)
         return True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -300,8 +308,9 @@ class Phases:
 
         A test that could not measure, or did not judge, is an ERROR, whatever pytest made of it.
         """
-        attempts = attempts_of(item)
-        if call.when != "call" and call.excinfo is None and report.outcome == "passed" and attempts == 1:
+        attempts, late = attempts_of(item), judged_late(item.stash.get(CRITERION, None), item.stash.get(RECORD, None))
+        is_good = call.excinfo is None and report.outcome == "passed" and attempts == 1
+        if call.when != "call" and is_good and late is None:
             return None  # two phases of nearly every test
         test = ItemContext(
             pair=item.stash[PAIR],

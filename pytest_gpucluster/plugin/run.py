@@ -40,7 +40,7 @@ from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.junit import keep_less, leave_out_junit
-from pytest_gpucluster.plugin.pairing import ALL_TESTS, Pairing, as_usage_error, is_under_xdist, require_argument
+from pytest_gpucluster.plugin.pairing import ALL_TESTS, Pairing, as_usage_error, is_under_xdist, register_part, require_argument
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.second_chance import SecondChance
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
@@ -102,8 +102,7 @@ class Run:
             "end": self.end,
         }
         for name, plugin in plugins.items():
-            if self._config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
-                raise pytest.UsageError(f"-p no:gpucluster-{name} leaves out a part of this run; remove that option")
+            register_part(self._config, plugin, name)
 
     def recipe(self, key: str) -> dict[str, Any]:
         """The recipe of an entry as keyword arguments for ``cluster.run``, its deadline included.

@@ -23,7 +23,7 @@ from pytest_gpucluster.judging.plan import Rule
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, SKIPPED, Record
 from pytest_gpucluster.plugin.collection import expected_of
 from pytest_gpucluster.plugin.outcome import make_fit
-from pytest_gpucluster.plugin.pairing import uses_us
+from pytest_gpucluster.plugin.pairing import register_part, uses_us
 from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 
@@ -46,12 +46,10 @@ def connect(config: pytest.Config) -> RelayedController:
 
 def register(config: pytest.Config, run: Run, relayed: RelayedController | None) -> None:
     """Register what is different in a process of pytest-xdist; ``relayed``: the controller, seen from a worker."""
-    if relayed is None:
-        config.pluginmanager.register(XdistController(config, run), "gpucluster-xdist")
-    else:
+    if relayed is not None:
         run.phases.send = send_outcome
         run.second_chance.point_at = point_at
-        config.pluginmanager.register(XdistWorker(relayed), "gpucluster-xdist")
+    register_part(config, XdistController(config, run) if relayed is None else XdistWorker(relayed), "xdist")
 
 
 class XdistController:

@@ -284,7 +284,7 @@ def _check_number(threshold: resolve.Threshold, number: float, *, is_part: bool)
         yield f"{limit} is negative; {unit} never is."
     elif highest is not None and number > highest:
         yield f"{limit} lies outside 0..{highest}, where a value in {unit} is."
-    elif number == 0 and unit not in _MAY_BE_NEGATIVE and threshold.kind == "min":
+    elif (threshold.kind, number) in (("max", highest), ("min", None if unit in _MAY_BE_NEGATIVE else 0)):
         yield f"{limit} {unit} holds for every value: it is no limit."
     elif number == 0 and unit not in _MAY_BE_NEGATIVE and (threshold.kind == "below" or is_part):
         yield f"{limit} {unit} can hold for no value."

@@ -47,6 +47,15 @@ class TestCase(unittest.TestCase):
 def test_good():
     pass
 """
+HIDDEN = """
+@pytest.mark.distributed
+def test_spread(rank):
+    assert rank < 0, "every rank"
+
+def test_late(criterion):
+    criterion.require(1)
+    assert False, "after its value was good"
+"""
 HEAD = "import pytest\nfrom _pytest.runner import runtestprotocol\n\ndef good(item):\n    return 'good' in item.name\n\n"
 RETRIES = {
     "the whole protocol, again": (
@@ -95,6 +104,10 @@ HIDING = {
     "in place of the function": (
         "@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(pyfuncitem):\n    return None if good(pyfuncitem) else True\n"
     ),
+    "in place of the call": (
+        "@pytest.hookimpl(trylast=True)\ndef pytest_runtest_setup(item):\n"
+        "    if not good(item):\n        item.runtest = lambda: None\n"
+    ),
     "in the report": (
         "@pytest.hookimpl(WRAPPER)\ndef pytest_runtest_makereport(item, call):\n"
         "    if call.when == 'call':\n        call.excinfo = None\n    return (yield)\n"
@@ -103,11 +116,13 @@ HIDING = {
 BAD = ("failed", "error")
 
 
-def started(folder: Path, retry: str) -> FinishedRun:
-    """A rehearsal of tests of which all but one pass at the second try only."""
+def started(folder: Path, retry: str, more: str = "") -> FinishedRun:
+    """A rehearsal of tests of which all but one pass at the second try only; ``more`` of them."""
     (folder / "conftest.py").write_text(HEAD + retry, encoding="utf-8")
-    (folder / "test_tries.py").write_text(TESTS, encoding="utf-8")
-    limits = write_limits(folder / "limits.yaml", {"judged": entry(), "low": entry()}, extends=False)
+    (folder / "test_tries.py").write_text(f"import pytest\n{TESTS}{more}", encoding="utf-8")
+    limits = write_limits(
+        folder / "limits.yaml", {name: entry() for name in ("judged", "low", *(["late"] if more else []))}, extends=False
+    )
     return run_pytest(folder, "--gpucluster", limits, "test_tries.py")
 
 
@@ -131,13 +146,14 @@ def test_a_second_try_is_not_believed(tmp_path: Path, retry: str) -> None:
 @pytest.mark.parametrize("hiding", HIDING)
 def test_a_failure_that_a_hook_hides_is_not_green(tmp_path: Path, hiding: str, order: str) -> None:
     """The test raised, or its function was never called: what passes then was not shown. What ran is green."""
-    ran = started(tmp_path, HIDING[hiding].replace("WRAPPER", f"wrapper=True, {order}=True"))
+    ran = started(tmp_path, HIDING[hiding].replace("WRAPPER", f"wrapper=True, {order}=True"), HIDDEN)
     rows = {row["criterion"]: row for row in ran.results["criteria"]}
     assert rows.pop("good")["outcome"] == "passed"
+    assert {"spread", "late"} < {*rows}
     assert {name: row["outcome"] for name, row in rows.items() if row["outcome"] not in BAD} == {}, ran.stdout
     assert ran.returncode != 0
     assert ran.case("test_plain").outcome in {"failure", "error"}
-    word = "was not called" if hiding == "in place of the function" else "raised AssertionError"
+    word = "was not called" if hiding.startswith("in place of") else "raised AssertionError"
     assert word in rows["plain"]["reason"] or rows["plain"]["outcome"] == "failed"
 
 

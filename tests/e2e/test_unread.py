@@ -215,6 +215,53 @@ class TestOfAPlace:
     def test_own(self, late, place):
         pass
 '''
+ANEW = '''
+"""Fixtures of several tests that measure twice; rank 1 raises the first time, and every test reads rank 0."""
+
+import os
+import pytest
+from pytest_gpucluster import measurement
+
+
+@measurement
+def raises_at_1(*, fails):
+    if fails and os.environ["RANK"] == "1":
+        raise RuntimeError("CUDA error 401")
+    return 1
+
+
+TIMES = {"a class": 0}
+
+
+@pytest.fixture(scope="class")
+def of_class(cluster):
+    TIMES["a class"] += 1
+    return cluster.run(raises_at_1, per="gpu", fails=TIMES["a class"] == 1)
+
+
+class TestOne:
+    def test_first(self, of_class, cluster):
+        assert of_class[cluster.places[0]] == 1
+
+
+class TestTwo:
+    def test_again(self, of_class, cluster):
+        assert of_class[cluster.places[0]] == 1
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def step(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def depends(cluster, step):
+    return cluster.run(raises_at_1, per="gpu", fails=step == 0)
+
+
+def test_depends(depends, cluster):
+    assert depends[cluster.places[0]] == 1
+'''
 LOOKS = (
     "takes_one_of_two",
     "takes_the_first",
@@ -279,6 +326,25 @@ def test_an_absent_place_is_told_by_its_own_outcome(tmp_path: Path, *, raises: b
     )
     assert set(ran.outcomes("own").values()) == {"passed", "missing"}, ran.stdout
     assert ran.case("test_last").outcome == ("error" if raises else "passed"), ran.stdout
+
+
+def test_each_time_a_shared_fixture_is_set_up(tmp_path: Path) -> None:
+    """An error of the first time is told then: of the last test of a class; or it forbids an acceptance.
+
+    The second is where what the fixture uses has another parameter: it ends when the next test is set up.
+    """
+    (tmp_path / "test_own.py").write_text(ANEW, encoding="utf-8")
+    ran = run_pytest(tmp_path, "test_own.py")
+    outcomes = {case.name: case.outcome for case in ran.cases if case.name.startswith("test_")}
+    assert outcomes == {
+        "test_first": "error",
+        "test_again": "passed",
+        "test_depends[0]": "passed",
+        "test_depends[1]": "passed",
+    }, ran.stdout
+    told = "fixture depends: a measurement failed, and its test did not read what it gave: raises_at_1 was not measured"
+    assert [one for one in ran.results["objections"] if one.startswith(told)] != []
+    assert all("its test did not read" in case.text for case in ran.cases if case.outcome == "error" and "test_" in case.name)
 
 
 def test_each_shared_fixture_by_itself(tmp_path: Path) -> None:

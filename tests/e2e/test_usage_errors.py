@@ -26,6 +26,7 @@ criteria:
   x: {criterion: X, per: cluster, unit: s, above: 0, level: quick, why: a test, source: none}
   y: {criterion: Y, per: gpu, unit: s, above: 0, level: quick, why: a test, source: none}
 """
+METHOD = "    def test_m(self):\n        pass\n"
 JUDGES = "def test_x(criterion):\n    criterion.require(1.0)\n"
 PLUGIN = """
 import types
@@ -52,6 +53,11 @@ WAIVERS = "schema: 1\nwaivers: []\n"
 CASES = {
     "wrong path": ("no_such_file", {}, "not found: no_such_file"),
     "no entry": ("", {"test_a.py": "def test_zz(criterion): pass\n"}, "judges the criterion 'zz'"),
+    "distributed method": (
+        "",
+        {"test_a.py": f"import pytest, unittest\nclass TestA(unittest.TestCase):\n    @pytest.mark.distributed\n{METHOD}"},
+        "a distributed test is a function, and no method of a TestCase",
+    ),
     "wrong fixture": ("", {"test_a.py": "def test_y(criterion): pass\n"}, "its test takes the place fixture"),
     "judged twice": ("", {"test_a.py": JUDGES, "test_b.py": JUDGES}, "both judge 'x'"),
     "unknown level": ("--gpucluster-level=often", {"test_a.py": JUDGES}, "'often' is not one of"),
@@ -81,6 +87,7 @@ CASES = {
     "reruns": ("--reruns", {"conftest.py": RERUNS, "test_a.py": JUDGES}, "--reruns is set: a criterion is judged once"),
     "repeated": ("", {"conftest.py": REPEAT, "test_a.py": JUDGES}, "judges the criterion 'x[0]'"),
     "part left out": ("-p no:gpucluster-run", {"test_a.py": JUDGES}, "-p no:gpucluster-run"),
+    "part of xdist left out": ("-n 2 -p no:gpucluster-xdist", {"test_a.py": JUDGES}, "-p no:gpucluster-xdist"),
     "exit code left out": ("-p no:gpucluster-exit-code", {"test_a.py": JUDGES}, "-p no:gpucluster-exit-code"),
 }
 

@@ -14,7 +14,7 @@ from pytest_gpucluster.cluster.unmeasurable import domains_of
 from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, GpuclusterError, MeasurementError
 from pytest_gpucluster.inventory.identity import read_boot_id
-from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
+from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RECORD, RULE
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
 from pytest_gpucluster.reporting.run_spans import Snapshot, SnapshotRecord, Span, Spans
 from pytest_gpucluster.text import first_line
@@ -96,6 +96,10 @@ class SelectedTests:
     def is_last(self, item: pytest.Item, name: str) -> bool:
         """Whether no test of this place comes after this one that uses the same fixture."""
         return self._last_users.get((_fixture_of(item, name), item.stash[PAIR].place)) is item
+
+    def is_used_later(self, fixture: object) -> bool:
+        """Whether a test uses a fixture of this definition, with any parameter, that has no outcome yet."""
+        return any(used[0] is fixture and RECORD not in item.stash for (used, _), item in self._last_users.items())
 
 
 def _fixture_of(item: Any, name: str) -> tuple[Any, int]:

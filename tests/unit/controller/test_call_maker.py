@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -122,3 +125,33 @@ def test_a_call_is_forgotten_after_the_next(monkeypatch: pytest.MonkeyPatch, tmp
     assert [len(one) for one in ids[1:]] == [1, 1]
     assert ids[1] != ids[2]
     assert len(made.forgotten[1]) == 3
+
+
+class Overlapping(CallMaker):
+    """Counts how many calls go on at once."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        super().__init__(Any)  # type: ignore[arg-type]
+        self.running, self.most = 0, 0
+
+    def _call(self, call: Call) -> dict[int, Any]:
+        if call.once:
+            return self.call(replace(call, once=False))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        time.sleep(0.05)
+        self.running -= 1
+        return {}
+
+
+def test_threads_of_a_test_call_one_after_the_other() -> None:
+    """Each waits for the other's replies: two at once took them from each other, and did not end."""
+    maker = Overlapping()
+    call = Call(function=function_named("product"), ranks=[0], groups=None, deadline_s=1.0)
+    threads = [threading.Thread(target=maker.call, args=(replace(call, once=once),)) for once in (False, True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert maker.most == 1

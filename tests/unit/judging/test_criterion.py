@@ -227,6 +227,57 @@ def test_what_was_no_value_stays_on_record(bad: Any) -> None:
     assert judge.first_error is caught.value
 
 
+class Unreadable(dict[Any, float]):
+    """Values by place that raise when they are read."""
+
+    def items(self) -> Any:
+        """Raise."""
+        raise OSError("gone")
+
+
+def cannot_measure(_: object) -> Repeats:
+    """Measure another round, and raise."""
+    raise RuntimeError("no further round")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"value": 600.0, "evidence": [1]},
+        {"value": Unreadable({A: 800.0})},
+        {"value": Repeats(value=700.1, samples=[650.0, 750.0] * 4, again=cannot_measure)},
+    ],
+)
+def test_what_stopped_a_judgement_stays_on_record(arguments: dict[str, Any]) -> None:
+    """Whatever was raised, and however good the next value is."""
+    judge = criterion(noise=0.01)
+    with pytest.raises((TypeError, OSError, RuntimeError)) as caught:
+        judge.require(**arguments)
+    judge.require(800.0)
+    assert judge.first_error is not None
+    assert repr(caught.value) in str(judge.first_error)
+    assert judge.first_error.blame.part == "software"
+
+
+def test_of_two_failures_the_worse_is_kept() -> None:
+    """Whoever answers for it with a waiver reads that."""
+    judge = criterion()
+    for value in (690.0, 500.0, 650.0):
+        with pytest.raises(CriterionFailedError):
+            judge.require(value)
+    assert judge.judged is not None
+    assert judge.judged.value == 500.0
+
+
+def test_an_advisory_miss_is_not_lost() -> None:
+    """What is good beside it, or after it, does not hide it."""
+    judge = criterion(severity="advisory")
+    judge.require(600.0)
+    judge.require(800.0)
+    assert judge.judged is not None
+    assert (judge.judged.value, judge.judged.advisory) == (600.0, True)
+
+
 @pytest.mark.parametrize(
     ("values", "lacking"),
     [

@@ -199,6 +199,8 @@ def problems_of(path: Path) -> list[str]:
         ("above: 700", "above: -1", "site.yaml:11: 'bf16_tflops': 'above: -1' is negative; TFLOPS never is."),
         ("min: 1\n", "min: 0\n", "'gpu_count': 'min: 0' GPUs holds for every value: it is no limit."),
         ("min: 1\n", "below: 0\n", "'gpu_count': 'below: 0' GPUs can hold for no value."),
+        ("above: {2: 310, 8: 400}\n    unit: GB/s", "max: 1\n    unit: ratio", "'max: 1' ratio holds for every value"),
+        ("above: {2: 310, 8: 400}\n    unit: GB/s", "max: 100\n    unit: '%'", "'max: 100' % holds for every value"),
         ("min: 1\n", "min: 2\n", "'gpu_count': 'min: 2' of cluster.gpus_per_node asks for more than there is."),
         ("unit: GB/s", "unit: ratio", "site.yaml:37: 'busbw[all_reduce]': 'above: 310' lies outside 0..1, where a"),
         ("unit: GB/s", "unit: '%'", "site.yaml:37: 'busbw[all_reduce]': 'above: 310' lies outside 0..100, where a"),
