@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.commands.main import main
+from pytest_gpucluster.evidence import verification
 from pytest_gpucluster.evidence.archive import MANIFEST, SIGNATURE, STATEMENTS, as_json, environment_of, packed, read_archive
 from pytest_gpucluster.page.document import document_of
 from pytest_gpucluster.page.render import model_of, page_from
@@ -313,6 +315,17 @@ def test_a_valid_bundle(capsys: pytest.CaptureFixture[str], bundle: Path, key: P
         "zip", "manifest", "files", "order", "signature", "version", "limits", "results", "JUnit", "page", "environment",
         "statements",
     ]  # fmt: skip
+
+
+def test_a_check_whose_process_is_killed_is_done_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bundle: Path, key: Path
+) -> None:
+    """Limits and page are checked in a second process. What became of it changes no verdict."""
+    here, check = os.getpid(), verification.CHECKS["limits"]
+    killed: Callable[[Any], Any] = lambda found: check(found) if os.getpid() == here else os._exit(9)  # noqa: E731
+    monkeypatch.setitem(verification.CHECKS, "limits", killed)
+    code, found, last = verify(capsys, bundle, "--signers", signers_of(key))
+    assert (code, last, {state for state, _ in found.values()}) == (0, "valid", {"ok"})
 
 
 def test_unsigned(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: Path, key: Path) -> None:
