@@ -207,7 +207,8 @@ def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
 
 
 def _skipped_itself(test: ItemContext, report: pytest.TestReport) -> Record:
-    left_out = _record(test, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+    why = "its xfail mark let it fail" if hasattr(report, "wasxfail") else "it skipped itself"
+    left_out = _record(test, NOT_SELECTED, f"{why}: {_skip_reason(report)}")
     return replace(left_out, cause="skipped itself")
 
 
