@@ -49,13 +49,13 @@ def mode(setup: RunSetup) -> str:
 def run_lines(setup: RunSetup, *, version: str, width: int) -> list[str]:
     """What the run is: version, kind, shape, level, profile, limits."""
     inventory = setup.inventory
-    parts = "ranks" if inventory.device == "cpu" else "GPUs"
+    part = "rank" if inventory.device == "cpu" else "GPU"
     changed = f" ({len(setup.changed_limits)} changed)" if setup.changed_limits else ""
     limits = "packaged" if setup.settings.thresholds is None else setup.thresholds.path.name
     facts = [
         f"gpucluster {version}",
         mode(setup),
-        f"{counted(inventory.num_nodes, 'node')} x {inventory.gpus_per_node} {parts}",
+        f"{counted(inventory.num_nodes, 'node')} x {counted(inventory.gpus_per_node, part)}",
         f"level {setup.settings.level}",
         f"profile {setup.profile.name}",
         f"limits {limits}{changed}",

@@ -74,6 +74,12 @@ def test_what_is_asked() -> None:
     ]
 
 
+def test_one_of_each_is_one() -> None:
+    """One GPU in one node."""
+    alone = setup(inventory=Inventory(num_nodes=1, gpus_per_node=1, device="cuda"))
+    assert "   1 node x 1 GPU   " in run_lines(alone, version="0.1.0", width=120)[0]
+
+
 def test_own_limits_are_named() -> None:
     """With how many of them differ from the packaged ones."""
     own = setup(settings=SimpleNamespace(level="standard", thresholds="site.yaml", audit=False), changed_limits=["a", "b"])
