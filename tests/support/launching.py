@@ -274,8 +274,8 @@ class Starter:
         return [self.start([*prefix, *command], name=f"node{node}") for node, (prefix, command) in paired]
 
     def end_all(self) -> list[str]:
-        """Kill what still runs; the command lines of that."""
-        left = [command_of(process) for launch in self._launches for process in launch.alive()]
+        """Kill what still runs; the command lines of that. What ends just now has none, and is not left behind."""
+        left = [command for launch in self._launches for process in launch.alive() if (command := command_of(process))]
         for launch in self._launches:
             launch.kill_all()
         return left
