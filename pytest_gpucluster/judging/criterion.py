@@ -138,22 +138,21 @@ class Criterion:
     def _require(self, value: Any, finding: Finding, *, blamed: tuple[Place, ...] = ()) -> None:
         """Judge one value, or values by place, that belong to a finding; ``blamed``: the places to blame in place of ours.
 
-        What stopped this stays on record, whatever the test does then.
+        A value that is no measurement, and what else stopped this, stays on record, whatever the test does then.
         """
         try:
             self._decide(value, finding, blamed)
-        except (CriterionFailedError, MeasurementError):
-            raise
         except Exception as error:
-            text = f"{self.threshold.key} was not judged: {error!r}"
-            self.first_error = self.first_error or MeasurementError(text, blame=Blame(part="software"))
+            if not isinstance(error, CriterionFailedError) and getattr(error, "kind", None) != "noisy":
+                made = MeasurementError(f"{self.threshold.key} was not judged: {error!r}", blame=Blame(part="software"))
+                self.first_error = self.first_error or (error if isinstance(error, MeasurementError) else made)
             raise
 
     def _decide(self, value: Any, finding: Finding, blamed: tuple[Place, ...]) -> None:
         values = value if isinstance(value, Mapping) else {self.place: value}
         gap = _coverage_error(self, value) if isinstance(value, Mapping) else None
         self.first_error = self.first_error or gap
-        readings = self._readings(values)
+        readings = {place: self._reading(one, place) for place, one in values.items()}
         clear = {place: reading for place, reading in readings.items() if reading.doubt is None}
         doubtful = {place: reading for place, reading in readings.items() if reading.doubt is not None}
         if clear and (not self._holds(clear) or not (doubtful or gap)):
@@ -167,14 +166,6 @@ class Criterion:
             self._leave_open(doubtful, finding)
 
     # The values, and whether they are whole.
-
-    def _readings(self, values: Mapping[Any, Any]) -> dict[Any, _Reading]:
-        """The values as they are judged. A value that is no measurement stays on record, whatever the test does then."""
-        try:
-            return {place: self._reading(one, place) for place, one in values.items()}
-        except MeasurementError as error:
-            self.first_error = self.first_error or error
-            raise
 
     def _reading(self, measured: Any, place: Any) -> _Reading:
         """A number as it is; repeats with the doubt about them, measured on while there is one."""
