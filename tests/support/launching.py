@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -70,6 +71,10 @@ def under_torchrun(*arguments: str, ranks: int, nodes: int = 1, address: str = "
     return [[*TORCHRUN, *shape, f"--node-rank={node}", *PYTEST[1:], *arguments] for node in range(nodes)]
 
 
+FORKS = threading.Lock()
+"""Threads of a test start launches one after the other: one process forks all of them, and answers one at a time."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Launch:
     """One command line, started in a session of its own; ``output`` grows while it runs."""
@@ -86,7 +91,8 @@ class Launch:
         marked = {**self.environment, MARK: self.mark}
         with self._file().open("wb") as output:
             if can_fork(self.command, self.environment, forking=environment(measured=False), repository=REPOSITORY):
-                self._process = forking().fork(self.command, cwd=self.cwd, environment=marked, output=self._file())
+                with FORKS:
+                    self._process = forking().fork(self.command, cwd=self.cwd, environment=marked, output=self._file())
                 return self
             behind = behind_a_program(self.command, self.environment, repository=REPOSITORY)
             self._process = subprocess.Popen(

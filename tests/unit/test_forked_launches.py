@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -133,6 +134,20 @@ def test_workers_of_both_kinds_of_agents_see_what_a_program_sees(starter: Starte
     assert {*of_forks} == {*of_programs} == {"node0-cpu0", "node0-cpu1"}
     for place, seen in of_forks.items():
         assert without_own(seen) == without_own(of_programs[place])
+
+
+def test_threads_start_theirs_at_once(tmp_path: Path) -> None:
+    """Each gets its own: two at once read each other's answers, and one of them waited for ever."""
+
+    def version(number: int) -> tuple[int, int]:
+        made = environment(measured=False)
+        launch = Launch(command=[*PYTEST, "--version"], cwd=tmp_path, environment=made, name=f"launch{number}").start()
+        return launch.pid, launch.end()
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        ended = dict(pool.map(version, range(24)))
+    assert len(ended) == 24
+    assert set(ended.values()) == {0}
 
 
 def test_it_ends_as_a_program_does(tmp_path: Path) -> None:
