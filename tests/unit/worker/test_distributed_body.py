@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
+from pytest_gpucluster.errors import MeasurementError, RanksFailedError
 from pytest_gpucluster.plugin import attempts
-from pytest_gpucluster.protocol.messages import Success
+from pytest_gpucluster.protocol.messages import Failure, Success
 from pytest_gpucluster.worker.worker import bind_test
 
 if TYPE_CHECKING:
@@ -96,3 +97,12 @@ def test_a_value_of_any_rank_is_one_warning(values: list[Any], said: list[str]) 
     words = "Test functions should return None, but test_spmd.py::test_sum returned <class '{}'>.\nDid you mean to use `assert`"
     for warning, name in zip(item.warnings, said, strict=True):
         assert str(warning).startswith(words.format(name))
+
+
+@pytest.mark.parametrize(("raised", "made"), [("NoGpuError", MeasurementError), ("AssertionError", RanksFailedError)])
+def test_a_rank_without_a_gpu_could_not_run_the_body(raised: str, made: type[Exception]) -> None:
+    """That is an error, as nothing was tried. What the body raises is a failure."""
+    replies = {0: Success(value=None), 1: Failure(kind="raised", type=raised, error="torch sees 0 GPUs")}
+    item: Any = Warned()
+    with pytest.raises(made):
+        attempts._conclude(replies, lambda _replies, text: MeasurementError(text), item)
