@@ -32,6 +32,7 @@ from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.protocol.rank import own_hostname
 from pytest_gpucluster.records.reading import limits_used
 from pytest_gpucluster.reporting.lines import remembered_hosts
+from pytest_gpucluster.reporting.unfinished_run import read_unfinished_run
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.file import ThresholdsFile
@@ -263,7 +264,7 @@ def _expected(settings: Settings, thresholds: ThresholdsFile, profile: Profile, 
 def _with_hosts(inventory: Inventory, settings: Settings) -> Inventory:
     """The inventory with the expected hosts: of the launcher's list, of Slurm's, else of an earlier run with these results.
 
-    A run that may go on keeps its numbers: the same hosts in another order are in that of the earlier run.
+    A run that goes on keeps its numbers: the same hosts in another order are in that of the earlier run.
     """
     own, nodes = own_hostname(), inventory.num_nodes
     hosts = expected_hosts(os.environ, num_nodes=nodes, own=own)
@@ -272,8 +273,17 @@ def _with_hosts(inventory: Inventory, settings: Settings) -> Inventory:
     remembered = remembered_hosts(settings.results_dir, num_nodes=nodes, own=own)
     if not hosts:
         return replace(inventory, hosts=remembered, hosts_are_remembered=bool(remembered))
-    in_order = [host for before in remembered for host in hosts if is_same_host(host, before)]
-    return replace(inventory, hosts=tuple(in_order) if sorted(in_order) == sorted(hosts) else hosts)
+    in_order = tuple(host for before in remembered for host in hosts if is_same_host(host, before))
+    is_reordered = in_order != hosts and sorted(in_order) == sorted(hosts)
+    return replace(inventory, hosts=in_order if is_reordered and _goes_on(settings.results_dir) else hosts)
+
+
+def _goes_on(results_dir: Path) -> bool:
+    try:
+        read_unfinished_run(results_dir, completes=True)
+    except ConfigurationError:  # of a run that has ended nothing is kept, its numbers neither
+        return False
+    return True
 
 
 def _slurm_job(variables: Mapping[str, str]) -> str | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHIPPED = ("pytest_gpucluster", "tests_acceptance", "finetune_smoke")
 MOST_FILES = 25
 FEWEST_LINES = 60
-MOST_CODE_LINES = 45_008
+MOST_CODE_LINES = 45_016
 """Of all that is shipped, without docstrings, comments and blank lines. Growth is said in the changelog of each round."""
 SHORT_FILES = {
     "finetune_smoke/model/products.py": "the custom operator of a LoRA linear, which torch.compile must not split",

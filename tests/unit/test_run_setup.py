@@ -216,6 +216,9 @@ def test_a_run_that_goes_on_keeps_its_numbers(
     monkeypatch.setenv("GPUCLUSTER_HOSTS", given)
     journal(tmp_path / "gpucluster-results", ["n1", "n2"])
     two = replace(settings(tmp_path, profile="rehearsal", expect="nodes=2,gpus_per_node=2"), resume=resume)
+    ended = run_setup.prepare(two, None, start=tmp_path).inventory
+    assert ended.hosts == tuple(given.split(",")), "of a run that is not gone on with, nothing is kept"
+    monkeypatch.setattr(run_setup, "read_unfinished_run", lambda *_, **__: "an unfinished run")
     found = run_setup.prepare(two, None, start=tmp_path).inventory
     assert (found.hosts, found.hosts_are_remembered) == (hosts, False)
 
