@@ -186,6 +186,32 @@ def test_a_fresh_environment_gets_the_project(
     assert [words[-1] == str(tmp_path) for words in made] == [False, True]
 
 
+@pytest.mark.parametrize(("found", "taken"), [((0, 9), True), ((os.ST_NOEXEC, 9), False), ((0, 1), False)])
+def test_files_of_tests_lie_in_memory(
+    sessions: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: tuple[int, int], *, taken: bool
+) -> None:
+    """Where there is room and programs may start; nothing is left there."""
+    shown = SimpleNamespace(f_flag=found[0], f_bavail=found[1] << 18, f_frsize=4096)
+    given: list[str | None] = []
+
+    def run(_session: object, *_words: str, **variables: str) -> None:
+        given.append(variables.get("TMPDIR"))
+        assert all(Path(folder).is_dir() for folder in given if folder)
+
+    monkeypatch.setattr(sessions, "IN_MEMORY", tmp_path)
+    monkeypatch.setattr(sessions.os, "statvfs", lambda _folder: shown)
+    monkeypatch.setattr(sessions, "run", run)
+    sessions.run_tests(None, "pytest")
+    (folder,) = given
+    assert (folder is not None and Path(folder).parent == tmp_path) == taken
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_machine_without_such_a_folder(sessions: ModuleType, tmp_path: Path) -> None:
+    """Files lie where they usually do."""
+    assert not sessions.has_room(tmp_path / "absent")
+
+
 @pytest.mark.parametrize("gpus", [0, 8])
 def test_a_torch_that_sees_gpus_is_shared(
     bare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], gpus: int

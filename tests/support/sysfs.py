@@ -47,6 +47,7 @@ class MadeNic:
     netdev: str = ""
     efa: bool = False
     ports: int = 1
+    counted: bool = True
 
     @property
     def pci(self) -> str:
@@ -108,7 +109,7 @@ class MadeSys:
         tables = {"pkeys/0": "0xffff", "gid_attrs/types/0": kind}
         write(folder, {**texts, **tables, "gids/0": f"fe80:0000:0000:0000:b83f:d203:{nic.bus:04x}:{number:04x}"})
         names = {"hw_counters": EFA_COUNTERS} if nic.efa else {"counters": COUNTERS, "hw_counters": HW_COUNTERS}
-        for kind, counters in names.items():
+        for kind, counters in names.items() if nic.counted else ():
             write(folder / kind, dict.fromkeys(counters, "0"))
 
     def add_pci(self, address: str, *, bus: int, slot: int = 0, files: Mapping[str, str]) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +16,8 @@ from tests.support.sysfs import HDR, MadeSys, infiniband, roce
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from pytest_gpucluster.inventory.nics import Nic
     from pytest_gpucluster.judging.finding import Finding
 
 PORTS = 4
@@ -23,21 +26,47 @@ PROMISE = PortPromise(fabric="infiniband")
 
 
 class Hosts:
-    """Hosts with four ports each, one more that has no cable, and two Ethernet ones."""
+    """Hosts with four ports each, one more that has no cable, and two Ethernet ones: all alike and healthy.
+
+    A host gets files of its own when a test asks for it; 400 files are half a second of a busy machine.
+    """
 
     def __init__(self, folder: Path, number: int) -> None:
-        """All alike and healthy."""
-        self.made = [MadeSys(folder / f"host{at}", *map(infiniband, range(PORTS + 1))) for at in range(number)]
-        for made in self.made:
-            made.pull_down(f"mlx5_{PORTS}")
-            made.add(roce(8))
-            made.add(roce(9))
+        """None has files yet."""
+        self._folder, self._number = folder, number
+        self._made: dict[int, MadeSys] = {}
+
+    def host(self, at: int) -> MadeSys:
+        """The files of one."""
+        if at not in self._made:
+            self._made[at] = usual_host(self._folder / f"host{at}")
+        return self._made[at]
+
+    @property
+    def made(self) -> list[MadeSys]:
+        """The files of all."""
+        return [self.host(at) for at in range(self._number)]
 
     def judge(self, promise: PortPromise = PROMISE) -> list[Finding]:
         """What is seen of each host."""
-        return list(
-            judge_ports({f"host{at}": read_nics(root=made.root) for at, made in enumerate(self.made)}, promise).values()
-        )
+        nics = [read_nics(root=self._made[at].root) if at in self._made else usual_nics() for at in range(self._number)]
+        return list(judge_ports({f"host{at}": read for at, read in enumerate(nics)}, promise).values())
+
+
+def usual_host(folder: Path) -> MadeSys:
+    """A healthy host; its counters are not there, which no test here needs."""
+    made = MadeSys(folder, *(infiniband(at, counted=False) for at in range(PORTS + 1)))
+    made.pull_down(f"mlx5_{PORTS}")
+    for number in (8, 9):
+        made.add(roce(number, counted=False))
+    return made
+
+
+@functools.cache
+def usual_nics() -> list[Nic]:
+    """What is read of a healthy host."""
+    with TemporaryDirectory() as folder:
+        return read_nics(root=usual_host(Path(folder)).root)
 
 
 def fewer(seen: list[Finding]) -> list[int]:
@@ -80,7 +109,7 @@ def renamed(made: MadeSys) -> None:
 def test_a_rate_that_is_none(tmp_path: Path, rate: str, promise: PortPromise, *, on_all: bool) -> None:
     """A port that is up and says so is not green, on one host or on all; the healthy ones are."""
     hosts = Hosts(tmp_path, 3)
-    for made in hosts.made if on_all else hosts.made[:1]:
+    for made in hosts.made if on_all else [hosts.host(0)]:
         made.change("mlx5_2", "rate", rate)
     are_good = [not seen.doubts and seen.judged == 0 for seen in hosts.judge(promise)]
     assert are_good == ([False] * 3 if on_all else [False, True, True])
@@ -110,7 +139,7 @@ def test_healthy_hosts(tmp_path: Path, number: int) -> None:
 def test_one_port_is_named(tmp_path: Path, number: int, plant: Callable[[MadeSys], None], fact: str) -> None:
     """That host has one bad port, whatever the names became; its peers have none."""
     hosts = Hosts(tmp_path, number)
-    plant(hosts.made[1])
+    plant(hosts.host(1))
     seen = hosts.judge()
     assert fewer(seen) == [0, 1, *[0] * (number - 2)]
     assert (seen[1].names, seen[1].facts) == ((PORT_2,), (f"{PORT_2}: {fact}",))
@@ -121,7 +150,7 @@ def test_a_whole_host_without_links(tmp_path: Path) -> None:
     """Each of its ports is bad, but for the one that is off everywhere."""
     hosts = Hosts(tmp_path, 3)
     for number in range(PORTS):
-        hosts.made[2].pull_down(f"mlx5_{number}")
+        hosts.host(2).pull_down(f"mlx5_{number}")
     seen = hosts.judge()
     assert fewer(seen) == [0, 0, PORTS]
     assert len(seen[2].names) == PORTS
@@ -133,7 +162,7 @@ def test_one_host_with_a_port_more(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 3)
     spare = f"mlx5_{PORTS}"
     for path, text in {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": HDR}.items():
-        hosts.made[0].change(spare, path, text)
+        hosts.host(0).change(spare, path, text)
     assert fewer(hosts.judge()) == [0, 0, 0]
 
 
@@ -155,7 +184,7 @@ def test_no_adapter_at_all(tmp_path: Path) -> None:
         for number in range(PORTS + 1):
             made.remove(f"mlx5_{number}")
     assert [(one.judged, one.evidence["up"], one.doubts) for one in hosts.judge()] == [(1, "none", ())] * 2
-    hosts.made[0].root = tmp_path / "nowhere"
+    hosts.host(0).root = tmp_path / "nowhere"
     assert "no infiniband adapter could be read: No such file" in hosts.judge()[0].doubts[0]
     assert fewer(hosts.judge()) == [0, 1]
 
@@ -163,12 +192,12 @@ def test_no_adapter_at_all(tmp_path: Path) -> None:
 def test_an_adapter_whose_ports_cannot_be_listed(tmp_path: Path) -> None:
     """Its port may be up, so nothing is bad; that is said, and another bad port is still found."""
     hosts = Hosts(tmp_path, 2)
-    ports = hosts.made[0].port("mlx5_2").parent
+    ports = hosts.host(0).port("mlx5_2").parent
     ports.rename(tmp_path / "aside")
     seen = hosts.judge()
     assert fewer(seen) == [0, 0]
     assert seen[0].doubts[0].startswith("mlx5_2 (0000:32:00.0): its ports are not available")
-    hosts.made[0].pull_down("mlx5_1")
+    hosts.host(0).pull_down("mlx5_1")
     assert fewer(hosts.judge()) == [1, 0]
 
 
@@ -288,7 +317,7 @@ def test_ports_that_carry_the_promise(tmp_path: Path) -> None:
         for path, text in {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": HDR}.items():
             made.change(f"mlx5_{PORTS}", path, text)
     assert fewer(hosts.judge(TOTAL)) == [0, 0]
-    hosts.made[0].refuse("mlx5_2", "rate")
+    hosts.host(0).refuse("mlx5_2", "rate")
     seen = hosts.judge(TOTAL)
     assert (seen[0].judged, len(seen[0].doubts), seen[1].judged) == (None, 1, 0)
 
@@ -301,7 +330,7 @@ def test_one_host_alone(tmp_path: Path) -> None:
     assert (error.culprits, error.blames) == ((), "unknown")
     promise = PortPromise(fabric="infiniband", ports=PORTS, gbit_s=400)
     assert hosts.judge(promise)[0].doubts == ()
-    half_rate(hosts.made[0])
+    half_rate(hosts.host(0))
     (seen,) = hosts.judge(promise)
     assert (seen.judged, PORT_2 in seen.names) == (1, True)
 
@@ -310,12 +339,12 @@ def test_one_host_alone(tmp_path: Path) -> None:
 def test_a_port_that_cannot_be_read(tmp_path: Path, path: str) -> None:
     """It is said, with the port; no other port or host is blamed for it; a bad port beside it is still found."""
     hosts = Hosts(tmp_path, 2)
-    hosts.made[0].refuse("mlx5_2", path)
+    hosts.host(0).refuse("mlx5_2", path)
     seen = hosts.judge()
     assert fewer(seen) == [0, 0]
     assert PORT_2 in seen[0].doubts[0]
     assert seen[1].doubts == ()
-    hosts.made[0].pull_down("mlx5_1")
+    hosts.host(0).pull_down("mlx5_1")
     seen = hosts.judge()
     assert fewer(seen) == [1, 0]
     assert seen[0].names == ("mlx5_1 port 1 (0000:22:00.0)",)
@@ -324,8 +353,8 @@ def test_a_port_that_cannot_be_read(tmp_path: Path, path: str) -> None:
 def test_a_port_that_is_down_needs_no_more(tmp_path: Path) -> None:
     """Down is known, though the physical state cannot be read."""
     hosts = Hosts(tmp_path, 2)
-    hosts.made[0].pull_down("mlx5_2")
-    hosts.made[0].refuse("mlx5_2", "phys_state")
+    hosts.host(0).pull_down("mlx5_2")
+    hosts.host(0).refuse("mlx5_2", "phys_state")
     seen = hosts.judge()
     assert (fewer(seen), seen[0].doubts, seen[0].names) == ([1, 0], (), (PORT_2,))
 
@@ -381,11 +410,11 @@ def test_adapters_of_nvswitches_are_no_ports_of_the_fabric(tmp_path: Path) -> No
         for port in (3, 4):
             vpd = (made.root / "class" / "infiniband" / f"mlx5_{port}" / "device").resolve() / "vpd"
             vpd.write_bytes(b"\x82\x1e\x00Nvidia ConnectX-7 mezzanine\x00\x90V3\x0eSMDL=SW_MNG\x78")
-    hosts.made[0].pull_down("mlx5_3")
+    hosts.host(0).pull_down("mlx5_3")
     for seen in hosts.judge():
         assert (seen.judged, seen.evidence["up"]) == (0, "3 at 400 Gb/s")
         assert seen.evidence["of NVSwitches, not counted"] == ["mlx5_3", "mlx5_4"]
-    device = (hosts.made[1].root / "class" / "infiniband" / "mlx5_0" / "device").resolve()
+    device = (hosts.host(1).root / "class" / "infiniband" / "mlx5_0" / "device").resolve()
     (device / "vpd").mkdir()  # not even root can read it
     assert hosts.judge()[1].evidence["perhaps of NVSwitches"] == ["mlx5_0"]
 
@@ -409,7 +438,7 @@ def test_adapters_with_other_names_on_each_host(tmp_path: Path) -> None:
 def test_virtual_functions_have_no_cable(tmp_path: Path) -> None:
     """A virtual function that is down is nobody's fault."""
     hosts = Hosts(tmp_path, 2)
-    made = hosts.made[0]
+    made = hosts.host(0)
     made.add(infiniband(7))
     device = (made.root / "class" / "infiniband" / "mlx5_7" / "device").resolve()
     (device / "physfn").symlink_to(device)
