@@ -1,12 +1,14 @@
 """The model of a simulated fleet: a call, and what one rank answers. Deterministic.
 
-What a rank answers stands beside the measurement, under ``@simulated_by``, or in the table here.
+What a rank answers stands beside the measurement, under ``@simulated_by``, or under the measurement's name in
+:mod:`~pytest_gpucluster.fleet.group_answers` or :mod:`~pytest_gpucluster.fleet.host_answers`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_gpucluster.fleet import group_answers, host_answers
@@ -16,43 +18,15 @@ from pytest_gpucluster.protocol.functions import SIMULATED_MARK
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Reply, Success
 from pytest_gpucluster.protocol.plain_data import to_plain
 
-BY_MODULE: Mapping[str, Sequence[Callable[[SimulatedCall], Any]]] = {
-    "inventory.identity": [host_answers.identity],
-    "inventory.occupancy": [host_answers.read_occupancy, host_answers.read_occupancy_again],
-    "measurements.collective_sizes": [group_answers.by_size],
-    "measurements.collectives": [group_answers.all_reduce, group_answers.collective, group_answers.nodes_reached],
-    "measurements.dcgm": [host_answers.dcgm_program],
-    "measurements.file_rates": [host_answers.file_rates, host_answers.file_requests],
-    "measurements.health": [host_answers.gpu_counters, host_answers.gpu_state, host_answers.gpu_xids, host_answers.node_sxids],
-    "measurements.host": [
-        host_answers.host_clock,
-        host_answers.host_errors,
-        host_answers.host_state,
-        host_answers.kubernetes_cluster,
-        host_answers.kubernetes_node,
-        host_answers.nic_paths,
-        host_answers.nic_state,
-    ],
-    "measurements.host_parts": [host_answers.host_parts],
-    "measurements.pair_matrix": [group_answers.pair_matrix, group_answers.net_interfaces, group_answers.rail],
-    "measurements.shared_paths": [
-        host_answers.count_under_lock,
-        host_answers.leave_mark,
-        host_answers.read_marks,
-        host_answers.replace_file,
-        host_answers.small_files,
-    ],
-    "measurements.training": [group_answers.finetune, group_answers.sharded_memory, group_answers.train],
-    "measurements.transport": [group_answers.transport],
-}
-"""Who answers for the functions of a module; an answer has the name of its function."""
-NO_VALUE = ("measurements.shared_paths:clear_path", "worker.worker:leave_group", "worker.worker:look_at_gpu")
+NO_VALUE = ("clear_path", "leave_group", "look_at_gpu")
 """Functions that are called for what they do to a real worker."""
 ANSWERS: Mapping[str, Callable[[SimulatedCall], Any]] = {
-    **{f"{module}:{answer.__name__}": answer for module, answers in BY_MODULE.items() for answer in answers},
-    **dict.fromkeys(NO_VALUE, lambda _call: None),
-}
-"""By ``module:function`` below this package."""
+    name: made
+    for answers in (group_answers, host_answers)
+    for name, made in inspect.getmembers(answers, inspect.isfunction)
+    if made.__module__ == answers.__name__ and not name.startswith("_")
+} | dict.fromkeys(NO_VALUE, lambda _call: None)
+"""By the name of the package's function that they answer for."""
 MEASUREMENTS = f"{PACKAGE}.measurements"
 DYING = "measurements.sustained:sustained"
 HANGING = "measurements.hbm_pattern:hbm_pattern"
@@ -80,7 +54,7 @@ def answer(group: SimulatedGroup, function: FunctionName, *, rank: int, kwargs: 
 
     A function that the model does not know is a failure: a simulated fleet makes no value up for it.
     """
-    found = ANSWERS.get(_name_of(function)) or _beside(function)
+    found = _answer_of(function)
     if found is None:
         error = f"a simulated fleet has no value of {function.module}:{function.qualname}"
         return Failure(kind="raised", type="NotSimulatedError", error=error, blames="software", entered=True)
@@ -90,6 +64,12 @@ def answer(group: SimulatedGroup, function: FunctionName, *, rank: int, kwargs: 
         text = f"a simulated fleet cannot answer {function.qualname} with {kwargs}: {error!r}"
         return Failure(kind="raised", type="NotSimulatedError", error=text, blames="software", entered=True)
     return Success(value=value if isinstance(value, dict) else to_plain(value), entered=True)
+
+
+def _answer_of(function: FunctionName) -> Callable[[SimulatedCall], Any] | None:
+    if not function.module.startswith(f"{PACKAGE}."):
+        return None
+    return ANSWERS.get(function.qualname) or _beside(function)
 
 
 def _beside(function: FunctionName) -> Callable[[SimulatedCall], Any] | None:
