@@ -284,12 +284,7 @@ def worker_environment(rank: Rank, folder: Path, *, nodes: Mapping[str, int]) ->
         **NCCL_LOGGING,
         FILE: log,
         PATH: log,
-        "RANK": str(rank.rank),
-        "WORLD_SIZE": str(rank.world_size),
-        "LOCAL_RANK": str(rank.local_rank),
-        "LOCAL_WORLD_SIZE": str(rank.local_world_size),
-        "GROUP_RANK": str(rank.group_rank),
-        "GPUCLUSTER_NODE": str(nodes.get(str(rank.group_rank), rank.group_rank)),
+        **rank.variables(node=nodes.get(str(rank.group_rank), rank.group_rank)),
     }
 
 

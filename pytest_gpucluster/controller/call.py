@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -230,8 +230,3 @@ def lost_reply(why: str, *, blames: Part = "host") -> Failure:
 def forged_reply(error: Exception) -> Failure:
     """The reply in place of one that this run did not sign, or that is no message."""
     return Failure(kind="refused", error=str(error), blames="software")
-
-
-def released_reply(why: str) -> Failure:
-    """The reply of a rank that was not asked, because another rank of its group cannot take part."""
-    return replace(lost_reply(why), kind="released")

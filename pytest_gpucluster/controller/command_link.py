@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.controller.call import Call, lost_reply, released_reply
+from pytest_gpucluster.controller.call import Call, lost_reply
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import (
@@ -237,7 +237,7 @@ class Members:
 
     def refuse(self, rank: int, why: str) -> None:
         """Answer every later call for this rank with a refusal."""
-        self._lost[rank] = replace(lost_reply(why, blames="software"), kind="refused")
+        self._lost[rank] = Failure(kind="refused", error=why, blames="software")
 
     def note_lost(self, replies: Mapping[int, Reply]) -> None:
         """Answer every later call for the ranks that were lost in this one with the same failure."""
@@ -251,7 +251,8 @@ class Members:
         for group in call.groups or ():
             lost = [rank for rank in group if rank in self._lost]
             for rank in group if lost else ():
-                replies.setdefault(rank, released_reply(f"rank {lost[0]} cannot take part: {self._lost[lost[0]].error}"))
+                error = f"rank {lost[0]} cannot take part: {self._lost[lost[0]].error}"
+                replies.setdefault(rank, Failure(kind="released", error=error, blames="host"))
         return replies
 
     def expected_to_leave(self, world_size: int, *, said_hello: Callable[[int], bool]) -> list[int]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from pytest_gpucluster.agent.main import AgentSettings, resolved
 from pytest_gpucluster.agent.main import command as command_of
 from pytest_gpucluster.config.torchrun import Launch
@@ -76,7 +78,7 @@ class Controller:
     def _command(self, secret_fd: int | None, controller_fd: int) -> list[str] | Callable[[], NoReturn]:
         """The command line of the agents of this process's own ranks, which get the two descriptors; or what a fork does."""
         if self._launch is None:
-            ranks = [_local_rank(number, self.world_size) for number in range(self.world_size)]
+            ranks = [Rank.local(number, self.world_size) for number in range(self.world_size)]
         else:
             ranks = [rank_of(self._launch)]
         settings = AgentSettings(
@@ -218,14 +220,4 @@ def address_of(launch: Launch) -> Address:
 
 def rank_of(launch: Launch) -> Rank:
     """This torchrun rank as an agent's identity."""
-    return Rank(
-        rank=launch.rank,
-        world_size=launch.world_size,
-        local_rank=launch.local_rank,
-        local_world_size=launch.local_world_size,
-        group_rank=launch.group_rank,
-    )
-
-
-def _local_rank(number: int, num_local: int) -> Rank:
-    return Rank(rank=number, world_size=num_local, local_rank=number, local_world_size=num_local, group_rank=0)
+    return msgspec.convert(launch, Rank, from_attributes=True)

@@ -16,30 +16,50 @@ from pytest_gpucluster.controller.call import Call, CallClock, Observer
 from pytest_gpucluster.places import Device
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Reply, ReportTarget, Success
+from pytest_gpucluster.protocol.rank import Rank
 from pytest_gpucluster.worker import worker
 from pytest_gpucluster.worker.raised import failure_of
 
 OBJECTION = "run inline, for a debugger (--gpucluster-inline)"
-ENVIRONMENT = {
-    "RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "GROUP_RANK": "0",
-    "GPUCLUSTER_NODE": "0",
-}
+ENVIRONMENT = Rank.local(0, 1).variables(node=0)
 
 
-class InlineController:
-    """Makes calls by running them in this process, as rank 0 of 1."""
+class AgentlessController:
+    """What a controller does that has no agents of its own, here and in a worker of pytest-xdist. It measures one node."""
 
     is_signed = True
+
+    def __init__(self, *, rootdir: Path) -> None:
+        """Start nothing."""
+        self.rootdir = rootdir
+
+    def meet(self, *, within_s: float) -> None:
+        """Do nothing: there is no agent to wait for."""
+
+    def hello_of(self, rank: int) -> None:
+        """Without an agent there is no hello."""
+
+    def refuse(self, rank: int, why: str) -> None:
+        """The ranks of one node have the same software."""
+        raise AssertionError(f"rank {rank} of this node: {why}")
+
+    def assign_nodes(self, nodes: Mapping[int, int]) -> None:
+        """Do nothing: there is one node, and who makes the calls knows its number."""
+
+    def name(self, function: Callable[..., Any]) -> FunctionName:
+        """How ``function`` is named; the same rules as for workers."""
+        return functions.name_function(function, rootdir=self.rootdir)
+
+
+class InlineController(AgentlessController):
+    """Makes calls by running them in this process, as rank 0 of 1."""
+
     world_size = 1
 
     def __init__(self, *, device: Device, rootdir: Path) -> None:
         """Start nothing yet."""
+        super().__init__(rootdir=rootdir)
         self.device = device
-        self.rootdir = rootdir
         self.terminated: str | None = None
         self._clock = CallClock()
         self._observer = Observer()
@@ -59,28 +79,9 @@ class InlineController:
         """Do nothing: there is no other node."""
         del line
 
-    def meet(self, *, within_s: float) -> None:
-        """Do nothing: there is no agent to wait for."""
-        del within_s
-
     def terminate(self, by: str) -> None:
         """Remember the signal; the function that runs now is not interrupted."""
         self.terminated = by
-
-    def refuse(self, rank: int, why: str) -> None:
-        """One process cannot differ from itself."""
-        raise AssertionError(f"rank {rank} of an inline run: {why}")
-
-    def assign_nodes(self, nodes: Mapping[int, int]) -> None:
-        """Do nothing: there is one node, and :data:`ENVIRONMENT` has its number."""
-        del nodes
-
-    def name(self, function: Callable[..., Any]) -> FunctionName:
-        """How ``function`` is named; the same rules as for workers."""
-        return functions.name_function(function, rootdir=self.rootdir)
-
-    def hello_of(self, rank: int) -> None:
-        """Without an agent there is no hello."""
 
     def call(self, call: Call) -> dict[int, Reply]:
         """Run the function here and now."""

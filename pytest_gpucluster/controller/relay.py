@@ -13,16 +13,16 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from pytest_gpucluster.controller.call import Call
+from pytest_gpucluster.controller.inline import AgentlessController
 from pytest_gpucluster.errors import ErrorKind, MeasurementError
-from pytest_gpucluster.protocol import functions, plain_data
+from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.codec import TypedMessage, Wire, read_one_of
-from pytest_gpucluster.protocol.messages import FunctionName, Reply, Success, read_reply
+from pytest_gpucluster.protocol.messages import Reply, Success, read_reply
 from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
@@ -135,18 +135,16 @@ def _as_text(reply: Reply) -> str:
     return plain.to_json().decode()
 
 
-class RelayedController:
-    """The end in a worker of pytest-xdist: has the interface of the controller, and passes its calls on.
+class RelayedController(AgentlessController):
+    """The end in a worker of pytest-xdist: passes its calls on.
 
     ``is_signed``: pytest-xdist measures one node, whose controller makes a secret of its own.
     """
 
-    is_signed = True
-
     def __init__(self, address: str, *, world_size: int, rootdir: Path) -> None:
         """Connect."""
+        super().__init__(rootdir=rootdir)
         self.world_size = world_size
-        self.rootdir = rootdir
         self.measuring_s = self.waited_s = 0.0
         self._num_asked = 0
         self._num_made: Counter[str] = Counter()
@@ -168,25 +166,6 @@ class RelayedController:
                     if answer.number == self._num_asked:
                         return answer
         raise MeasurementError(GONE, kind="missing")
-
-    def meet(self, *, within_s: float) -> None:
-        """Do nothing: the controller has met its agents before any test runs."""
-        del within_s
-
-    def hello_of(self, rank: int) -> None:
-        """The controller knows the agents."""
-
-    def refuse(self, rank: int, why: str) -> None:
-        """The ranks of one node have the same software."""
-        raise AssertionError(f"rank {rank} of this node: {why}")
-
-    def assign_nodes(self, nodes: Mapping[int, int]) -> None:
-        """Do nothing: the controller, which makes the calls, knows the nodes."""
-        del nodes
-
-    def name(self, function: Callable[..., Any]) -> FunctionName:
-        """How ``function`` is named to the agents' workers."""
-        return functions.name_function(function, rootdir=self.rootdir)
 
     def call(self, call: Call) -> dict[int, Reply]:
         """Let the controller make the call, or get the replies that another worker's same call had.

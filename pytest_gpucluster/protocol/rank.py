@@ -10,9 +10,12 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_gpucluster.protocol.codec import TypedMessage
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 STOPPED = "T"
 """The state letter of a process after SIGSTOP; one that a debugger has stopped has ``t``."""
@@ -27,6 +30,22 @@ class Rank(TypedMessage):
     local_rank: int
     local_world_size: int
     group_rank: int
+
+    @classmethod
+    def local(cls, number: int, num_local: int) -> Self:
+        """One of the ranks of a run on this machine alone."""
+        return cls(rank=number, world_size=num_local, local_rank=number, local_world_size=num_local, group_rank=0)
+
+    def variables(self, *, node: int) -> dict[str, str]:
+        """The environment of a worker that is this rank, on the node with this number in the inventory."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "GROUP_RANK": str(self.group_rank),
+            "GPUCLUSTER_NODE": str(node),
+        }
 
 
 HOSTNAME = "GPUCLUSTER_HOSTNAME"
