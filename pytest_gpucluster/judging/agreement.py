@@ -11,6 +11,7 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.text import counted
 
 Member = TypeVar("Member", bound=Hashable)
@@ -87,16 +88,9 @@ def groups_of(digests_by_member: Mapping[Member, str], group_of: Mapping[Member,
     Args:
         digests_by_member: one digest each; members that could not be measured are left out.
         group_of: the group of each member, such as the GPU's model. May know more members.
-
-    Raises:
-        ValueError: a member has no group.
     """
-    groups: dict[str, dict[Member, str]] = {}
-    for member, digest in digests_by_member.items():
-        if member not in group_of:
-            raise ValueError(f"{member} has a digest and no group")
-        groups.setdefault(group_of[member], {})[member] = digest
-    return tuple(AlikeGroup(name=name, digests=digests) for name, digests in groups.items())
+    groups = grouped((group_of[member], (member, digest)) for member, digest in digests_by_member.items())
+    return tuple(AlikeGroup(name=name, digests=dict(digests)) for name, digests in groups.items())
 
 
 def suspicions(
@@ -109,9 +103,6 @@ def suspicions(
     Args:
         digests_by_member: each member's digests by kind. A kind that a member does not have is not compared there.
         group_of: as for :func:`groups_of`.
-
-    Raises:
-        ValueError: a member has no group.
     """
     against: dict[Member, dict[str, str]] = {member: {} for member in digests_by_member}
     kinds = dict.fromkeys(kind for digests in digests_by_member.values() for kind in digests)
@@ -138,9 +129,6 @@ def suspicions_in_round(
         group_of: as for :func:`groups_of`.
         first: each member's digests in its first round. A single member of a group has nothing else to compare with.
         unsteady: the kinds that did not repeat within this round, in words.
-
-    Raises:
-        ValueError: a member has no group.
     """
     unlike = suspicions(digests_by_member, group_of)
     against: dict[Member, dict[str, str]] = {}

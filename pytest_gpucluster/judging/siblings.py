@@ -86,19 +86,15 @@ def shortfalls(
         The shortfall of each member that has a sibling.
 
     Raises:
-        ValueError: a rate that is not a finite number above 0, a spread that is not between 0 and 1, or a member without a
-            group.
+        ValueError: a rate that is not a finite number above 0, or a spread that is not between 0 and 1.
     """
     if not 0 < floor_spread < 1:
         raise ValueError(f"floor_spread must lie between 0 and 1, not {floor_spread}")
-    groups: dict[str, dict[Member, float]] = {}
     for member, value in values.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{member}: {value} is not a rate")
-        if group_of is not None and member not in group_of:
-            raise ValueError(f"{member} has a rate and no group")
-        groups.setdefault("" if group_of is None else group_of[member], {})[member] = value
-    found = [_within(group, floor_spread) for group in groups.values() if len(group) > 1]
+    groups = grouped((group_of and group_of[member], (member, value)) for member, value in values.items())
+    found = [_within(dict(group), floor_spread) for group in groups.values() if len(group) > 1]
     return {member: shortfall for group in found for member, shortfall in group.items()}
 
 

@@ -67,15 +67,10 @@ def slow_gpus(names: Sequence[str], matrix: PairMatrix, usual_gb_s: float) -> Sl
     """Look for the GPUs of a node that are slow with all others.
 
     Args:
-        names: the GPUs of the node, in the order of the ranks.
+        names: the GPUs of the node, at least :data:`FEWEST_GPUS`, in the order of the ranks.
         matrix: what each sends to each other one.
         usual_gb_s: what a pair usually reaches, by :func:`usual_pair_gb_s`.
-
-    Raises:
-        ValueError: fewer than three GPUs.
     """
-    if len(names) < FEWEST_GPUS:
-        raise ValueError(f"{counted(len(names), 'GPU')}: expected at least {FEWEST_GPUS}")
     rates = _rates(names, matrix)
     slow = {pair for pair, gb_s in rates.items() if gb_s < SLOW_SHARE * usual_gb_s}
     bad = [name for name in names if _is_slow_with_all(name, names, slow)]

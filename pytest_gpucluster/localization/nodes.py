@@ -106,12 +106,7 @@ def search_nodes(
         within_s: no further round begins after so many seconds.
         unit: of the values.
         clock: the time in seconds.
-
-    Raises:
-        ValueError: too few nodes.
     """
-    if len(nodes) < FEWEST_NODES:
-        raise ValueError(f"{counted(len(nodes), 'node')}: expected at least {FEWEST_NODES}")
     began_s, measured, is_cut = clock(), 0, False
 
     def in_time(groups: Sequence[MemberGroup]) -> Sequence[Result]:

@@ -25,7 +25,6 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds.layers import Kind
 
 SIGNS: dict[Kind, str] = {"above": ">", "below": "<", "min": ">=", "max": "<="}
@@ -125,13 +124,7 @@ def ring_gb_s(*, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink_gb_s: float
 
 
 def most_gb_s(*, nodes: int, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink_gb_s: float) -> float:
-    """More than this no all-reduce over at least two nodes can reach, by whichever algorithm, with NVLS and without SHARP.
-
-    Raises:
-        ValueError: fewer than two nodes, or no GPU.
-    """
-    if nodes < 2 or gpus_per_node < 1:
-        raise ValueError(f"{nodes} x {gpus_per_node} are no nodes with something between them")
+    """More than this no all-reduce over at least two nodes can reach, by whichever algorithm, with NVLS and without SHARP."""
     gpus = nodes * gpus_per_node
     bus = 2 * (gpus - 1) / gpus
     between = bus * gpus_per_node * nic_gb_s_per_gpu / (2 * (nodes - 1) / nodes)
@@ -152,13 +145,7 @@ def most_possible_gb_s(*, nodes: int, gpus_per_node: int, nic_gb_s_per_gpu: floa
 
 
 def most_by_nvlink_gb_s(*, gpus: int, nvlink_gb_s: float) -> float:
-    """More than this no all-reduce can reach over at least two GPUs that NVLink joins, with NVLS or without.
-
-    Raises:
-        ValueError: fewer than two GPUs.
-    """
-    if gpus < 2:
-        raise ValueError(f"{counted(gpus, 'GPU has', 'GPUs have')} nothing between them")
+    """More than this no all-reduce can reach over at least two GPUs that NVLink joins, with NVLS or without."""
     return 2 * (gpus - 1) / gpus * nvlink_gb_s / _sent_in_node(gpus)
 
 

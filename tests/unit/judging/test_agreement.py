@@ -153,7 +153,7 @@ def test_every_state_at_once() -> None:
 
 def test_a_member_without_a_group_is_refused() -> None:
     """It would be compared with nobody, in silence."""
-    with pytest.raises(ValueError, match="gpu1 has a digest and no group"):
+    with pytest.raises(KeyError, match="gpu1"):
         groups_of({"gpu0": "a", "gpu1": "a"}, {"gpu0": "H200"})
 
 

@@ -141,7 +141,7 @@ def test_refuses_a_senseless_floor(spread: float) -> None:
 
 def test_refuses_a_member_without_a_group() -> None:
     """A member without a group is never compared with the other members."""
-    with pytest.raises(ValueError, match="b has a rate and no group"):
+    with pytest.raises(KeyError, match="b"):
         shortfalls({"a": 1.0, "b": 1.0}, floor_spread=FLOOR, group_of={"a": "H200"})
 
 

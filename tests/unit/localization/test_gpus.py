@@ -92,9 +92,3 @@ def test_a_node_whose_pairs_are_all_slow_names_no_gpu() -> None:
 def test_a_little_slower_is_not_slow(share: float) -> None:
     """One NVLink of 18 that is lost takes 5.6 %: slow_pair finds that."""
     assert find(matrix(both_ways(1, share * 395.0))).gpus == ()
-
-
-def test_two_gpus_cannot_tell() -> None:
-    """Either may be to blame."""
-    with pytest.raises(ValueError, match="expected at least 3"):
-        slow_gpus(GPUS[:2], matrix(gpus=2), 395.0)
