@@ -17,9 +17,9 @@ from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.finding import Facts, Finding
 from pytest_gpucluster.judging.forecast import in_words
-from pytest_gpucluster.judging.noise import is_finite
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import text_of
+from pytest_gpucluster.thresholds.limit import is_finite
 
 Keep = Literal["lowest", "highest", "total"]
 CLUSTER = Place(id="cluster", node=-1)
@@ -62,7 +62,7 @@ class RoundResult:
     def add(self, number: int, found: Finding) -> None:
         """One more round. A value that is no finite number was not measured; the rounds go on where a part is unknown."""
         value = found.count if found.value is None else found.value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+        if not is_finite(value):
             self.fail(number, MeasurementError(f"{text_of(value, repr)} is not a finite number", culprits=self.blamed))
             return
         before = value if self.value is None else self.value

@@ -18,6 +18,7 @@ from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import HERE, Finding, Subject, gather, merge
 from pytest_gpucluster.judging.forecast import in_words
+from pytest_gpucluster.thresholds.limit import is_finite
 
 if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nvlinks import GpuFabric, LinkCounters, NvLink
@@ -94,12 +95,8 @@ def read_limits(recipe: Mapping[str, Mapping[str, float]]) -> dict[str, CounterL
         form = (
             f"limits: {counter}: {limit!r} is not a limit; write one of {', '.join(PERIODS_S)} and a number: {{per_hour: 120}}"
         )
-        if not isinstance(limit, dict) or len(limit) != 1:
-            raise ConfigurationError(form)
-        ((period, most),) = limit.items()
-        if period not in PERIODS_S or isinstance(most, bool) or not isinstance(most, (int, float)):
-            raise ConfigurationError(form)
-        if not (math.isfinite(most) and most >= 0):
+        ((period, most),) = limit.items() if isinstance(limit, dict) and len(limit) == 1 else (("", None),)
+        if period not in PERIODS_S or not is_finite(most) or most < 0:
             raise ConfigurationError(form)
         found[counter] = CounterLimit(most=most, period_s=PERIODS_S[period])
     if not found:

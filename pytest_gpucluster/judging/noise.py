@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.text import counted, text_of
-from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.limit import Limit, is_finite
 
 FEWEST = 3
 MORE = 12
@@ -280,11 +280,3 @@ def hidden_by_median(samples: Sequence[float], *, limit: Limit, allowed: float |
     if allowed is not None and spread.relative > allowed:
         found.append(f"{spread.count} repeats spread over {100 * spread.relative:.1f} %, and {100 * allowed:g} % are usual")
     return "; ".join(found) or None
-
-
-def is_finite(sample: object) -> bool:
-    """Whether it is a finite number; neither True nor an integer beyond all floats is one."""
-    try:
-        return isinstance(sample, (int, float)) and not isinstance(sample, bool) and math.isfinite(sample)
-    except OverflowError:
-        return False

@@ -24,6 +24,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from pytest_gpucluster.thresholds.layers import Kind
 
@@ -87,26 +88,24 @@ class Limit:
 
     def holds(self, value: object) -> bool:
         """Whether a value is within the limit. Anything but a finite int or float is not."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-            return False
-        return HOLDS[self.kind](value, self.value)
+        return is_finite(value) and HOLDS[self.kind](value, self.value)
 
     def margin_percent(self, value: float) -> float | None:
         """How far inside the limit (above 0) or outside (below 0) a value is, in percent of the limit.
 
         None when the limit is 0, the value is not finite, or the distance is beyond every number.
         """
-        if self.value == 0 or not _is_finite(value):
+        if self.value == 0 or not is_finite(value):
             return None
         distance = value - self.value if self.is_floor else self.value - value
         percent = distance / abs(self.value) * 100.0
-        return percent if _is_finite(percent) else None
+        return percent if is_finite(percent) else None
 
 
-def _is_finite(value: float) -> bool:
-    """Whether a number can be compared: no NaN, no infinity, and no int beyond every float."""
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether it is a number that can be compared: no bool, no NaN, no infinity, and no int beyond every float."""
     try:
-        return math.isfinite(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
         return False
 
