@@ -85,10 +85,6 @@ class CurrentCall:
         if self.aborted is not None:
             self._release_s = self._entered_s + self.aborted.grace_s
 
-    def note_foreign_process(self, process: ForeignProcess) -> None:
-        """Called when the worker reports a foreign process on its GPU."""
-        self.foreign_processes += (process,)
-
     def abort(self, command: AbortCall) -> None:
         """Called when the controller aborts this call: set when the rank is released.
 
@@ -269,7 +265,7 @@ class CallRunner:
             return
         if isinstance(message, ForeignProcess):
             if self._current is not None and message.call == call_id:  # likewise
-                self._current.note_foreign_process(message)
+                self._current.foreign_processes += (message,)
             return
         if self._current is None or message.call != call_id:
             raise MalformedMessageError(f"a message of call {message.call[:STEP_CHARACTERS]!r}, which it is not busy with")

@@ -71,12 +71,12 @@ def children_of(process: Process) -> Iterator[Process]:
                     yield child
 
 
-def _variable(pid: int, name: str) -> str | None:
-    """A variable of the environment with which a process of this user was started."""
+def _rank_of(pid: int) -> str | None:
+    """``RANK`` in the environment with which a process of this user was started."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if line.startswith(name.encode() + b"="):
-                return os.fsdecode(line).partition("=")[2]
+            if line.startswith(b"RANK="):
+                return os.fsdecode(line.removeprefix(b"RANK="))
     return None
 
 
@@ -164,13 +164,13 @@ class Neighbours:
 
     def _is_controller(self, process: Process) -> bool:
         is_ours = self._controller is not None and process.pid == self._controller.pid
-        return is_ours or (self._leads_group(process) and _variable(process.pid, "RANK") == "0")
+        return is_ours or (self._leads_group(process) and _rank_of(process.pid) == "0")
 
     def _is_torchrun(self, process: Process) -> bool:
         return self._torchrun is not None and process.pid == self._torchrun.pid
 
     def _say(self, process: Process, what: str) -> None:
-        rank = self._rank if self._agent is not None and process.pid == self._agent.pid else _variable(process.pid, "RANK")
+        rank = self._rank if self._agent is not None and process.pid == self._agent.pid else _rank_of(process.pid)
         name = "torchrun" if self._is_torchrun(process) else f"the agent of rank {rank}"
         name = "the controller" if self._is_controller(process) else name
         with contextlib.suppress(OSError, ValueError):

@@ -144,7 +144,7 @@ def finetune(*, preset: str, **overrides: Any) -> Finetuned:
     Raises:
         finetune_smoke.settings.config.InputError: no such preset or field.
     """
-    return _run(_config(preset, overrides))
+    return _run(finetune_config.preset(preset, **overrides))
 
 
 def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Trained:
@@ -160,7 +160,7 @@ def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Traine
         ValueError: fewer steps than two windows.
         ArithmeticError: the training went wrong (values that are not finite, ranks that differ), so its rate is meaningless.
     """
-    config = _config(preset, overrides)
+    config = finetune_config.preset(preset, **overrides)
     if config.steps < 2 * config.window_steps:
         raise ValueError(f"steps = {config.steps} is less than two windows of {config.window_steps}: the first is left out")
     found = _run(config, single_rank=single_rank, enough_s=ENOUGH_S)
@@ -186,7 +186,7 @@ def sharded_memory(*, preset: str, single_rank: bool = False, **overrides: Any) 
     from finetune_smoke.model import flops
 
     _require_free_memory()
-    config = _config(preset, {**overrides, "strategy": "ddp" if single_rank else "fsdp"})
+    config = finetune_config.preset(preset, **{**overrides, "strategy": "ddp" if single_rank else "fsdp"})
     outcome = _run(config, single_rank=single_rank).outcome
     if outcome.memory_peak_gib is None:
         raise RuntimeError("torch counts the memory of GPUs only, and there is none")
@@ -218,12 +218,6 @@ def _require_free_memory() -> None:
     held_gib = torch.cuda.memory_allocated() / 2**30
     if held_gib > HELD_GIB:
         raise RuntimeError(f"an earlier call left {held_gib:.2f} GiB on this GPU, which would count as this training's memory")
-
-
-def _config(preset: str, overrides: dict[str, Any]) -> Config:
-    from finetune_smoke.settings.config import preset as config_of
-
-    return config_of(preset, **overrides)
 
 
 def _run(config: Config, *, single_rank: bool = False, enough_s: float | None = None) -> Finetuned:

@@ -210,10 +210,9 @@ def _check_limit_keys(document: Document, path: KeyPath, layer: CriterionEntry |
         yield document.problem((*path, kinds[1]), text)
     if not kinds and isinstance(layer, shape.CriterionEntry):
         yield document.problem(path, f"no limit{inside}: one of {', '.join(KINDS)}.")
-    if not kinds and isinstance(layer, shape.Override) and "of" in written:
-        yield document.problem((*path, "of"), f"'of' without a limit beside it{inside}: an override replaces both.")
-    if not kinds and isinstance(layer, shape.Override) and "shapes" in written:
-        yield document.problem((*path, "shapes"), f"'shapes' without a limit beside it{inside}: an override replaces both.")
+    for name in ("of", "shapes"):
+        if not kinds and isinstance(layer, shape.Override) and name in written:
+            yield document.problem((*path, name), f"{name!r} without a limit beside it{inside}: an override replaces both.")
     yield from _check_references(document, path, written)
 
 

@@ -129,7 +129,7 @@ def _of_torch(error: RuntimeError) -> Part:
     code = _cuda_code(error)
     if code is not None:
         return CUDA_PARTS.get(code, "unknown")
-    if isinstance(error, (torch.AcceleratorError, dist.DistError)) or _is_raised_by(error.__traceback__, "torch.distributed"):
+    if isinstance(error, (torch.AcceleratorError, dist.DistError)) or _is_of_torch_distributed(error.__traceback__):
         return "unknown"
     return next((part for start, part in CUDA_TEXTS.items() if str(error).startswith(start)), "software")
 
@@ -146,12 +146,12 @@ def _cuda_code(error: RuntimeError) -> int | None:
     return next((code for start, code in CUDA_STATES.items() if re.match(start, text)), None)
 
 
-def _is_raised_by(frames: types.TracebackType | None, package: str) -> bool:
-    """Whether the innermost frame of a traceback belongs to a package."""
+def _is_of_torch_distributed(frames: types.TracebackType | None) -> bool:
+    """Whether the innermost frame of a traceback belongs to this package."""
     name = ""
     while frames is not None:
         name, frames = frames.tb_frame.f_globals.get("__name__", ""), frames.tb_next
-    return name == package or name.startswith(f"{package}.")
+    return f"{name}.".startswith("torch.distributed.")
 
 
 TEXT_CHARACTERS = 4000
