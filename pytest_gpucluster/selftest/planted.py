@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,42 +27,38 @@ CALIBRATION_CYCLES = 2_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedRates:
-    """One rate for each repeat, in ``unit``, and the delay in us that this rank added to each operation of the repeat.
+    """One rate for each repeat, in TFLOPS or TB/s, and the delay in us that this rank added to each operation of the repeat.
 
     A delay of 0 plants nothing. ``own_us`` is the operation's own time, measured before the repeats.
     """
 
     rates: list[float]
-    unit: str
     own_us: float
     delay_us: list[float]
     device: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """The timed call; ``work`` is its rate in ``unit`` if one call takes a second."""
+class Operation(NamedTuple):
+    """The timed call, and its rate in TFLOPS or TB/s if one call takes a second."""
 
     call: Callable[[], object]
     work: float
-    unit: str
 
 
 def _bf16(size: int) -> Operation:
     """The product that ``bf16_tflops`` times, of order ``size``."""
-    return Operation(call=gemm.bf16_product(size), work=2 * size**3 / 1e12, unit="TFLOPS")
+    return Operation(gemm.bf16_product(size), 2 * size**3 / 1e12)
 
 
 def _fp32(size: int) -> Operation:
     """The product that ``fp32_tflops`` times: full precision, never TF32."""
-    product = gemm.product_of(size, gemm.KINDS["float32"])
-    return Operation(call=product, work=2 * size**3 / 1e12, unit="TFLOPS")
+    return Operation(gemm.product_of(size, gemm.KINDS["float32"]), 2 * size**3 / 1e12)
 
 
 def _copy(size: int) -> Operation:
     """The copy that ``hbm_bandwidth`` times, of an array of ``size`` bytes: read once, written once."""
     source, target = (torch.zeros(size // 4, device=timing.current_device()) for _ in range(2))
-    return Operation(call=lambda: target.copy_(source), work=2 * source.nbytes / 1e12, unit="TB/s")
+    return Operation(lambda: target.copy_(source), 2 * source.nbytes / 1e12)
 
 
 OPERATIONS: Mapping[str, Callable[[int], Operation]] = {"bf16": _bf16, "fp32": _fp32, "copy": _copy}
@@ -80,12 +77,7 @@ def rates_with_delays(  # noqa: PLR0913 -- a recipe, all by keyword
         rest_s: seconds without work before that.
         plants: one a repeat: ``delay_percent`` of the operation's own time that ``rank`` waits inside each timed window, on the
             device; an empty one plants nothing.
-
-    Raises:
-        ValueError: an unknown operation.
     """
-    if operation not in OPERATIONS:
-        raise ValueError(f"unknown operation {operation!r}; valid: {', '.join(OPERATIONS)}")
     timed = OPERATIONS[operation](size)
 
     def median_s(call: Callable[[], object]) -> float:
@@ -101,7 +93,7 @@ def rates_with_delays(  # noqa: PLR0913 -- a recipe, all by keyword
         delay_s = own_s * plant["delay_percent"] / 100 if plant and is_here(int(plant["rank"])) else 0.0
         rates.append(timed.work / median_s(slowed(timed.call, wait_s, delay_s)))
         delays_us.append(delay_s * 1e6)
-    return PlantedRates(rates=rates, unit=timed.unit, own_us=own_s * 1e6, delay_us=delays_us, device=timing.device_name())
+    return PlantedRates(rates=rates, own_us=own_s * 1e6, delay_us=delays_us, device=timing.device_name())
 
 
 def is_here(rank: int) -> bool:

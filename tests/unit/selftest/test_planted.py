@@ -17,14 +17,13 @@ def _rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
 
 
-@pytest.mark.parametrize(("operation", "size", "unit"), [("bf16", 64, "TFLOPS"), ("copy", 4096, "TB/s")])
-def test_delays_strike_one_rank_and_some_repeats(monkeypatch: pytest.MonkeyPatch, operation: str, size: int, unit: str) -> None:
+@pytest.mark.parametrize(("operation", "size"), [("bf16", 64), ("copy", 4096)])
+def test_delays_strike_one_rank_and_some_repeats(monkeypatch: pytest.MonkeyPatch, operation: str, size: int) -> None:
     """Only where and when they are planted, and inside the timed window."""
     waits: list[float] = []
     monkeypatch.setattr(planted, "waiting", lambda: lambda seconds: waits.append(seconds) or time.sleep(0.02))
     plants = [{}, {"delay_percent": 25.0, "rank": 1}, {"delay_percent": 25.0, "rank": 0}, {}]
     found = planted.rates_with_delays(operation=operation, size=size, plants=plants, **RECIPE)
-    assert found.unit == unit
     assert [delay > 0 for delay in found.delay_us] == [False, True, False, False]
     assert found.delay_us[1] == pytest.approx(0.25 * found.own_us)
     assert waits == pytest.approx([found.delay_us[1] / 1e6] * RECIPE["iterations"])
@@ -51,9 +50,3 @@ def test_waiting_waits() -> None:
     started_s = time.perf_counter()
     wait_s(0.05)
     assert time.perf_counter() - started_s >= 0.05
-
-
-def test_an_unknown_operation() -> None:
-    """Named, with the valid ones."""
-    with pytest.raises(ValueError, match="unknown operation 'sort'; valid: bf16, fp32, copy"):
-        planted.rates_with_delays(operation="sort", size=1, plants=[], **RECIPE)
