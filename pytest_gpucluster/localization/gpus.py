@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.pci_tree import PciPath, Position, nearness, position
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
-from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS
-from pytest_gpucluster.localization.parts import Lag, Quantity
+from pytest_gpucluster.localization.parts import Lag, Quantity, lags_of
 from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
@@ -182,19 +182,10 @@ def judge_pair_paths(pairs: Sequence[GpuPair]) -> Finding:
 def pair_lags(pairs: Sequence[GpuPair], quantity: Quantity) -> dict[tuple[str, str], Lag]:
     """Each pair beside the other pairs of its kind; a pair with fewer than two of these is left out."""
     found: dict[tuple[str, str], Lag] = {}
-    for pair in pairs:
-        others = [_value(one, quantity) for one in pairs if one.kind == pair.kind and one is not pair]
-        if len(others) < FEWEST_SIBLINGS:
-            continue
-        median = statistics.median(others)
-        percent = 100 * (_value(pair, quantity) / median - 1)
-        worse = -percent if quantity == "bandwidth" else percent
-        found[pair.source, pair.target] = Lag(percent=worse, median=median, siblings=len(others))
+    for alike in grouped((pair.kind, pair) for pair in pairs).values():
+        lags = lags_of([one.gb_s if quantity == "bandwidth" else one.latency_us for one in alike], quantity)
+        found.update(zip([(one.source, one.target) for one in alike], lags, strict=False))
     return found
-
-
-def _value(pair: GpuPair, quantity: Quantity) -> float:
-    return pair.gb_s if quantity == "bandwidth" else pair.latency_us
 
 
 GOOD_SHARE = 0.8

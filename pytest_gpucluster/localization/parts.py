@@ -17,6 +17,7 @@ from itertools import combinations
 from typing import Literal
 
 from pytest_gpucluster.grouping import grouped
+from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, middle_without
 
 Kind = Literal["part", "whole", "edge", "between"]
 Quantity = Literal["bandwidth", "latency"]
@@ -124,6 +125,17 @@ class Lag:
     percent: float
     median: float
     siblings: int
+
+
+def lags_of(values: Sequence[float], quantity: Quantity) -> list[Lag]:
+    """Each value beside all others, in order; none where it has fewer than two of these."""
+    ordered, siblings = sorted(values), len(values) - 1
+    if siblings < FEWEST_SIBLINGS:
+        return []
+    worse = -100 if quantity == "bandwidth" else 100
+    medians = [middle_without(ordered, value) for value in values]
+    pairs = zip(values, medians, strict=True)
+    return [Lag(percent=worse * (value / median - 1), median=median, siblings=siblings) for value, median in pairs]
 
 
 WEIGHTS: dict[Kind, float] = {"part": 1.0, "whole": 0.1, "edge": 0.1, "between": 0.05}

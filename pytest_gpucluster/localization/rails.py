@@ -14,8 +14,7 @@ from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.finding import HERE, Finding
-from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, middle_without
-from pytest_gpucluster.localization.parts import Lag, Quantity
+from pytest_gpucluster.localization.parts import Lag, Quantity, lags_of
 
 if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nics import NetInterface, Nic
@@ -137,19 +136,12 @@ def rail_lags(rates: Iterable[RailRate], quantity: Quantity, *, limit_percent: f
     found: dict[tuple[str, str], Lag] = {}
     for alike in grouped((one.gbit_s, one) for one in rates).values():
         values = [one.gb_s if quantity == "bandwidth" else one.latency_us for one in alike]
-        ordered, siblings = sorted(values), len(values) - 1
-        if siblings < FEWEST_SIBLINGS:
-            continue
-        lags = []
-        for value in values:
-            median = middle_without(ordered, value)
-            percent = 100 * (value / median - 1)
-            lags.append(Lag(percent=-percent if quantity == "bandwidth" else percent, median=median, siblings=siblings))
-        worst = max(lag.percent for lag in lags)
+        lags = lags_of(values, quantity)
+        worst = max((lag.percent for lag in lags), default=0.0)
         ratio = _ratio_within(quantity, limit_percent)
-        if worst > limit_percent and not is_majority(_most_alike(ordered, ratio), len(lags)):
+        if worst > limit_percent and not is_majority(_most_alike(sorted(values), ratio), len(lags)):
             lags = [replace(lag, percent=worst) for lag in lags]
-        found.update({(one.node, one.rail): lag for one, lag in zip(alike, lags, strict=True)})
+        found.update(zip([(one.node, one.rail) for one in alike], lags, strict=False))
     return found
 
 
