@@ -46,7 +46,7 @@ def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) 
     number = next((gpu.number for gpu in diag.gpus if gpu.uuid == uuid), None)
     if number is None:
         return _found([], [f"DCGM does not list {uuid}"], diag)
-    own = [result for result in diag.results if _judged_as(result.kind, kinds) == kind]
+    own = [result for result in diag.results if (result.kind if result.kind in kinds else SOFTWARE) == kind]
     results = [result for result in own if result.gpu in (number, None)]
     tests = {result.test: None for result in own}
     with_result = {result.test for result in results if result.scope != "other"}
@@ -98,10 +98,6 @@ def level_of_round(number: int, takes_s: Mapping[str, float], *, left_s: float) 
 def _not_idle(result: DiagResult) -> str:
     """A test that something else on the GPU disturbed: DCGM calls it a failure, and it is none of the GPU."""
     return f"GPU not idle: {_text(result, result.errors)}; free the GPU and run the diagnostic again"
-
-
-def _judged_as(kind: str, kinds: Collection[str]) -> str:
-    return kind if kind in kinds else SOFTWARE
 
 
 def _why_unknown(result: DiagResult) -> str | None:

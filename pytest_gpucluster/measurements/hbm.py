@@ -72,13 +72,11 @@ def _simulated(call: SimulatedCall) -> HbmBandwidth:
     """The triad is the better kind."""
     rate, number = call.rate("hbm"), call.kwargs["iterations"]
     rates = {"copy": 0.98 * rate, "triad": rate, "read": 0.97 * rate, "write": 0.96 * rate}
+    medians: dict[str, Any] = {f"{kind}_tb_s": tb_s for kind, tb_s in rates.items()}
     samples: dict[str, Any] = {f"samples_{kind}_tb_s": call.repeats(tb_s, number) for kind, tb_s in rates.items()}
     return HbmBandwidth(
         tb_s=rate,
-        copy_tb_s=rates["copy"],
-        triad_tb_s=rates["triad"],
-        read_tb_s=rates["read"],
-        write_tb_s=rates["write"],
+        **medians,
         **samples,
         size_bytes=call.kwargs["size_bytes"],
         device=call.device,
