@@ -21,6 +21,7 @@ from pytest_gpucluster.commands.launch import SUITE
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import parse_simulation, require_model
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.text import one_line
 from pytest_gpucluster.thresholds.file import ThresholdsFile
@@ -91,10 +92,8 @@ def _about(key: str, file: ThresholdsFile) -> list[Shown]:
         "written": f"{Path(entry.file).name}:{entry.line}",
         "run it": f"gpucluster run {_quoted(key)}",
     }
-    alike: dict[str, list[str]] = {}
-    for name, profile in file.profiles.items():
-        one = file.criteria(profile)[key]
-        alike.setdefault(f"does not apply: {one.skip}" if one.skip else _limit(one), []).append(name)
+    limits = ((name, file.criteria(profile)[key]) for name, profile in file.profiles.items())
+    alike = grouped((f"does not apply: {one.skip}" if one.skip else _limit(one), name) for name, one in limits)
     named = {", ".join(names) if len(alike) > 1 else "all": limit for limit, names in alike.items()}
     return [
         Text(f"{key}: {one_line(entry.criterion)}", style="bold"),

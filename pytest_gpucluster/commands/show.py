@@ -15,6 +15,7 @@ from pytest_gpucluster.config.process import collector_off
 from pytest_gpucluster.config.run_files import RESULTS
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, SEVERITY, SKIPPED, count_of
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.records.spreadsheet import csv_text
@@ -66,9 +67,7 @@ def _picked(rows: Sequence[Mapping[str, Any]], subject: str) -> list[Mapping[str
 
 
 def _of_run(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Shown]:
-    by_criterion: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_criterion.setdefault(row["criterion"], []).append(row)
+    by_criterion = grouped((row["criterion"], row) for row in rows)
     summaries = {values["criterion"]: values for values in document.get("values", ())}
     worst_first = sorted(by_criterion.items(), key=lambda item: -_severity(item[1]))
     left_out = [name for name, some in worst_first if all(row["outcome"] == SKIPPED for row in some)]
@@ -143,10 +142,8 @@ def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
 
 def _by_node(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows, with one for all GPUs of a node that are missing for one reason: an absent node is one fact."""
-    alike: dict[Any, list[Mapping[str, Any]]] = {}
-    for at, row in enumerate(rows):
-        node = (row["place"] or {}).get("node") if row["outcome"] == MISSING else None
-        alike.setdefault(at if node is None else (row["criterion"], row["reason"], node), []).append(row)
+    nodes = (((row["place"] or {}).get("node") if row["outcome"] == MISSING else None, row) for row in rows)
+    alike = grouped((id(row) if node is None else (row["criterion"], row["reason"], node), row) for node, row in nodes)
     return [some[0] if len(some) == 1 else _of_node(some[0], len(some)) for some in alike.values()]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging import verdict
 from pytest_gpucluster.judging.failure_text import format_beside, format_number
 from pytest_gpucluster.reporting import table_rows
@@ -226,18 +227,11 @@ def grid_of(records: Sequence[verdict.Record], places: Mapping[str, Place], *, i
     if len({(record.value, verdict.counted_as(record), record.advisory) for record in records}) == 1:
         return Grid(heads=(), rows=(), same=_cell(records[0], is_exact=True), count=len(records))
     cells = {record.place: _cell(record, is_exact=is_exact) for record in records}
-    by_node: dict[int, list[Place]] = defaultdict(list)
-    for name in cells:
-        if name is not None:
-            by_node[places[name].node].append(places[name])
-    widest = max((len(found) for found in by_node.values()), default=0)
-    is_gpus = widest > 1 or any(place.gpu is not None for found in by_node.values() for place in found)
-    heads = tuple(
-        f"GPU {gpu}" for gpu in sorted({place.gpu for found in by_node.values() for place in found if place.gpu is not None})
-    )
+    by_node = grouped((places[name].node, places[name]) for name in cells if name is not None)
+    gpus = sorted({place.gpu for found in by_node.values() for place in found if place.gpu is not None})
     rows = [(host_of(found[0]), _row(cells[place.id] for place in found)) for _, found in sorted(by_node.items())]
     cluster = [("cluster", (cells[None],))] if None in cells else []
-    known = Grid(heads=heads if is_gpus else (), rows=(*cluster, *rows), count=len(records))
+    known = Grid(heads=tuple(f"GPU {gpu}" for gpu in gpus), rows=(*cluster, *rows), count=len(records))
     return known if is_exact else _folded(known)
 
 
@@ -249,9 +243,7 @@ def _row(cells: Iterable[Cell]) -> tuple[Cell, ...]:
 
 def _folded(grid: Grid) -> Grid:
     """A grid whose rows with the same values are printed as one."""
-    hosts: dict[tuple[Cell, ...], list[str]] = defaultdict(list)
-    for host, cells in grid.rows:
-        hosts[cells].append(host)
+    hosts = grouped((cells, host) for host, cells in grid.rows)
     fewest = max(FEWEST_ALIKE, SHARE_ALIKE * len(grid.rows))
     folded = {cells: found for cells, found in hosts.items() if len(found) >= fewest}
     return replace(
@@ -263,11 +255,14 @@ def _folded(grid: Grid) -> Grid:
 
 
 def _cell(record: verdict.Record, *, is_exact: bool) -> Cell:
-    outcome = verdict.counted_as(record)
-    tone = OPEN if record.advisory else GOOD if outcome == verdict.PASSED else TONES[outcome]
+    outcome, tone = verdict.counted_as(record), _tone_of(record)
     if record.value is None:
         return Cell(number=Number(text="ok" if outcome == verdict.PASSED else verdict.WORDS[outcome]), tone=tone)
     return Cell(number=exact(_shown(record), record.value if is_exact else None), tone=tone)
+
+
+def _tone_of(record: verdict.Record) -> str:
+    return OPEN if record.advisory else TONES[verdict.counted_as(record)]
 
 
 def host_of(place: Place) -> str:
@@ -276,12 +271,8 @@ def host_of(place: Place) -> str:
 
 
 def _notes(records: Sequence[verdict.Record], names: table_rows.PlaceNames, places: Mapping[str, Place]) -> tuple[Note, ...]:
-    alike: dict[tuple[str, str], list[str | None]] = defaultdict(list)
-    for record in records:
-        for text in (record.reason, record.remark):
-            if text:
-                tone = OPEN if record.advisory else TONES[verdict.counted_as(record)]
-                alike[text, tone].append(record.place)
+    texts = ((text, record) for record in records for text in (record.reason, record.remark) if text)
+    alike = grouped(((text, _tone_of(record)), record.place) for text, record in texts)
     severest = {BAD: 0, OPEN: 1, GOOD: 2, NONE: 3}
     found = sorted(alike.items(), key=lambda item: severest[item[0][1]])
     on_node = Counter(places[record.place].node for record in records if record.place is not None)

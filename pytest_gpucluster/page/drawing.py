@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.siblings import MAD_TO_SIGMA
 from pytest_gpucluster.text import counted
@@ -154,9 +155,7 @@ def _stacked(values: Sequence[Value], at: Callable[[float], float]) -> list[Dot]
 
 def _bins(numbers: Sequence[float], at: Callable[[float], float]) -> list[Bar]:
     width = (WIDTH - 2 * EDGE) / BINS
-    found: dict[int, list[float]] = defaultdict(list)
-    for number in numbers:
-        found[min(BINS - 1, int((at(number) - EDGE) / width))].append(number)
+    found = grouped((min(BINS - 1, int((at(number) - EDGE) / width)), number) for number in numbers)
     most = max(map(len, found.values()))
     bars = []
     for index, inside in sorted(found.items()):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, SKIPPED, UNMEASURED, Record, counted_as
 from pytest_gpucluster.page.criteria_view import BAD, OPEN, TONES, Number, exact, host_of, plain
@@ -15,6 +15,7 @@ from pytest_gpucluster.page.document import RunDocument
 from pytest_gpucluster.page.drawing import Axes, Chart, Curve, Mark, apart, axes_over
 from pytest_gpucluster.page.parts_view import name_of
 from pytest_gpucluster.places import Place
+from pytest_gpucluster.records.columns import number_of
 from pytest_gpucluster.reporting.table_rows import COUNTS
 from pytest_gpucluster.text import counted, shortlist
 
@@ -112,10 +113,7 @@ def figures_of(run: RunDocument) -> Figures:
 
 
 def _map(run: RunDocument) -> ClusterMap:
-    by_place: dict[str, list[Record]] = defaultdict(list)
-    for record in run.records:
-        if record.place is not None:
-            by_place[record.place].append(record)
+    by_place = grouped((record.place, record) for record in run.records)
     nodes = sorted({place.node for place in run.places.values()})
     columns = max((place.gpu + 1 for place in run.places.values() if place.gpu is not None), default=0)
     block = LABEL_WIDTH + (columns + 1) * (CELL + GAP) + 3 * GAP
@@ -229,13 +227,10 @@ def _busbw(run: RunDocument) -> tuple[Chart, ...]:
 
 def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Chart | None:
     """The lowest and the median bus bandwidth of all places by message size, for 4-byte numbers."""
-    by_size: dict[float, list[float]] = defaultdict(list)
-    for record in records:
-        sizes = record.evidence.get("sizes")
-        for one in sizes if isinstance(sizes, list) else ():
-            rate = one.get("busbw_gb_s", one.get("busbw GB/s")) if isinstance(one, dict) else None
-            if isinstance(rate, (int, float)) and one.get("dtype") in (None, "float32") and isinstance(one.get("bytes"), int):
-                by_size[one["bytes"]].append(float(rate))
+    listed = (sizes for record in records if isinstance(sizes := record.evidence.get("sizes"), list))
+    rows = [one for sizes in listed for one in sizes if isinstance(one, dict) and one.get("dtype") in (None, "float32")]
+    pairs = ((one.get("bytes"), one.get("busbw_gb_s", one.get("busbw GB/s"))) for one in rows)
+    by_size = grouped((size, float(rate)) for size, rate in pairs if isinstance(size, int) and isinstance(rate, (int, float)))
     if len(by_size) < 2:
         return None
     expected = run.facts.get("expected") or {}
@@ -290,8 +285,8 @@ def _telemetry(run: RunDocument) -> tuple[Chart, ...]:
 
 
 def _numbers(records: Iterable[Record], name: str, described: str) -> list[float]:
-    values = (one.evidence.get(name, one.evidence.get(described)) for one in records)
-    return [float(value) for value in values if _is_number(value)]
+    values = (number_of(one.evidence.get(name, one.evidence.get(described))) for one in records)
+    return [float(value) for value in values if value is not None]
 
 
 def _bands(title: str, unit: str, seen: Sequence[tuple[str, list[float]]]) -> Chart:
@@ -334,10 +329,6 @@ def _curve_of_loss(record: Record, pairs: Sequence[tuple[float, float]]) -> Char
         x_ticks=axes.x_ticks,
         y_ticks=axes.y_ticks,
     )
-
-
-def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _growth(run: RunDocument) -> tuple[TableLine, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
     ERROR,
@@ -258,20 +259,16 @@ def _selftest(run: RunDocument) -> Iterator[Gap]:
 
 def _left_out(run: RunDocument) -> Iterator[Gap]:
     """What does not apply by rule, by its cause."""
-    causes: dict[str, list[str]] = defaultdict(list)
-    number = 0
-    for record in run.records:
-        if record.outcome == SKIPPED:
-            number += 1
-            cause = first_line(record.reason or "no reason is recorded")
-            if record.criterion not in causes[cause]:
-                causes[cause].append(record.criterion)
+    skipped = [record for record in run.records if record.outcome == SKIPPED]
+    causes = grouped((first_line(record.reason or "no reason is recorded"), record.criterion) for record in skipped)
     if causes:
-        items = [f"{cause}: {shortlist(names, most=MOST_NAMED)}" for cause, names in causes.items()]
+        items = [f"{cause}: {shortlist([*dict.fromkeys(names)], most=MOST_NAMED)}" for cause, names in causes.items()]
         if len(items) > MOST_REASONS:  # most name one host of many
             more = counted(len(items) - MOST_REASONS, "other reason")
             items = [*items[:MOST_REASONS], f"{more}, each with its criterion below"]
-        yield Gap(title="Does not apply", text=f"{counted(number, 'check')} left out by rule.", tone="none", items=tuple(items))
+        yield Gap(
+            title="Does not apply", text=f"{counted(len(skipped), 'check')} left out by rule.", tone="none", items=tuple(items)
+        )
 
 
 def headlines_of(run: RunDocument, views: Sequence[CriterionView]) -> tuple[Headline, ...]:

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.failure_text import COUNTED
 from pytest_gpucluster.records.matching import PartKey
 
@@ -254,16 +255,11 @@ def _shifts(one: _Scatter) -> Iterable[Change]:
 
 def _families(scatters: Iterable[_Scatter]) -> Iterable[_Scatter]:
     """The mean change of each part, in spreads, over all criteria of a family that have it."""
-    by_family: dict[tuple[str, str], list[_Scatter]] = {}
-    for one in scatters:
-        if one.known.unit in FAMILIES and len(one.pairs) >= ENOUGH:
-            by_family.setdefault((FAMILIES[one.known.unit], one.pairs[0].part[0]), []).append(one)
+    wide = (one for one in scatters if one.known.unit in FAMILIES and len(one.pairs) >= ENOUGH)
+    by_family = grouped(((FAMILIES[one.known.unit], one.pairs[0].part[0]), one) for one in wide)
     for (family, _), members in by_family.items():
         if len(members) > 1:
-            scores: dict[PartKey, list[float]] = {}
-            for one in members:
-                for pair in one.pairs:
-                    scores.setdefault(pair.part, []).append((pair.change - one.shift) / one.sigma)
+            scores = grouped((pair.part, (pair.change - one.shift) / one.sigma) for one in members for pair in one.pairs)
             whole = {part: some for part, some in scores.items() if len(some) == len(members)}
             pairs = [Pair(part=part, before=0, after=0, change=statistics.fmean(some)) for part, some in whole.items()]
             if len(pairs) >= ENOUGH:

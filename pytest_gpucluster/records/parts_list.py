@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.records.spreadsheet import FORMULA, as_text
 from pytest_gpucluster.text import counted, one_line
 
@@ -239,14 +239,9 @@ def compare_with_order(order: Sequence[ListedPart], found: Sequence[ListedPart])
     Parts of a kind that the order does not name are passed over. Where a part of that kind has no known serial, an ordered
     one that was not seen may be that part: nobody knows.
     """
-    there: dict[tuple[str, str], list[ListedPart]] = defaultdict(list)
-    unread: dict[str, list[ListedPart]] = defaultdict(list)
     kinds, ordered = {one.part for one in order}, {one.key for one in order}
-    for one in found:
-        if one.part in kinds and one.serial:
-            there[one.key].append(one)
-        elif one.part in kinds:
-            unread[one.part].append(one)
+    there = grouped((one.key, one) for one in found if one.part in kinds and one.serial)
+    unread = grouped((one.part, one) for one in found if one.part in kinds and not one.serial)
     wrong, unknown, same = [], [], 0
     for one in order:
         if one.key in there:

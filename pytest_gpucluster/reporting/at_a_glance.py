@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging import verdict
 from pytest_gpucluster.judging.failure_text import format_beside
 from pytest_gpucluster.judging.forecast import SUBJECTS
@@ -97,20 +98,14 @@ def subject_lines(
             "all" good.
         is_rehearsal: no number of it says anything, so none is shown.
     """
-    members: dict[str, dict[str, Sequence[verdict.Record]]] = defaultdict(dict)
-    for criterion, records in by_criterion.items():
-        members[subjects[criterion]][criterion] = records
+    members = grouped((subjects[criterion], (criterion, records)) for criterion, records in by_criterion.items())
     missing: Counter[str] = Counter()
     for criterion, number in unjudged.items():
         missing[subjects[criterion]] += number
     return [
-        _line(subject, own, missing=missing.get(subject), has_numbers=not is_rehearsal)
-        for subject, own in sorted(members.items(), key=lambda one: _place_in_order(one[0]))
+        _line(subject, dict(own), missing=missing.get(subject), has_numbers=not is_rehearsal)
+        for subject, own in sorted(members.items(), key=lambda one: (*SUBJECTS, one[0]).index(one[0]))
     ]
-
-
-def _place_in_order(subject: str) -> int:
-    return SUBJECTS.index(subject) if subject in SUBJECTS else len(SUBJECTS)
 
 
 def _line(subject: str, own: Mapping[str, Sequence[verdict.Record]], *, missing: int | None, has_numbers: bool) -> SubjectLine:
@@ -251,13 +246,9 @@ class GoodPeers:
 
     def __init__(self, passed: Iterable[verdict.Record]) -> None:
         """``passed``: the records of good values."""
-        self.values: dict[str, list[float]] = {}
-        self._clocks: dict[str, list[float]] = {}
-        for record in passed:
-            if record.value is not None:
-                self.values.setdefault(record.criterion, []).append(record.value)
-            if (clock := _clock_of(record)) is not None:
-                self._clocks.setdefault(record.criterion, []).append(clock)
+        good = [*passed]
+        self.values = grouped((record.criterion, record.value) for record in good if record.value is not None)
+        self._clocks = grouped((record.criterion, clock) for record in good if (clock := _clock_of(record)) is not None)
 
     def lag_percent(self, record: verdict.Record) -> float | None:
         """How much less than the median of the others a value is, in percent of that; None without others."""
@@ -267,15 +258,13 @@ class GoodPeers:
 
     def clock(self, records: Iterable[verdict.Record]) -> str:
         """`` at full clock``, or both clocks; empty where one is not known."""
-        known = [(clock, self._clocks[one.criterion]) for one in records if (clock := _clock_of(one)) and self._has(one)]
+        seen = ((_clock_of(one), self._clocks.get(one.criterion)) for one in records)
+        known = [(clock, others) for clock, others in seen if clock is not None and others]
         if not known:
             return ""
         own, others = min(known, key=lambda pair: pair[0] / statistics.median(pair[1]))
         usual = statistics.median(others)
         return " at full clock" if own >= SAME_CLOCK_RATIO * usual else f" at {own:.0f} of {usual:.0f} MHz"
-
-    def _has(self, record: verdict.Record) -> bool:
-        return bool(self._clocks.get(record.criterion))
 
 
 def _clock_of(record: verdict.Record) -> float | None:
@@ -290,11 +279,8 @@ def sentence_of(failed: Sequence[verdict.Record], siblings: GoodPeers) -> str:
         failed: the values of one part that miss their limit, at least one.
         siblings: what passed elsewhere.
     """
-    lags: dict[str, list[float]] = {}
-    for record in failed:
-        lag = siblings.lag_percent(record) if _is_rate(record) else None
-        if lag is not None and lag >= LEAST_LAG_PERCENT:
-            lags.setdefault(_verb_of(record), []).append(lag)
+    seen = ((_verb_of(record), siblings.lag_percent(record)) for record in failed if _is_rate(record))
+    lags = grouped((verb, lag) for verb, lag in seen if lag is not None and lag >= LEAST_LAG_PERCENT)
     verbs = [verb for verb in SLOWER if verb in lags]
     first, *others = verbs[:-1] if verbs[1:] and verbs[-1] == FOLLOWS else verbs or [""]
     how = [f"{verb} {statistics.median(lags[verb]):.0f} % slower" for verb in filter(None, (first, *others))]
@@ -314,8 +300,7 @@ def rows_beside(failed: Sequence[verdict.Record], *, has_first: bool) -> list[ve
 
 def first_of(failed: Sequence[verdict.Record]) -> verdict.Record:
     """The one that stands for all: of the handover's criteria the first, else the first."""
-    order = [*HANDOVER]
-    return min(failed, key=lambda record: order.index(record.criterion) if record.criterion in HANDOVER else len(order))
+    return min(failed, key=lambda record: (*HANDOVER, record.criterion).index(record.criterion))
 
 
 def _is_rate(record: verdict.Record) -> bool:

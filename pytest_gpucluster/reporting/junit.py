@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 from junit_xml import TestCase, TestSuite
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.culprits import find_culprits, first_seen, name_of
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
@@ -127,10 +128,8 @@ def folded(cases: Iterable[JudgedCase], places: Mapping[str, Place], form: str) 
 
     Its kind is that of the worst of them. Its message names the worst place, its text lists every place that did not pass.
     """
-    groups: dict[tuple[str, str], list[JudgedCase]] = {}
-    for case in cases:
-        nodeid = folded_nodeid(case.testcase.nodeid, places.get(case.record.place or ""), form)
-        groups.setdefault((case.record.criterion, nodeid), []).append(case)
+    keyed = ((folded_nodeid(one.testcase.nodeid, places.get(one.record.place or ""), form), one) for one in cases)
+    groups = grouped(((case.record.criterion, nodeid), case) for nodeid, case in keyed)
     return [_fold(nodeid, group, places) for (_, nodeid), group in groups.items()]
 
 

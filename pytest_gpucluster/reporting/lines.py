@@ -12,7 +12,7 @@ import re
 import shlex
 import stat
 import textwrap
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rich.text import Text
 from pytest_gpucluster.config.host_list import expand, is_same_host
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.files import PREVIOUS
 from pytest_gpucluster.text import counted, one_line
@@ -214,11 +215,8 @@ def hostlist(names: Iterable[str]) -> str:
 
 def pieces(names: Iterable[str]) -> list[str]:
     """The parts of :func:`hostlist`, one for each beginning."""
-    numbers: dict[str, list[str]] = defaultdict(list)
-    for name in dict.fromkeys(names):
-        found = NUMBERED.match(name) if EXACT.match(name) else None
-        prefix, number = found.groups() if found is not None else (_escaped(name), "")
-        numbers[prefix].append(number)
+    parts = ((name, NUMBERED.match(name) if EXACT.match(name) else None) for name in dict.fromkeys(names))
+    numbers = grouped((one[1], one[2]) if one is not None else (_escaped(name), "") for name, one in parts)
     return [piece for prefix, found in sorted(numbers.items()) for piece in _folded(prefix, found)]
 
 
@@ -237,10 +235,8 @@ def short_names(hostnames: Sequence[str], *, among: Iterable[str]) -> list[str]:
         hostnames: what to shorten.
         among: all hosts of the run.
     """
-    hosts: dict[str, set[str]] = defaultdict(set)
-    for name in (*hostnames, *among):
-        hosts[_label(name).lower()].add(name.lower())
-    return [_label(name) if len(hosts[_label(name).lower()]) == 1 else name for name in hostnames]
+    labels = Counter(map(_label, {name.lower() for name in (*hostnames, *among)}))
+    return [_label(name) if labels[_label(name.lower())] == 1 else name for name in hostnames]
 
 
 def _label(hostname: str) -> str:

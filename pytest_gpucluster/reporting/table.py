@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.culprits import HARDWARE, Culprit
 from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import (
@@ -170,9 +171,7 @@ def _grouped(
 
     A subject is good if all of its rows are, and none of its criteria is among ``unjudged``.
     """
-    groups: dict[str, list[table_rows.TableRow]] = {}
-    for criterion, row in rows:
-        groups.setdefault(subjects.get(criterion, OTHERS), []).append(row)
+    groups = grouped((subjects.get(criterion, OTHERS), row) for criterion, row in rows)
     if [*groups] == [OTHERS]:
         return [*groups[OTHERS]]
     open_ones = {subjects.get(criterion, OTHERS) for criterion in unjudged}

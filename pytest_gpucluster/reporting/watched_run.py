@@ -6,13 +6,14 @@ import errno
 import os
 import stat
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pytest_gpucluster.config.run_files import JOURNAL, LOGS
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.culprits import Culprit, find_culprits
 from pytest_gpucluster.judging.verdict import BAD, MISSING, PENDING, WAIVED, Record, counted_as
 from pytest_gpucluster.places import Place
@@ -256,14 +257,12 @@ def _tail(path: str) -> list[str]:
 
 def _nodes(records: Iterable[Record], places: Mapping[str, Place]) -> list[NodeProgress]:
     """Every node in order. An outcome of the whole cluster belongs to none."""
-    by_node: dict[int, list[Record]] = defaultdict(list)
-    for record in records:
-        if record.place is not None and record.place in places:
-            by_node[places[record.place].node].append(record)
+    placed = ((places.get(record.place or ""), record) for record in records)
+    by_node = grouped((place.node, record) for place, record in placed if place is not None)
     hostnames = {place.node: place.hostname for place in places.values() if place.hostname is not None}
     answering = {place.node for place in places.values() if place.rank is not None}
     nodes = sorted({place.node for place in places.values()})
-    return [_node(node, by_node[node], hostnames.get(node), answers=node in answering) for node in nodes]
+    return [_node(node, by_node.get(node, []), hostnames.get(node), answers=node in answering) for node in nodes]
 
 
 def _node(node: int, records: Sequence[Record], hostname: str | None, *, answers: bool) -> NodeProgress:
@@ -289,9 +288,6 @@ def _node(node: int, records: Sequence[Record], hostname: str | None, *, answers
 
 def _variables(records: Iterable[Record]) -> dict[str, tuple[str, ...]] | None:
     answers = [record for record in records if record.criterion == HINTS and isinstance(record.evidence.get("variables"), dict)]
-    found: dict[str, list[str]] = defaultdict(list)
-    for record in answers:
-        for name, value in record.evidence["variables"].items():
-            if str(name).startswith("NCCL_"):
-                found[f"{name}={value}"].append(str(record.place))
+    pairs = ((f"{name}={value}", record) for record in answers for name, value in record.evidence["variables"].items())
+    found = grouped((pair, str(record.place)) for pair, record in pairs if pair.startswith("NCCL_"))
     return {name: tuple(found[name]) for name in sorted(found)} if answers else None
