@@ -24,7 +24,7 @@ from pytest_gpucluster.records.parts_list import compare_with_order, parts_of, r
 from pytest_gpucluster.records.reading import read_results
 from pytest_gpucluster.reporting.files import require_unread, require_writable, write_report
 from pytest_gpucluster.reporting.lines import UNLIMITED, folded, hostlist, width_of_screen
-from pytest_gpucluster.text import counted, one_line
+from pytest_gpucluster.text import counted, one_line, shortlist
 
 if TYPE_CHECKING:
     from pytest_gpucluster.records.changes import Change
@@ -267,8 +267,7 @@ def findable(found: RunComparison) -> str:
     shares = sorted(found.findable.values())
     low, high = (f"{100 * share:.2g}" for share in (shares[0], shares[-1]))
     above = [f"{one_line(name)} ({100 * share:.2g} %)" for name, share in _by_share(found) if share > AIM]
-    more = f" and {len(above) - MOST_NAMES} more" if len(above) > MOST_NAMES else ""
-    said = f"; more than {100 * AIM:g} % in {', '.join(above[:MOST_NAMES])}{more}" if above else ""
+    said = f"; more than {100 * AIM:g} % in {shortlist(above, most=MOST_NAMES)}" if above else ""
     return f"{FINDABLE}: {low if low == high else f'{low} to {high}'} %{said}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -261,69 +260,42 @@ def _link(found: Sequence[Mapping[str, Any]], number: int) -> str:
     return "up" if rate == NOTHING else rate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """A GPU or an adapter in the matrix. ``way`` is a PciPath as plain data; ``nvlinks`` counts links up to a switch."""
-
-    name: str
-    way: Any
-    nvlinks: int = 0
-
-
 def _matrix(machine: Machine) -> list[Shown]:
     """As ``nvidia-smi topo -m`` names the ways, GPUs and adapters down, GPUs across."""
-    gpus, nics = _gpus(machine), [Device(name=one_line(name), way=way) for name, way in machine["nic_ways"].items()]
+    gpus, nics = _gpus(machine), {one_line(name): _position(way) for name, way in machine["nic_ways"].items()}
     if not gpus or len(gpus) + len(nics) < 2:
         return []
-    rows = [(one.name, *(_nearness(one, other) for other in gpus), _numa_node(one) or NOTHING) for one in (*gpus, *nics)]
-    return [Text(""), table(("", *(gpu.name for gpu in gpus), "NUMA"), rows, right=("NUMA",))]
+    rows = [
+        (
+            name,
+            *(SELF if one is other else nearness(one, other) or NOTHING for other in gpus.values()),
+            one.numa_node or NOTHING,
+        )
+        for name, one in (*gpus.items(), *nics.items())
+    ]
+    return [Text(""), table(("", *gpus, "NUMA"), rows, right=("NUMA",))]
 
 
-def _gpus(machine: Machine) -> list[Device]:
-    """The GPUs of NVML by index, then those that only the PCI bus shows, by address."""
+def _gpus(machine: Machine) -> dict[str, Position]:
+    """The GPUs of NVML by index, then those that only the PCI bus shows, by address; NVLinks count up to a switch."""
     ways = {} if unavailable(machine["gpu_ways"]) is not None else dict(machine["gpu_ways"])
-    seen = []
+    seen = {}
     for one in machine["gpus"]["gpus"]:
         up = sum(link["is_up"] is True for link in _links_of(one)) if one["nvlink_peer"] == "switch" else 0
-        seen.append(Device(name=f"GPU{one['index']}", way=ways.pop(sysfs_address(one["pci"]), None), nvlinks=up))
-    return [*seen, *(Device(name=_short(address), way=way) for address, way in ways.items())]
+        seen[f"GPU{one['index']}"] = _position(ways.pop(sysfs_address(one["pci"]), None), nvlinks=up)
+    return seen | {one_line(name).removeprefix("0000:").removesuffix(".0"): _position(way) for name, way in ways.items()}
 
 
-def _short(address: str) -> str:
-    return one_line(address).removeprefix("0000:").removesuffix(".0")
+def _position(way: Any, *, nvlinks: int = 0) -> Position:
+    """Where a device is by its PciPath as plain data, as far as that and the firmware say."""
+    if way is None or unavailable(way) is not None:
+        return Position(addresses=None, nvlinks=nvlinks)
+    is_known = unavailable(way["numa_node"]) is None and str(way["numa_node"]) != NO_NUMA_NODE
+    addresses = tuple(node["address"] for node in way["nodes"])
+    return Position(addresses=addresses, numa_node=one_line(way["numa_node"]) if is_known else None, nvlinks=nvlinks)
 
 
-def _nearness(one: Device, other: Device) -> str:
-    if one is other:
-        return SELF
-    return nearness(_position(one), _position(other)) or NOTHING
-
-
-def _position(device: Device) -> Position:
-    way = tuple(node["address"] for node in device.way["nodes"]) if _is_known(device) else None
-    return Position(addresses=way, numa_node=_numa_node(device), nvlinks=device.nvlinks)
-
-
-def _is_known(device: Device) -> bool:
-    return device.way is not None and unavailable(device.way) is None
-
-
-def _numa_node(device: Device) -> str | None:
-    """None where the firmware does not say."""
-    node = device.way["numa_node"] if _is_known(device) else None
-    return None if node is None or unavailable(node) is not None or str(node) == NO_NUMA_NODE else one_line(node)
-
-
-VIEWS: Mapping[str, Callable[[Machine], list[Shown]]] = {
-    "summary": summary,
-    "gpu": gpu,
-    "links": links,
-    "ib": ib,
-    "host": host,
-    "software": software,
-    "offered": offered,
-    "kubernetes": kubernetes,
-}
+VIEWS = {view.__name__: view for view in (summary, gpu, links, ib, host, software, offered, kubernetes)}
 
 
 def show(machine: Machine, view: str) -> list[Shown]:

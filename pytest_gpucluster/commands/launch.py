@@ -41,6 +41,7 @@ ONE_HOST = "127.0.0.1"
 DEFAULT_PORT = 29500
 """torchrun's own."""
 THREADS = "OMP_NUM_THREADS"
+FILLED = ("nnodes", "nproc_per_node", "master_addr", "node_rank", "master_port")
 SUITE = ("--pyargs", "tests_acceptance")
 """What pytest is given where nothing is: plain pytest would run other tests, or none, on each node by itself."""
 
@@ -145,29 +146,15 @@ def read_job(chosen: argparse.Namespace) -> Job:
     step = read_step(os.environ) if _lacks(given, needed) else None
     if step is not None:
         hosts = hosts or step.hosts
-        said = {
-            "nnodes": len(step.hosts),
-            "nproc_per_node": step.num_gpus,
-            "master_addr": hosts[0],
-            "node_rank": step.node_rank,
-            "master_port": step.port,
-        }
-        _fill(given, said)
+        _fill(given, len(step.hosts), step.num_gpus, hosts[0], step.node_rank, step.port)
     pod = read_pod(os.environ, hostname=socket.gethostname()) if step is None and _lacks(given, needed) else None
     if pod is not None:
-        said = {
-            "nnodes": pod.num_nodes,
-            "nproc_per_node": pod.num_gpus,
-            "master_addr": pod.master_addr,
-            "node_rank": pod.index,
-            "master_port": pod.port,
-        }
-        _fill(given, said)
+        _fill(given, pod.num_nodes, pod.num_gpus, pod.master_addr, pod.index, pod.port)
         require_index(given["node_rank"], given["nnodes"])
     if step is None and pod is None:
         alone = given["nnodes"] == 1  # node 0 is the first host; a node alone is node 0, and meets itself
         address = hosts[0] if hosts else ONE_HOST if alone else None
-        _fill(given, {"master_addr": address, "node_rank": 0 if alone else None})
+        _fill(given, None, None, address, 0 if alone else None, None)
     _require(given, needed, hosts, in_slurm=step is not None, in_pod=pod is not None)
     return Job(
         num_nodes=given["nnodes"],
@@ -182,9 +169,9 @@ def read_job(chosen: argparse.Namespace) -> Job:
     )
 
 
-def _fill(given: dict[str, Any], said: Mapping[str, Any]) -> None:
-    """Take from the surroundings what no option gave."""
-    given.update({name: value for name, value in said.items() if given[name] is None})
+def _fill(given: dict[str, Any], *said: str | int | None) -> None:
+    """Take from the surroundings, which say each of :data:`FILLED` or None, what no option gave."""
+    given.update({name: value for name, value in zip(FILLED, said, strict=True) if given[name] is None})
 
 
 def _lacks(given: Mapping[str, Any], needed: Sequence[str]) -> bool:

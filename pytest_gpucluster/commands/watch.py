@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import math
 import os
 import select
@@ -36,6 +35,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.inventory.watched_node import LiveGpu, NodeReader, NodeReading
 from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import BAD, FAILED, WAIVED
+from pytest_gpucluster.reporting.lines import printed
 from pytest_gpucluster.reporting.watched_run import RunPicture, WatchedRun
 from pytest_gpucluster.text import counted
 
@@ -91,12 +91,7 @@ def live_lines(view: View, *, width: int, height: int | None, shows: Shows = "al
 
 
 def _rendered(box: RenderableType, width: int) -> list[Text]:
-    console = Console(
-        file=io.StringIO(), width=width, force_terminal=True, color_system="standard", legacy_windows=False, highlight=False
-    )
-    with console.capture() as captured:
-        console.print(box)
-    return [Text.from_ansi(line) for line in captured.get().split("\n")[:-1]]
+    return [Text.from_ansi(line) for line in printed([box], width=width, color=True)]
 
 
 def _boxes(view: View, width: int, shows: Shows) -> list[tuple[str, RenderableType]]:

@@ -255,7 +255,13 @@ BESIDE = ("limits", "page")
 
 
 def _checked(name: str, bundle: Bundle) -> Found:
-    return _tried(lambda: CHECKS[name](bundle))
+    """What a check finds; a file that is missing or damaged is a fault of the bundle."""
+    try:
+        return CHECKS[name](bundle)
+    except ConfigurationError as error:
+        return Found(NOT_OK, one_line(str(error)))
+    except NOT_AN_EVENT as error:
+        return Found(NOT_OK, f"a file is damaged: {one_line(f'{type(error).__name__} {error}')}")
 
 
 def _short(value: Any) -> str:
@@ -352,13 +358,3 @@ def _signed(manifest: Manifest | str, archive: Archive, signers: Path | None) ->
     if signer.name is None:
         return VerifyStep("signature", OK, f"signed with {signer.key}; whose key that is was not asked (verify --signers FILE)")
     return VerifyStep("signature", OK, f"{signer.name} signed it with {signer.key}")
-
-
-def _tried(check: Callable[[], Found]) -> Found:
-    """What a check finds; a file that is missing or damaged is a fault of the bundle."""
-    try:
-        return check()
-    except ConfigurationError as error:
-        return Found(NOT_OK, one_line(str(error)))
-    except NOT_AN_EVENT as error:
-        return Found(NOT_OK, f"a file is damaged: {one_line(f'{type(error).__name__} {error}')}")

@@ -48,6 +48,8 @@ _CAP_IPC_LOCK = 14
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _AFTER_OPTIONS = "-"
 _first_number = matching(r"(\d{1,20})(?!\S)", "number", int)
+_balances = partial(reading.yes_or_no, most=3)
+"""1 is usual, 2 between tiers of memory, 3 both, by the kernel's page on numa_balancing."""
 _signed = matching(r"-?\d{1,9}\Z", "number", int)
 
 
@@ -167,11 +169,6 @@ def _has_gpu_or_adapter(devices: Path) -> bool:
         return any((devices / name / "infiniband").exists() or is_nvidia_gpu(devices / name) for name in names)
     except OSError:
         return False
-
-
-def _balances(mode: int) -> bool | NotAvailable:
-    """1 is usual, 2 between tiers of memory, 3 both, by the kernel's page on numa_balancing."""
-    return reading.yes_or_no(mode, most=3)
 
 
 def _chosen(text: str) -> str | NotAvailable:

@@ -22,6 +22,7 @@ from typing import Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.host import read_host
+from pytest_gpucluster.inventory.identity import NOT_INSTALLED, version_of
 from pytest_gpucluster.inventory.kubernetes import read_kubernetes
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
@@ -44,7 +45,8 @@ def read_software(*, root: Path = SYS, toolkit: Path = TOOLKIT) -> dict[str, str
     the adapters' driver is the kernel's own.
     """
     found: dict[str, str | NotAvailable] = {"python": platform.python_version()}
-    found.update({name: _version(name) for name in PACKAGES})
+    versions = {name: version_of(name) for name in PACKAGES}
+    found.update({name: NotAvailable(one) if one == NOT_INSTALLED else one for name, one in versions.items()})
     found["torch_cuda"] = _torch_cuda()
     for name in WHEELS:
         # By the names of folders: to read the metadata of all that is installed takes most of a second.
@@ -295,13 +297,6 @@ DMI = ("chassis_serial", "board_serial", "product_name", "board_name", "bios_ver
 def read_dmi(*, root: Path = SYS) -> dict[str, str | NotAvailable]:
     """Models and serials of chassis and board, by name; not available without root, in a container, or without such files."""
     return {name: read_text(root / "class" / "dmi" / "id" / name) for name in DMI}
-
-
-def _version(name: str) -> str | NotAvailable:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return NotAvailable("not installed")
 
 
 def _torch_cuda() -> str | NotAvailable:

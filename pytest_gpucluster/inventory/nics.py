@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -130,11 +131,6 @@ def _of_interfaces(port: Path, name: str, combined: Callable[[list[int]], int]) 
     return apply(lambda known: combined(known) if known else NotAvailable("no network interface belongs to this port"), found)
 
 
-def _mtu(port: Path) -> int | NotAvailable:
-    """The smallest of the port's network interfaces, in bytes."""
-    return _of_interfaces(port, "mtu", min)
-
-
 def _ecn(port: Path) -> list[int] | NotAvailable:
     """The priorities for which the port both marks congestion and slows down (DCQCN); OFED's driver alone shows them."""
 
@@ -170,11 +166,6 @@ def _gid_types(port: Path) -> list[str] | NotAvailable:
         return refused[0] if refused and ROCE_V2 not in known else known
 
     return apply(kinds, list_names(folder))
-
-
-def _carrier_changes(port: Path) -> int | NotAvailable:
-    """How often the port's network interfaces came up or went down."""
-    return _of_interfaces(port, "carrier_changes", sum)
 
 
 def _pkeys(folder: Path) -> list[str] | NotAvailable:
@@ -213,11 +204,18 @@ class NicPort:
         SysfsFile("pkeys", _pkeys), ["0xffff"], "drift", "partition keys, of InfiniBand ports that are up"
     )
     gid_types: list[str] | NotAvailable = row(_gid_types, ["IB/RoCE v1"], "nic_settings", "of RoCE ports that are up")
-    mtu: int | NotAvailable = row(_mtu, 4092, "drift, nic_settings", "bytes of the network interface; NCCL uses the RDMA MTU")
+    mtu: int | NotAvailable = row(
+        partial(_of_interfaces, name="mtu", combined=min),
+        4092,
+        "drift, nic_settings",
+        "bytes of the network interface; NCCL uses the RDMA MTU",
+    )
     ecn: list[int] | NotAvailable = row(_ecn, [], "drift", "priorities with congestion control, of RoCE ports that are up")
     pauses: dict[str, int] | NotAvailable = row(_pauses, {}, "nic_errors, nic_flaps_soak", "PFC, as evidence where it grew")
     netdevs: list[str] | NotAvailable = row(_netdevs, ["ib0"], NOBODY, "for the fabric's own tools")
-    carrier_changes: int | NotAvailable = row(_carrier_changes, 2, "nic_errors, nic_flaps_soak", "what they grew by")
+    carrier_changes: int | NotAvailable = row(
+        partial(_of_interfaces, name="carrier_changes", combined=sum), 2, "nic_errors, nic_flaps_soak", "what they grew by"
+    )
     counters: dict[str, int | NotAvailable] | NotAvailable = row(
         SysfsFile("counters", read_numbers),
         dict.fromkeys(COUNTERS, 0),

@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -150,10 +151,6 @@ def _flag(at: int) -> Callable[[Sequence[int]], bool | NotAvailable]:
 
 def _action(number: float) -> str:
     return ACTIONS.get(int(number), f"unknown_{number:g}")
-
-
-def _read_repair(part: NvmlPart) -> GpuRepair:
-    return read_part(GpuRepair, part)
 
 
 def _read_pcie(part: NvmlPart) -> dict[str, int]:
@@ -367,7 +364,7 @@ class GpuState:
         EVIDENCE,
         "of `gpu_worsened`: by how much it grew during the run, by limiter",
     )
-    repair: GpuRepair = row(_read_repair, healthy(GpuRepair), "recovery_action, memory_repair, gpu_worsened")
+    repair: GpuRepair = row(partial(read_part, GpuRepair), healthy(GpuRepair), "recovery_action, memory_repair, gpu_worsened")
     nvlink_peer: str | NotAvailable = row(read_nvlink_peer, "switch", "fabric_state, gpu_worsened")
     fabric: GpuFabric | NotAvailable = row(read_fabric, ALONE, "fabric_state, gpu_worsened")
 

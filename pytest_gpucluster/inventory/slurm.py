@@ -279,7 +279,7 @@ def is_in(name: str, hosts: str) -> bool:
 def ask(*arguments: str, within_s: float | None = None) -> str | NotAvailable:
     """What ``scontrol`` prints; why not, where it is absent, fails, is silent (:data:`DEADLINE_S`) or prints nothing."""
     printed = _run(arguments, within_s=within_s)
-    return apply(lambda text: text or NotAvailable(f"{_said(arguments)}: it printed nothing"), printed)
+    return apply(lambda text: text or NotAvailable(f"scontrol {' '.join(arguments)}: it printed nothing"), printed)
 
 
 def change(*arguments: str, within_s: float | None = None) -> NotAvailable | None:
@@ -298,10 +298,6 @@ def _run(arguments: Sequence[str], *, name: str = "scontrol", within_s: float | 
         complaint = _short(ended.complained.strip() or printed)
         return NotAvailable(f"{name} {' '.join(arguments)}: exit code {ended.exit_code}: {complaint}")
     return printed
-
-
-def _said(arguments: Sequence[str]) -> str:
-    return f"scontrol {' '.join(arguments)}"
 
 
 def _word(line: str, key: str) -> str | NotAvailable:

@@ -142,7 +142,10 @@ def read_statistics(interface: str, *, call: Callable[[str, array.array[int]], N
     except OSError as error:
         return NotAvailable(f"{os.strerror(error.errno) if error.errno else error} (statistics of {interface})")
     texts = names.tobytes()[12:]
-    keys = [texts[at : at + NAME_BYTES].partition(b"\0")[0].decode("ascii", "replace") for at in _steps(number, NAME_BYTES)]
+    keys = [
+        texts[at : at + NAME_BYTES].partition(b"\0")[0].decode("ascii", "replace")
+        for at in range(0, number * NAME_BYTES, NAME_BYTES)
+    ]
     return dict(zip(keys, struct.unpack_from(f"={number}Q", values.tobytes(), 8), strict=True))
 
 
@@ -152,10 +155,6 @@ def _number(interface: str, call: Callable[[str, array.array[int]], None]) -> in
     call(interface, sizes)
     _, _, known, number = struct.unpack_from("=IIQI", sizes.tobytes())
     return int(number) if known else 0
-
-
-def _steps(number: int, size: int) -> range:
-    return range(0, number * size, size)
 
 
 def _buffer(head: bytes, more_bytes: int) -> array.array[int]:

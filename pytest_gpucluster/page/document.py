@@ -21,7 +21,7 @@ from pytest_gpucluster.judging.failure_text import unit_beside
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record
 from pytest_gpucluster.places import PLACE_FIELDS, Place
 from pytest_gpucluster.records.columns import by_criterion
-from pytest_gpucluster.records.reading import checked, require_file, rows_of
+from pytest_gpucluster.records.reading import bytes_of, checked, rows_of
 from pytest_gpucluster.text import one_line, shortlist, visible
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
@@ -72,12 +72,7 @@ def read_document(path: Path) -> RunDocument:
     Raises:
         ConfigurationError: there is no such file, it is damaged, or a newer version wrote it.
     """
-    require_file(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
-    return document_of(content, name=str(path))
+    return document_of(bytes_of(path), name=str(path))
 
 
 def document_of(content: bytes, *, name: str = "results.json") -> RunDocument:

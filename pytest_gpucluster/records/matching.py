@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
+from pytest_gpucluster.text import shortlist
 
 CLUSTER = ("cluster", "")
 PartKey = tuple[str, str]
@@ -113,21 +114,15 @@ def _renamed(
     """The hosts with another name: all GPUs of a host that is gone by its name are on one that is new by its name."""
     was = {keys_before[name]: place.get("hostname") for name, place in old.items() if place["gpu"] is not None}
     now = {keys_after[name]: place.get("hostname") for name, place in new.items() if place["gpu"] is not None}
-    to: dict[Any, set[Any]] = {}
-    came: dict[Any, set[Any]] = {}
-    for key in was.keys() & now.keys():
-        to.setdefault(was[key], set()).add(now[key])
-        came.setdefault(now[key], set()).add(was[key])
-    hosts_before, hosts_after = (
-        {place.get("hostname") for place in old.values()},
-        {place.get("hostname") for place in new.values()},
-    )
+    ways = {(was[key], now[key]) for key in was.keys() & now.keys()}
+    to, came = grouped(ways), Counter(name for _, name in ways)
+    hosts_before, hosts_after = ({place.get("hostname") for place in places.values()} for places in (old, new))
     found = {}
     for host in dict.fromkeys(was.values()):
-        names = to.get(host, set())
+        names = to.get(host, [])
         name = next(iter(names), None)
         is_new = host is not None and name is not None and host not in hosts_after and name not in hosts_before
-        if is_new and len(names) == len(came[name]) == 1:
+        if is_new and len(names) == came[name] == 1:
             found[str(host)] = str(name)
     return found
 
@@ -198,4 +193,4 @@ def _answered(place: Mapping[str, Any]) -> bool:
 
 def _hosts(places: Places) -> str:
     names = list(dict.fromkeys(str(place.get("hostname") or place["id"]) for place in places.values()))
-    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+    return shortlist(names, most=1)

@@ -18,7 +18,7 @@ from typing import Any
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.records.spreadsheet import FORMULA, as_text
+from pytest_gpucluster.records.spreadsheet import FORMULA, as_csv, as_text
 from pytest_gpucluster.text import counted, one_line
 
 KINDS = ("chassis", "board", "nic", "gpu")
@@ -126,12 +126,7 @@ def json_text(parts: Iterable[ListedPart]) -> str:
 
 def csv_text(parts: Iterable[ListedPart]) -> str:
     """The parts as CSV with a head; what a spreadsheet would take for a formula comes behind an apostrophe."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for one in parts:
-        writer.writerow(map(as_text, asdict(one).values()))
-    return text.getvalue()
+    return as_csv(COLUMNS, (map(as_text, asdict(one).values()) for one in parts))
 
 
 def read_parts(file: Path, *, is_order: bool) -> list[ListedPart]:

@@ -98,13 +98,9 @@ def read_results(path: Path) -> dict[str, Any]:
         ConfigurationError: there is none, it is damaged, or a newer version wrote it.
     """
     file = path / RESULTS if path.is_dir() or not path.suffix else path
-    require_file(file)
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        raise ConfigurationError(_absent(path)) from None
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
+    if not file.exists():
+        raise ConfigurationError(_absent(path))
+    content = bytes_of(file)
     again = f"; 'gpucluster report {file.parent}' writes it again" if (file.parent / JOURNAL).is_file() else ""
     return checked(content, str(file), advice=again)
 
@@ -172,14 +168,18 @@ def contradiction_in(verdict: str, outcomes: set[str]) -> str | None:
     return None
 
 
-def require_file(path: Path) -> None:
-    """Refuse what is there and is no file: a pipe would be waited for without end.
+def bytes_of(path: Path) -> bytes:
+    """The content of a file; a pipe would be waited for without end.
 
     Raises:
-        ConfigurationError: it is a folder, a pipe, a device.
+        ConfigurationError: it is a folder, a pipe, a device, or cannot be read.
     """
-    if path.exists() and not path.is_file():
-        raise ConfigurationError(f"{path} is no file")
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigurationError(f"{path} is no file")
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def evidence_values(column: Mapping[str, Any], number: int) -> list[Any]:
@@ -202,14 +202,11 @@ def rows_of(document: Mapping[str, Any], *, criterion: str | None = None) -> Ite
     Raises:
         ConfigurationError: the document contradicts its own shape.
     """
-    wanted = {criterion} if criterion is not None else None
-    listed = {_key(row): row for row in document["criteria"] if wanted is None or row["criterion"] in wanted}
+    listed = {_key(row): row for row in document["criteria"] if criterion in (None, row["criterion"])}
     known = {place["id"]: {name: place.get(name) for name in PLACE_FIELDS} for place in document.get("places", ())}
     try:
         for values in document.get("values", ()):
-            if wanted is not None and values["criterion"] not in wanted:
-                continue
-            for row in _rows_of_criterion(values, known):
+            for row in _rows_of_criterion(values, known) if criterion in (None, values["criterion"]) else ():
                 yield {**row, **listed.pop(_key(row), {})} if listed else row
     except (KeyError, TypeError, ValueError, IndexError) as wrong:
         raise ConfigurationError(f"results.json is damaged: {wrong!r}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_gpucluster.places import PLACE_FIELDS
@@ -31,16 +31,18 @@ def csv_text(document: Mapping[str, Any], rows: Iterable[Mapping[str, Any]] | No
         document: a results.json.
         rows: some of its outcomes, and nothing else; None: all of them, and every other number.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
     slots = {place["id"]: place.get("slot") for place in document.get("places", ())}
-    for row in rows_of(document) if rows is None else rows:
-        writer.writerow(_line(row, slots))
-    if rows is None:
-        for path, number, unit in other_numbers(document):
-            facts = {"member": path, "value": number, "unit": unit}
-            writer.writerow([_cell(facts.get(name)) for name in COLUMNS])
+    lines = [_line(row, slots) for row in (rows_of(document) if rows is None else rows)]
+    for path, number, unit in other_numbers(document) if rows is None else ():
+        facts = {"member": path, "value": number, "unit": unit}
+        lines.append([_cell(facts.get(name)) for name in COLUMNS])
+    return as_csv(COLUMNS, lines)
+
+
+def as_csv(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
+    """The text of a table with this head."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows((head, *lines))
     return text.getvalue()
 
 

@@ -61,11 +61,9 @@ def _set_apart(nodes: Sequence[NodeRun]) -> list[NodeRun]:
     has_measured = any(_mode(run) is None for run in runs)
     runs = [run for run in runs if _mode(run) is None or not has_measured]
     usual = {name: _majority([run.state.facts.get(name) for run in runs]) for name in ALIKE}
-    found = []
-    for node in nodes:
-        why = "" if node.run is None else _why_apart(node.run, usual, has_measured=has_measured)
-        found.append(replace(node, why="; ".join(filter(None, (why, node.why))), is_apart=True) if why else node)
-    return found
+    whys = ["" if node.run is None else _why_apart(node.run, usual, has_measured=has_measured) for node in nodes]
+    paired = zip(nodes, whys, strict=True)
+    return [replace(node, why="; ".join(filter(None, (why, node.why))), is_apart=True) if why else node for node, why in paired]
 
 
 def _why_apart(run: OneRun, usual: Mapping[str, str | None], *, has_measured: bool) -> str:

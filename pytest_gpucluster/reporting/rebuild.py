@@ -18,7 +18,7 @@ from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.plan import Key
 from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
-from pytest_gpucluster.records.reading import run_facts, zoned
+from pytest_gpucluster.records.reading import bytes_of, run_facts, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark, texts_of, write_reports
 from pytest_gpucluster.reporting.results import JunitForm, Part, ReportedTest, RunReport, last_known, parts_facts, parts_remarks
@@ -218,11 +218,7 @@ def read_journal(path: Path) -> JournalState:
     Raises:
         ConfigurationError: there is no journal.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
-    return state_of(content)
+    return state_of(bytes_of(path))
 
 
 class _Outcome(msgspec.Struct, tag_field="event", tag="outcome"):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record
 from pytest_gpucluster.protocol.plain_data import from_plain
@@ -124,7 +126,7 @@ def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record] | 
     judges: dict[str, Collection[str]] = {}
     for event in events:
         if event["event"] == "soak_earlier":
-            found = {reader: [_span(one) for one in spans] for reader, spans in event["spans"].items()}
+            found = msgspec.convert(event["spans"], dict[str, list[Span]])
             judges, own = event["judges"], {}  # what this run had read before stands among the spans
         elif event["event"] == "soak_reading":
             first, last = own.get(event["reader"], (None, None))
@@ -141,25 +143,8 @@ def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record] | 
 
 def _reading(event: Mapping[str, Any], before: Snapshot | None) -> Snapshot:
     values = event["values"] if "values" in event or before is None else changed(before.values, event["changes"])
-    return _snapshot({"at_s": event["read_s"], "values": values, "missing": event["missing"], "clock": event.get("clock")})
-
-
-def _snapshot(facts: Mapping[str, Any]) -> Snapshot:
-    clock = facts.get("clock")
-    return Snapshot(
-        at_s=float(facts["at_s"]),
-        values=dict(facts["values"]),
-        missing=tuple(map(str, facts["missing"])),
-        clock=None if clock is None else (str(clock[0]), float(clock[1])),
-    )
-
-
-def _span(facts: Mapping[str, Any]) -> Span:
-    if facts["kind"] not in ("watched", "between"):
-        raise ValueError(facts["kind"])
-    first, last = _snapshot(facts["first"]), _snapshot(facts["last"])
-    is_needed = facts["is_needed"] is not False
-    return Span(kind=facts["kind"], first=first, last=last, seconds=float(facts["seconds"]), is_needed=is_needed)
+    facts = {"at_s": event["read_s"], "values": values, "missing": event["missing"], "clock": event.get("clock")}
+    return msgspec.convert(facts, Snapshot)
 
 
 def with_latest_known(spans: Spans) -> Spans:
