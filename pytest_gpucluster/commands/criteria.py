@@ -22,7 +22,7 @@ from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.simulation import parse_simulation, require_model
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.records.reading import read_results, rows_of
+from pytest_gpucluster.records.reading import place_of, read_results, rows_of
 from pytest_gpucluster.text import one_line
 from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
@@ -163,9 +163,8 @@ def print_values(rows: Sequence[Mapping[str, Any]], *, is_family: bool) -> None:
     """The values as one JSON object by place id, of a family by criterion first; the whole cluster is ``cluster``."""
     found: dict[str, Any] = {}
     for row in rows:
-        place = row["place"]["id"] if row["place"] is not None else "cluster"
         of_one = found.setdefault(row["criterion"], {}) if is_family else found
-        of_one[place] = {name: row[name] for name in ("value", "unit", "outcome")}
+        of_one[place_of(row) or "cluster"] = {name: row[name] for name in ("value", "unit", "outcome")}
     sys.stdout.write(json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 

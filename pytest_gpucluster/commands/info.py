@@ -9,13 +9,12 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from pytest_gpucluster.health.defects import Defect, find, unseen
+from pytest_gpucluster.health.defects import find, unseen
 from pytest_gpucluster.inventory.machine import read_machine, read_surroundings
 from pytest_gpucluster.records.parts_list import csv_text, json_text, parts_of
-from pytest_gpucluster.text import one_line
 
 GOOD, BAD, UNSEEN = 0, 1, 3
 WHOLE = ("summary", "all")
@@ -38,7 +37,9 @@ def main(chosen: argparse.Namespace) -> int:
         findings = [dataclasses.asdict(one) for one in found]
         sys.stdout.write(json.dumps({**machine, "findings": findings, "unseen": hidden}, indent=1) + "\n")
         return code
-    _print(machine, chosen.view, unseen=hidden if chosen.view in WHOLE else missing, found=found)
+    from pytest_gpucluster.commands.info_views import print_view  # noqa: PLC0415 -- rich costs a third of the time of --json
+
+    print_view(machine, chosen.view, unseen=hidden if chosen.view in WHOLE else missing, found=found)
     return code
 
 
@@ -49,25 +50,6 @@ def _inventory(machine: Mapping[str, Any], *, as_json: bool) -> int:
     unread = [f"{one.label}: {one.unread}" for one in parts if not one.serial]
     sys.stderr.writelines(f"gpucluster info: not seen: {text}\n" for text in unread)
     return UNSEEN if unread else GOOD
-
-
-def _print(machine: Mapping[str, Any], view: str, *, unseen: Mapping[str, str], found: Iterable[Defect]) -> None:
-    """Show one view on the terminal. What is loaded for that costs a third of the time of ``--json``."""
-    from rich.console import Console  # noqa: PLC0415 -- as above
-    from rich.text import Text  # noqa: PLC0415 -- as above
-
-    from pytest_gpucluster.commands.info_tables import print_parts  # noqa: PLC0415 -- as above
-    from pytest_gpucluster.commands.info_views import show  # noqa: PLC0415 -- as above
-    from pytest_gpucluster.reporting.lines import wrapped  # noqa: PLC0415 -- as above
-
-    width = Console().width
-    texts = [f"not seen: {name}: {one_line(why)}" for name, why in unseen.items()]
-    lines = (line for text in texts for line in wrapped(text, width=width, indent=""))
-    below = [Text(""), *(Text(line, style="yellow") for line in lines)]
-    for one in found:
-        below.append(Text(f"{one.part}: {one_line(one.what)}", style="bold red"))
-        below += map(Text, wrapped(f"next: {one_line(one.advice)}", width=width, indent="  ", later="    "))
-    print_parts([*show(machine, view), *below])
 
 
 def must_be_seen(view: str) -> frozenset[str]:

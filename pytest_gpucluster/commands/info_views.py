@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.text import Text
 
 from pytest_gpucluster.commands.info_tables import (
@@ -16,14 +17,16 @@ from pytest_gpucluster.commands.info_tables import (
     cell,
     number,
     pairs,
+    print_parts,
     table,
     table_of,
     without_gaps,
 )
-from pytest_gpucluster.health.defects import find
+from pytest_gpucluster.health.defects import Defect, find
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.pci_tree import NO_NUMA_NODE, Position, nearness
 from pytest_gpucluster.inventory.reading import unavailable
+from pytest_gpucluster.reporting.lines import wrapped
 from pytest_gpucluster.text import counted, one_line
 
 if TYPE_CHECKING:
@@ -296,6 +299,18 @@ def _position(way: Any, *, nvlinks: int = 0) -> Position:
 
 
 VIEWS = {view.__name__: view for view in (summary, gpu, links, ib, host, software, offered, kubernetes)}
+
+
+def print_view(machine: Machine, view: str, *, unseen: Mapping[str, str], found: Iterable[Defect]) -> None:
+    """Print one view, what could not be seen, and what is wrong."""
+    width = Console().width
+    texts = [f"not seen: {name}: {one_line(why)}" for name, why in unseen.items()]
+    lines = (line for text in texts for line in wrapped(text, width=width, indent=""))
+    below = [Text(""), *(Text(line, style="yellow") for line in lines)]
+    for one in found:
+        below.append(Text(f"{one.part}: {one_line(one.what)}", style="bold red"))
+        below += map(Text, wrapped(f"next: {one_line(one.advice)}", width=width, indent="  ", later="    "))
+    print_parts([*show(machine, view), *below])
 
 
 def show(machine: Machine, view: str) -> list[Shown]:

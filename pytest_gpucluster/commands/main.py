@@ -21,6 +21,16 @@ from pytest_gpucluster.text import visible
 
 WRONG_USAGE, OF_RECORDS = 2, 4
 """The exit codes of wrong usage: argparse's own, and that of the commands that read kept results."""
+READ_RECORDS = ("report", "show", "compare", "history", "merge", "bundle", "verify")
+MODULES = {
+    "verify": "bundle:verify",
+    "plan": "criteria:plan",
+    "audit": "criteria:audit",
+    "demo": "criteria:demo",
+    "launch": "launch_lines",
+    "kubernetes-condition": "healthcheck:condition",
+}
+"""Where a command is that has no module of its name with a ``main``."""
 SWITCHES = frozenset(
     {"--pyargs", "--co", "--collect-only", "--lf", "--ff", *(one.name for one in OPTIONS if one.metavar is None)}
 )
@@ -30,12 +40,12 @@ INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT, and SIGPIPE, as shells count
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of a command: wrong usage has the exit code ``usage_code`` of its defaults, argparse's own without one."""
+    """The parser of a command, which has its own exit code of wrong usage."""
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and leave."""
         self.print_usage(sys.stderr)
-        self.exit(self.get_default("usage_code") or WRONG_USAGE, f"{self.prog}: error: {message}\n")
+        self.exit(_usage_code(self.prog.rpartition(" ")[2]), f"{self.prog}: error: {message}\n")
 
 
 def _add_show(show: CommandParser) -> None:
@@ -48,7 +58,6 @@ def _add_show(show: CommandParser) -> None:
     words = "a criterion (busbw: all busbw[...]), or a place by id, hostname, UUID or serial; default: the whole run"
     show.add_argument("subject", nargs="?", metavar="CRITERION|PLACE", help=words)
     show.add_argument("--csv", action="store_true", help="CSV: a line an outcome, then a line for every other number")
-    show.set_defaults(act="show", usage_code=OF_RECORDS)
 
 
 def _add_compare(compare: CommandParser) -> None:
@@ -63,7 +72,7 @@ def _add_compare(compare: CommandParser) -> None:
     compare.add_argument("--order", type=Path, metavar="FILE", help=words)
     compare.add_argument("--markdown", action="store_true", help="Markdown in place of text")
     compare.add_argument("--html", type=Path, metavar="FILE", help="also write a page: one file, without a script")
-    compare.set_defaults(act="compare", error=compare.error, usage_code=OF_RECORDS)
+    compare.set_defaults(error=compare.error)
 
 
 def _add_history(history: CommandParser) -> None:
@@ -71,7 +80,6 @@ def _add_history(history: CommandParser) -> None:
     history.add_argument("criterion", nargs="?", metavar="CRITERION", help="show its median and its worst value in each run")
     words = "of one GPU or node only: hostname, UUID or serial, wherever it was at the time"
     history.add_argument("--part", metavar="PART", help=words)
-    history.set_defaults(act="history", usage_code=OF_RECORDS)
 
 
 def _add_merge(merge: CommandParser) -> None:
@@ -80,7 +88,6 @@ def _add_merge(merge: CommandParser) -> None:
     merge.add_argument("--hosts", metavar="A,B,...", help="all hosts that are expected; one in no run is a gap")
     words = "print how sbatch takes the nodes that passed and excludes the others; each DIR has its node's name in Slurm"
     merge.add_argument("--exclude", action="store_true", help=words)
-    merge.set_defaults(act="merge", usage_code=OF_RECORDS)
 
 
 def _add_bundle(bundle: CommandParser) -> None:
@@ -89,7 +96,6 @@ def _add_bundle(bundle: CommandParser) -> None:
     bundle.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.zip", help="the bundle; it must not exist")
     words = "an SSH key that signs it; one with a passphrase must be in ssh-agent"
     bundle.add_argument("--key", type=Path, metavar="SSHKEY", help=words)
-    bundle.set_defaults(act="bundle", usage_code=OF_RECORDS)
 
 
 def _add_verify(verify: CommandParser) -> None:
@@ -97,14 +103,13 @@ def _add_verify(verify: CommandParser) -> None:
     verify.add_argument("file", type=Path, metavar="FILE", help="the bundle")
     words = "who may sign, as ssh-keygen(1) describes ALLOWED SIGNERS; default: any signature, or none"
     verify.add_argument("--signers", type=Path, metavar="FILE", help=words)
-    verify.set_defaults(act="bundle:verify", usage_code=OF_RECORDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     chosen = _parse(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        code = _function(chosen.act)(chosen)
+        code = _function(chosen.command)(chosen)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone (| head); what is buffered has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -112,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigurationError, OSError) as error:
         why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         sys.stderr.write(f"gpucluster {chosen.command}: {visible(why)}\n")
-        return int(getattr(chosen, "usage_code", WRONG_USAGE))
+        return _usage_code(chosen.command)
     except KeyboardInterrupt:
         sys.stderr.write(f"gpucluster {chosen.command}: interrupted\n")
         return INTERRUPTED
@@ -168,37 +173,31 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
     words = "files and folders of your own tests; default: those beside each FILE"
     lint.add_argument("--tests", type=Path, nargs="+", action="extend", metavar="PATH", help=words)
     lint.add_argument("--schema", action="store_true", help="print the JSON schema for editors instead")
-    lint.set_defaults(act="lint")
     resume = commands.add_parser("resume", help="go on with a run that was killed, or that left something unmeasured")
     resume.usage = "gpucluster resume DIR [-- MORE PYTEST ARGUMENTS]"
     resume.description = "Exit code 4, and a sentence, where that run cannot go on; otherwise that of the run."
     resume.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
-    resume.set_defaults(act="resume")
     _add_run(commands.add_parser("run", help="one measurement, or one criterion, on this machine", allow_abbrev=False))
     plan = commands.add_parser("plan", help="what would run here, with limits and seconds; nothing is measured")
     plan.usage = "gpucluster plan [--fleet NxM [--profile NAME]] [-- PYTEST ARGUMENTS]"
     plan.add_argument("--fleet", metavar="NODESxGPUS", help="for a cluster of this shape that is not here")
-    plan.set_defaults(act="criteria:plan")
     audit = commands.add_parser("audit", help="judge what only needs to be read, beside jobs too; accepts nothing")
     audit.usage = "gpucluster audit [--fleet NxM [--profile NAME]] [-- PYTEST ARGUMENTS]"
     audit.description = "Takes no load, opens no GPU, needs no root. Exit code 1 where something read is bad or unread."
     audit.add_argument("--fleet", metavar="NODESxGPUS", help="of a simulated cluster of this shape")
     for one in (plan, audit):
         one.add_argument("--profile", default="h200-sxm", metavar="NAME", help="its GPU (default: h200-sxm)")
-    audit.set_defaults(act="criteria:audit")
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
     _add_healthcheck(commands.add_parser("healthcheck", help="the health of this node for Slurm; can drain it"))
     condition = commands.add_parser("kubernetes-condition", help="that health for Kubernetes' node-problem-detector")
     condition.description = "Exit code 0: healthy; 1: something is wrong; 2: not known. Prints one line of at most 80 bytes."
     condition.add_argument("--gpus", type=_count, metavar="N", help="how many GPUs this node has")
-    condition.set_defaults(act="healthcheck:condition")
     _add_sweep(commands.add_parser("sweep", help="each node alone, then the fabric, as jobs of Slurm", allow_abbrev=False))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     _add_info(commands.add_parser("info", help="what this machine shows of its GPUs, links and host; nothing is run"))
     _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
     docs = commands.add_parser("docs", help="the pages of the documentation, which are installed too")
     docs.add_argument("page", nargs="?", metavar="PAGE", help="handover, slurm, decisions/0012; default: the list")
-    docs.set_defaults(act="docs")
     add = commands.add_parser
     _add_show(add("show", help="what a criterion asks and why; or what a results directory holds, also as CSV"))
     _add_compare(add("compare", help="what has changed between two runs"))
@@ -217,7 +216,6 @@ def _add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: junit.xml in RESULTS")
     report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for RESULTS that lost their own")
     report.add_argument("--run", help=argparse.SUPPRESS)
-    report.set_defaults(act="report", usage_code=4)
 
 
 def _add_info(info: argparse.ArgumentParser) -> None:
@@ -227,7 +225,6 @@ def _add_info(info: argparse.ArgumentParser) -> None:
     info.add_argument("--json", action="store_true", help="everything that was read, as one JSON object")
     words = "chassis, board, adapters and GPUs by serial, as CSV or with --json; exit code 3: a serial is not known"
     info.add_argument("--inventory", action="store_true", help=words)
-    info.set_defaults(act="info")
 
 
 def _add_watch(watch: argparse.ArgumentParser) -> None:
@@ -236,7 +233,6 @@ def _add_watch(watch: argparse.ArgumentParser) -> None:
     watch.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two pictures (default: 2)")
     watch.add_argument("--once", action="store_true", help="one picture, after two readings")
     watch.add_argument("--plain", action="store_true", help="for a log: a block every interval; default without a terminal")
-    watch.set_defaults(act="watch")
 
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
@@ -247,7 +243,6 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--bad", action="append", default=[], metavar="PART:FAULT", help=words)
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal values (default: 0)")
     demo.add_argument("--profile", default="h200-sxm", metavar="NAME", help="the GPU (default: h200-sxm)")
-    demo.set_defaults(act="criteria:demo")
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
@@ -264,7 +259,6 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--expect", metavar="nodes=1,gpus_per_node=M", help="how many GPUs (ranks on the CPU) there should be")
     run.add_argument("--inline", action="store_true", help="in this process, one place, no deadline: for a debugger")
     run.add_argument("--json", action="store_true", help="the values as one JSON object by place id")
-    run.set_defaults(act="run")
 
 
 def _add_launch(launch: argparse.ArgumentParser) -> None:
@@ -286,7 +280,6 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     words = "print the commands for torchrun (default), slurm or kubernetes, and explain each part; starts nothing"
     kinds = ("torchrun", "slurm", "kubernetes")
     launch.add_argument("--show", nargs="?", choices=kinds, const=kinds[0], help=words)
-    launch.set_defaults(act="launch_lines")
 
 
 def _add_healthcheck(check: argparse.ArgumentParser) -> None:
@@ -295,7 +288,6 @@ def _add_healthcheck(check: argparse.ArgumentParser) -> None:
     check.add_argument("--drain", action="store_true", help=words)
     check.add_argument("--node", metavar="NAME", help="this node's name in Slurm; default: its hostname")
     check.add_argument("--gpus", type=_count, metavar="N", help="how many GPUs it has; default with --drain: those of its GRES")
-    check.set_defaults(act="healthcheck")
 
 
 def _count(text: str) -> int:
@@ -314,12 +306,15 @@ def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     sweep.add_argument("--nodes", default="", metavar="LIST", help=words)
     sweep.add_argument("--job", default="", metavar="OPTIONS", help="sbatch's options for the jobs that measure")
     sweep.add_argument("--fabric", metavar="OPTIONS", help="submit the last stage with these options of sbatch too")
-    sweep.set_defaults(act="sweep")
 
 
-def _function(act: str) -> Callable[[argparse.Namespace], int]:
-    """What a command does, from the name of its module. That is imported only now: a command loads what it needs itself."""
-    module, _, name = act.partition(":")
+def _usage_code(command: str) -> int:
+    return OF_RECORDS if command in READ_RECORDS else WRONG_USAGE
+
+
+def _function(command: str) -> Callable[[argparse.Namespace], int]:
+    """What a command does. Its module is imported only now: a command loads what it needs itself."""
+    module, _, name = MODULES.get(command, command).partition(":")
     found: Callable[[argparse.Namespace], int] = getattr(import_module(f"pytest_gpucluster.commands.{module}"), name or "main")
     return found
 

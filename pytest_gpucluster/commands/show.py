@@ -17,7 +17,7 @@ from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, SEVERITY, SKIPPED, count_of
-from pytest_gpucluster.records.reading import read_results, rows_of
+from pytest_gpucluster.records.reading import place_of, read_results, rows_of
 from pytest_gpucluster.records.spreadsheet import csv_text
 from pytest_gpucluster.text import counted, framed, one_line
 
@@ -100,8 +100,8 @@ def _head(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _line_of(name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> dict[str, str]:
     summary = values.get("summary", {})
-    worst = next((row for row in rows if _id_of(row) == summary.get("worst_place") and row["value"] is not None), None)
-    where = NOTHING if worst is None else _id_of(worst) or "the cluster"
+    worst = next((row for row in rows if place_of(row) == summary.get("worst_place") and row["value"] is not None), None)
+    where = NOTHING if worst is None else place_of(worst) or "the cluster"
     return {
         "criterion": one_line(name),
         "outcomes": _outcomes(rows),
@@ -123,7 +123,7 @@ def _outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _of_subject(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Shown]:
     names = list(dict.fromkeys(row["criterion"] for row in rows))
-    places = list(dict.fromkeys(_id_of(row) for row in rows))
+    places = list(dict.fromkeys(place_of(row) for row in rows))
     parts: list[Shown] = []
     if len(names) == 1:
         parts += [pairs(_limit_of(document, names[0], rows)), Text("")]
@@ -191,10 +191,6 @@ def _severity(rows: Iterable[Mapping[str, Any]]) -> int:
 def _margin(row: Mapping[str, Any]) -> float:
     margin: float | None = row.get("margin_percent")
     return float("inf") if margin is None else margin
-
-
-def _id_of(row: Mapping[str, Any]) -> str | None:
-    return row["place"]["id"] if row["place"] is not None else None
 
 
 def _where(place: Mapping[str, Any] | None) -> str:

@@ -35,7 +35,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.inventory.watched_node import LiveGpu, NodeReader, NodeReading
 from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import BAD, FAILED, WAIVED
-from pytest_gpucluster.reporting.lines import printed
+from pytest_gpucluster.reporting.lines import printed, safe
 from pytest_gpucluster.reporting.watched_run import RunPicture, WatchedRun
 from pytest_gpucluster.text import counted
 
@@ -118,7 +118,7 @@ def _boxes(view: View, width: int, shows: Shows) -> list[tuple[str, RenderableTy
 def _box(title: str, lines: Sequence[RenderableType], *, style: str = "blue") -> Panel:
     """The lines in a frame, without the indent that they have on the plain screen, and none broken."""
     inside: list[RenderableType] = [_cut(line) if isinstance(line, Text) else line for line in lines]
-    return Panel(Group(*inside), title=Text(plain.safe(title), style="bold default"), title_align="left", border_style=style)
+    return Panel(Group(*inside), title=Text(safe(title), style="bold default"), title_align="left", border_style=style)
 
 
 def _cut(line: Text) -> Text:
@@ -131,10 +131,10 @@ def _cut(line: Text) -> Text:
 def _run_box(run: RunPicture, inner: int) -> Panel:
     title = f"run {run.source}"
     if run.problem is not None:
-        return _box(title, [Text(plain.safe(run.problem), style="yellow")], style="yellow")
+        return _box(title, [Text(safe(run.problem), style="yellow")], style="yellow")
     simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
     facts = [str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
-    head = Text(plain.safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
+    head = Text(safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
     bad = any(run.counts.get(kind) for kind in (*BAD, WAIVED))
     lines: list[RenderableType] = [head, *plain.state_lines(run, inner), _bar(run, inner, is_bad=bad), *plain.counts_lines(run)]
     lines += [Text(f"{counted(run.unread, 'line')} of the journal cannot be read", style="yellow")] if run.unread else []
@@ -153,7 +153,7 @@ def _bar(run: RunPicture, inner: int, *, is_bad: bool) -> Table:
     row.add_column(no_wrap=True, overflow="ellipsis")
     style = "red" if is_bad else "green"
     bar = ProgressBar(total=expected, completed=done, complete_style=style, finished_style=style)
-    row.add_row(bar, Text(plain.safe(words)))
+    row.add_row(bar, Text(safe(words)))
     return row
 
 

@@ -14,8 +14,8 @@ from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none, sp
 from pytest_gpucluster.inventory.watched_node import LiveGpu, LivePort, NodeReading, rate_gb_s
 from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES, WAIVED, count_of
-from pytest_gpucluster.reporting.lines import hostlist, wrapped
-from pytest_gpucluster.text import counted, one_line
+from pytest_gpucluster.reporting.lines import hostlist, safe, wrapped
+from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
     from pytest_gpucluster.judging.culprits import Culprit
@@ -106,11 +106,6 @@ def plain_text(lines: Iterable[Text]) -> str:
 
 def _head(text: str) -> Text:
     return Text(safe(text), style="bold")
-
-
-def safe(text: str) -> str:
-    """Foreign text in one line, with a blank for each tab: columns stay in line."""
-    return one_line(text).replace("\t", " ")
 
 
 # --- This node ---

@@ -159,7 +159,6 @@ def _load_between(taken: list[_HostCounts], proc: Path, own_pid: int) -> HostLoa
         for pid, cpus in sorted(whole.by_pid.items(), key=lambda one: -one[1])
         if cpus >= NAMED_SHARE
     ]
-    pressures = {name: 100 * found for name in ("cpu", "memory") if (found := whole.pressure(name)) is not None}
     traffic = [one.memory_gb_s for one in (before, after) if one.memory_gb_s is not None]
     own_running = sum(task.runs for pid, task in last.tasks.items() if pid in ours)
     return HostLoad(
@@ -169,8 +168,8 @@ def _load_between(taken: list[_HostCounts], proc: Path, own_pid: int) -> HostLoa
         stolen_cpus=round(whole.stolen_cpus, 3),
         own_cpus=round(meanwhile.own_cpus, 3),
         running=None if last.running is None else max(0, last.running - max(1, own_running)),
-        cpu_pressure_percent=None if "cpu" not in pressures else round(pressures["cpu"], 1),
-        memory_pressure_percent=None if "memory" not in pressures else round(pressures["memory"], 1),
+        cpu_pressure_percent=whole.pressure_percent("cpu"),
+        memory_pressure_percent=whole.pressure_percent("memory"),
         memory_gb_s=round(min(traffic), 3) if traffic else None,
         users=users[:10],
     )
@@ -217,11 +216,11 @@ class _Span:
             return None
         return max(0, self.last.memory_bytes - self.first.memory_bytes) / self.seconds / 1e9
 
-    def pressure(self, name: str) -> float | None:
-        """The share of the time in which some task waited, 0 to 1."""
+    def pressure_percent(self, name: str) -> float | None:
+        """The share of the time in which some task waited."""
         if name not in self.first.pressure_s or name not in self.last.pressure_s:
             return None
-        return max(0.0, self.last.pressure_s[name] - self.first.pressure_s[name]) / self.seconds
+        return round(100 * max(0.0, self.last.pressure_s[name] - self.first.pressure_s[name]) / self.seconds, 1)
 
 
 def _own_pids(tasks: Mapping[int, _HostTask], proc: Path, own_pid: int) -> set[int]:

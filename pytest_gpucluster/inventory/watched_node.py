@@ -106,7 +106,8 @@ class NodeReader:
         self._interval_s = interval_s
         self._root = root
         self._clock = clock
-        self._last: tuple[NodeReading | None, NodeReading | None] = (None, None)
+        self.last: tuple[NodeReading | None, NodeReading | None] = (None, None)
+        """The reading before the last one, and the last one."""
         self._began_s = clock()
         self._stop, self._changed = threading.Event(), threading.Event()
         self._nvml = contextlib.ExitStack()
@@ -124,20 +125,15 @@ class NodeReader:
         self._thread.join(timeout=1)
 
     @property
-    def last(self) -> tuple[NodeReading | None, NodeReading | None]:
-        """The reading before the last one, and the last one."""
-        return self._last
-
-    @property
     def silent_s(self) -> float:
         """How long ago the last reading ended."""
-        _, now = self._last
+        _, now = self.last
         return self._clock() - (self._began_s if now is None else now.at_s)
 
     def wait_for_two(self, deadline_s: float) -> None:
         """Wait until rates can be shown, at most so long."""
         until_s = self._clock() + deadline_s
-        while self._last[0] is None and (left_s := until_s - self._clock()) > 0:
+        while self.last[0] is None and (left_s := until_s - self._clock()) > 0:
             self._changed.wait(left_s)
             self._changed.clear()
 
@@ -145,7 +141,7 @@ class NodeReader:
         while not self._stop.is_set():
             gpus = self._read_gpus()
             reading = NodeReading(at_s=self._clock(), gpus=gpus, ports=read_ports(root=self._root))
-            self._last = (self._last[1], reading)
+            self.last = (self.last[1], reading)
             self._changed.set()
             self._stop.wait(self._interval_s)
         self._close_nvml()

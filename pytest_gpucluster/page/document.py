@@ -21,7 +21,7 @@ from pytest_gpucluster.judging.failure_text import unit_beside
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record
 from pytest_gpucluster.places import PLACE_FIELDS, Place
 from pytest_gpucluster.records.columns import by_criterion
-from pytest_gpucluster.records.reading import bytes_of, checked, rows_of
+from pytest_gpucluster.records.reading import bytes_of, checked, place_of, rows_of
 from pytest_gpucluster.text import one_line, shortlist, visible
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
@@ -101,7 +101,7 @@ def _record(row: Mapping[str, Any]) -> Record:
     """The record of a row of :func:`rows_of`."""
     if row["outcome"] not in OUTCOMES:
         raise ValueError(f"outcome {row['outcome']!r}")
-    place = row["place"]["id"] if row["place"] is not None else None
+    place = place_of(row)
     if not isinstance(row["evidence"], dict) or not (place is None or isinstance(place, str)):
         raise TypeError(f"a row of {row['criterion']} is none")
     value, waiver = row["value"], row.get("waiver")

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.failure_text import unit_beside
 from pytest_gpucluster.judging.verdict import ACCEPTED, FAILED, OUTCOMES, REJECTED, VERDICTS, WAIVED, counted_as
 from pytest_gpucluster.page.criteria_view import NOT_RECORDED, host_of
@@ -149,26 +150,17 @@ HELP = {
 """Every metric with its help text. All are gauges."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One value of a metric."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
+Sample: TypeAlias = "tuple[str, tuple[Mapping[str, str], float]]"
+"""The name of a metric, labels, and a value."""
 
 
 def metrics_of(run: RunDocument, *, written_s: float) -> str:
     """The text of ``metrics.prom``. ``written_s``: when results.json was written, for a file that has no time of its own."""
-    samples = [*_of_the_run(run, written_s), *_counts(run), *_parts(run), *_criteria(run)]
-    by_name: dict[str, list[Sample]] = {name: [] for name in HELP}
-    for sample in samples:
-        by_name[sample.name].append(sample)
+    found = grouped([*_of_the_run(run, written_s), *_counts(run), *_parts(run), *_criteria(run)])
     lines = []
-    for name, found in by_name.items():
-        if found:
-            lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} gauge"]
-            lines += [f"{name}{_labels(one.labels)} {one.value!r}" for one in found]
+    for name in (name for name in HELP if name in found):
+        lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} gauge"]
+        lines += [f"{name}{_labels(labels)} {value!r}" for labels, value in found[name]]
     return "\n".join(lines) + "\n"
 
 
@@ -191,14 +183,14 @@ def _of_the_run(run: RunDocument, written_s: float) -> Iterable[Sample]:
         "results_sha256": run.digest,
         "simulated": "true" if run.facts.get("simulated") else "false",
     }
-    yield Sample(name="gpucluster_run_info", labels=info, value=1)
-    yield Sample(name="gpucluster_accepted", labels={}, value=int(run.word in VERDICTS[:2]))
+    yield "gpucluster_run_info", (info, 1)
+    yield "gpucluster_accepted", ({}, int(run.word in VERDICTS[:2]))
     for word in VERDICTS:
-        yield Sample(name="gpucluster_verdict", labels={"verdict": word}, value=int(word == run.word))
-    yield Sample(name="gpucluster_run_end_timestamp_seconds", labels={}, value=_ended_s(ran.get("ended"), written_s))
+        yield "gpucluster_verdict", ({"verdict": word}, int(word == run.word))
+    yield "gpucluster_run_end_timestamp_seconds", ({}, _ended_s(ran.get("ended"), written_s))
     seconds = ran.get("duration_s", (run.facts.get("timings") or {}).get("total_s"))
     if isinstance(seconds, (int, float)):
-        yield Sample(name="gpucluster_run_duration_seconds", labels={}, value=seconds)
+        yield "gpucluster_run_duration_seconds", ({}, seconds)
 
 
 def _ended_s(ended: object, written_s: float) -> float:
@@ -211,13 +203,13 @@ def _ended_s(ended: object, written_s: float) -> float:
 def _counts(run: RunDocument) -> Iterable[Sample]:
     counts = Counter(counted_as(record) for record in run.records)
     for outcome in (*OUTCOMES, WAIVED):
-        yield Sample(name="gpucluster_checks", labels={"outcome": outcome}, value=counts[outcome])
+        yield "gpucluster_checks", ({"outcome": outcome}, counts[outcome])
     expected = run.facts.get("expected") or {}
     nodes, gpus = expected.get("nodes"), expected.get("gpus_per_node")
     if isinstance(nodes, int) and isinstance(gpus, int):
-        yield Sample(name="gpucluster_gpus", labels={"state": "expected"}, value=nodes * gpus)
+        yield "gpucluster_gpus", ({"state": "expected"}, nodes * gpus)
     found = sum(place.gpu is not None and place.rank is not None for place in run.places.values())
-    yield Sample(name="gpucluster_gpus", labels={"state": "found"}, value=found)
+    yield "gpucluster_gpus", ({"state": "found"}, found)
 
 
 def _parts(run: RunDocument) -> Iterable[Sample]:
@@ -232,25 +224,25 @@ def _parts(run: RunDocument) -> Iterable[Sample]:
             "uuid": (place.uuid if place is not None else None) or "",
             "confidence": str(culprit.get("confidence") or ""),
         }
-        yield Sample(name="gpucluster_bad_part", labels=labels, value=1)
+        yield "gpucluster_bad_part", (labels, 1)
 
 
 def _criteria(run: RunDocument) -> Iterable[Sample]:
     for criterion, records in run.by_criterion.items():
         labels = {"criterion": criterion}
         failed = sum(counted_as(record) == FAILED for record in records)
-        yield Sample(name="gpucluster_criterion_failed_places", labels=labels, value=failed)
+        yield "gpucluster_criterion_failed_places", (labels, failed)
         readings = readings_of(severest_records(records)) or readings_of(records)
         if not readings:
             continue
         worst = max(readings, key=lambda reading: reading.badness)
         with_unit = {**labels, "unit": worst.limit.unit}
-        yield Sample(name="gpucluster_criterion_worst_value", labels=with_unit, value=worst.value)
+        yield "gpucluster_criterion_worst_value", (with_unit, worst.value)
         kind = {**with_unit, "kind": worst.limit.kind}
-        yield Sample(name="gpucluster_criterion_limit", labels=kind, value=worst.limit.value)
+        yield "gpucluster_criterion_limit", (kind, worst.limit.value)
         margin = worst.limit.margin_percent(worst.value)
         if margin is not None:
-            yield Sample(name="gpucluster_criterion_headroom_ratio", labels=labels, value=margin / 100)
+            yield "gpucluster_criterion_headroom_ratio", (labels, margin / 100)
 
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from pytest_gpucluster.judging import verdict
 from pytest_gpucluster.records.changes import Change, JudgedValue, Pair, find_changes, relative_change, smallest_losses
 from pytest_gpucluster.records.columns import number_of
 from pytest_gpucluster.records.matching import Matching, PartKey, match
-from pytest_gpucluster.records.reading import rows_of
+from pytest_gpucluster.records.reading import place_of, rows_of
 
 Row = Mapping[str, Any]
 RowKey = tuple[str, PartKey]
@@ -103,8 +103,8 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> RunCompariso
             criterion was judged in both.
     """
     parts = match(before, after)
-    old = {(row["criterion"], parts.before[_id(row)]): row for row in rows_of(before)}
-    new = {(row["criterion"], parts.after[_id(row)]): row for row in rows_of(after)}
+    old = {(row["criterion"], parts.before[place_of(row)]): row for row in rows_of(before)}
+    new = {(row["criterion"], parts.after[place_of(row)]): row for row in rows_of(after)}
     pairs, criteria = _pairs(old, new, before.get("limits", {}))
     judged = [{row["criterion"] for row in rows.values() if row["outcome"] in BADNESS} for rows in (old, new)]
     if not judged[0] & judged[1]:
@@ -121,10 +121,6 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> RunCompariso
         compared=sum(map(len, pairs.values())),
         findable=smallest_losses(pairs, criteria),
     )
-
-
-def _id(row: Row) -> str | None:
-    return row["place"]["id"] if row["place"] is not None else None
 
 
 def _outcomes(old: Mapping[RowKey, Row], new: Mapping[RowKey, Row]) -> Iterator[OutcomeChange]:

@@ -245,8 +245,13 @@ def _alike(limit: Mapping[str, Any], note: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def place_of(row: Mapping[str, Any]) -> str | None:
+    """The id of the place of an outcome; None for the cluster."""
+    return row["place"]["id"] if row["place"] is not None else None
+
+
 def _key(row: Mapping[str, Any]) -> Key:
-    return row["criterion"], row["place"]["id"] if row["place"] is not None else None
+    return row["criterion"], place_of(row)
 
 
 HIDDEN = "***"

@@ -178,6 +178,11 @@ def _as_bytes(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
+def safe(text: str) -> str:
+    """Foreign text in one line, with a blank for each tab: columns stay in line."""
+    return one_line(text).replace("\t", " ")
+
+
 def cut(text: str, width: int) -> str:
     """The text in one line of at most ``width`` columns."""
     line = one_line(text)

@@ -42,8 +42,18 @@ from pytest_gpucluster.reporting.at_a_glance import (
     measured_texts,
     subject_lines,
 )
-from pytest_gpucluster.reporting.lines import EXACT, hostlist, printed, shell_command, short_names, tied, width_of, wrapped
-from pytest_gpucluster.text import counted, one_line, shortlist
+from pytest_gpucluster.reporting.lines import (
+    EXACT,
+    hostlist,
+    printed,
+    safe,
+    shell_command,
+    short_names,
+    tied,
+    width_of,
+    wrapped,
+)
+from pytest_gpucluster.text import counted, shortlist
 
 STYLES = {
     PASSED: "green",
@@ -161,7 +171,7 @@ def _texts(words: str, layout: Layout, *, style: str = "") -> list[Text]:
 
 def _subject_text(line: SubjectLine, columns: tuple[int, int], layout: Layout) -> Text:
     name, state, numbers = line.text(width=layout.width, columns=columns)
-    return Text.assemble((_shown(name), "bold"), (_shown(state), STYLES.get(line.style, "")), _shown(numbers))
+    return Text.assemble((safe(name), "bold"), (safe(state), STYLES.get(line.style, "")), safe(numbers))
 
 
 def _grouped(
@@ -210,7 +220,7 @@ def _draw_compactly(
     long: dict[int, str] = {}
     short: list[table_rows.TableRow | Heading] = []
     for number, row in enumerate(rows):
-        if isinstance(row, table_rows.TableRow) and cell_len(name := _shown(row.criterion)) > room:
+        if isinstance(row, table_rows.TableRow) and cell_len(name := safe(row.criterion)) > room:
             long[number] = name
             short.append(replace(row, criterion=""))
         else:
@@ -237,11 +247,7 @@ def _cells(row: table_rows.TableRow, columns: Sequence[str]) -> list[Text]:
     style = STYLES[NOISY] if row.misses and row.counted_as == PASSED else STYLES.get(row.counted_as, "")
     is_good = row.counted_as == PASSED or (row.counted_as == MISSING and row.worst != table_rows.NOTHING)
     coloured = ("outcome",) if is_good else ("outcome", "worst", "where")
-    return [Text(_shown(getattr(row, name)), style=style if name in coloured else "") for name in columns]
-
-
-def _shown(text: str) -> str:
-    return one_line(text).replace("\t", " ")
+    return [Text(safe(getattr(row, name)), style=style if name in coloured else "") for name in columns]
 
 
 MOST_COMMANDS = 4
