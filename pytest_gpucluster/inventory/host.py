@@ -72,25 +72,16 @@ class _Roots:
 
 
 def _os_name(host: _Roots) -> str | NotAvailable:
-    return apply(
-        lambda text: _first(
-            [line.partition("=")[2].strip("\"'") for line in text.splitlines() if line.startswith("PRETTY_NAME=")],
-            f"no PRETTY_NAME ({host.os_release})",
-        ),
-        read_text(host.os_release),
-    )
+    return _field(host.os_release, "PRETTY_NAME", sign="=")
 
 
-def _first(found: list[str], why: str) -> str | NotAvailable:
-    return found[0] if found and found[0] else NotAvailable(why)
-
-
-def _field(file: Path, name: str) -> str | NotAvailable:
-    """What stands after ``name:`` in the first such line."""
+def _field(file: Path, name: str, *, sign: str = ":") -> str | NotAvailable:
+    """What stands after ``name:`` in the first such line, without quotes."""
 
     def in_text(text: str) -> str | NotAvailable:
-        lines = [line.partition(":") for line in text.splitlines()]
-        return _first([value.strip() for key, _, value in lines if key.strip() == name], f"no {name!r} ({file})")
+        lines = (line.partition(sign) for line in text.splitlines())
+        found = next((value.strip().strip("\"'") for key, _, value in lines if key.strip() == name), "")
+        return found or NotAvailable(f"no {name!r} ({file})")
 
     return apply(in_text, read_text(file))
 

@@ -12,12 +12,13 @@ registry and its threads for what is a text of one moment (docs/decisions/0043-t
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from pytest_gpucluster.config.run_files import JOURNAL, METRICS, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
@@ -245,7 +246,6 @@ def _criteria(run: RunDocument) -> Iterable[Sample]:
             yield "gpucluster_criterion_headroom_ratio", (labels, margin / 100)
 
 
-T = TypeVar("T")
 STEP_SUMMARY, ON_GITHUB = "GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS"
 
 
@@ -270,50 +270,45 @@ class Said:
 
 def write_outputs(folder: Path, wanted: Wanted) -> Said:
     """Write all files about the run whose results.json is in ``folder``. Nothing is raised."""
+    step = wanted.environment.get(STEP_SUMMARY)
     problems: list[str] = []
+    annotations: list[str] = []
 
-    def tried(name: str, act: Callable[[], T]) -> T | None:
+    @contextlib.contextmanager
+    def tried(name: str) -> Iterator[None]:
         try:
-            return act()
+            yield
         except Exception as error:  # noqa: BLE001 -- a fault here must not take the verdict along
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             problems.append(f"{name} could not be written: {reason}")
-            return None
 
-    whole = f"{REPORT} and what belongs to it"
-    run = tried(whole, lambda: read_document(folder / RESULTS))
-    model = tried(whole, lambda: model_of(run)) if run is not None else None
-    if run is None or model is None:
-        return Said(problems=tuple(problems))
-    tried(REPORT, lambda: write_atomically(folder / REPORT, page_from(model)))
-    metrics = tried(METRICS, lambda: metrics_of(run, written_s=(folder / RESULTS).stat().st_mtime))
-    if metrics is not None:
-        tried(METRICS, lambda: write_atomically(folder / METRICS, metrics))
-        _write_wanted(wanted.metrics, metrics, tried)
-    step = wanted.environment.get(STEP_SUMMARY)
-    summary = tried("the summary", lambda: markdown_of(model)) if wanted.summary is not None or step else None
-    if wanted.termination is not None:
-        message = tried("the termination message", lambda: termination_of(model))
-        _write_wanted(wanted.termination if message is not None else None, message or "", tried)
-    if summary is not None:
-        _write_wanted(wanted.summary, summary, tried)
-        if step:
-            tried(f"${STEP_SUMMARY}", lambda: _append(Path(step), summary))
-    is_github = wanted.environment.get(ON_GITHUB) == "true"
-    annotations = tried("the annotations", lambda: tuple(annotations_of(model, wanted.written))) if is_github else ()
-    return Said(problems=tuple(problems), annotations=annotations or ())
+    def put(file: Path | None, text: str) -> None:
+        """Write a file where the user wants it, if anywhere."""
+        if file is not None:
+            with tried(str(file)):
+                write_report(file, text)
 
-
-def _write_wanted(file: Path | None, text: str, tried: Callable[[str, Callable[[], None]], None]) -> None:
-    """Write a file where the user wants it, if anywhere."""
-    if file is not None:
-        tried(str(file), lambda: write_report(file, text))
-
-
-def _append(file: Path, text: str) -> None:
-    """GitHub's file collects what all steps append."""
-    with file.open("a", encoding="utf-8") as summary:
-        summary.write(text)
+    with tried(f"{REPORT} and what belongs to it"):
+        run = read_document(folder / RESULTS)
+        model = model_of(run)
+        with tried(REPORT):
+            write_atomically(folder / REPORT, page_from(model))
+        with tried(METRICS):
+            metrics = metrics_of(run, written_s=(folder / RESULTS).stat().st_mtime)
+            with tried(METRICS):
+                write_atomically(folder / METRICS, metrics)
+            put(wanted.metrics, metrics)
+        with tried("the termination message"):
+            put(wanted.termination, termination_of(model) if wanted.termination is not None else "")
+        with tried("the summary"):
+            summary = markdown_of(model) if wanted.summary is not None or step else ""
+            put(wanted.summary, summary)
+            if step:
+                with tried(f"${STEP_SUMMARY}"), Path(step).open("a", encoding="utf-8") as collected:
+                    collected.write(summary)  # of all steps
+        with tried("the annotations"):
+            annotations = annotations_of(model, wanted.written) if wanted.environment.get(ON_GITHUB) == "true" else []
+    return Said(problems=tuple(problems), annotations=tuple(annotations))
 
 
 def page_about(source: Path, *, output: Path | None) -> tuple[Path, RunDocument]:
