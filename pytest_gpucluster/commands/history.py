@@ -18,6 +18,7 @@ from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.records.columns import number_of
+from pytest_gpucluster.records.matching import NAMES, where_of
 from pytest_gpucluster.records.reading import read_results, rows_of
 from pytest_gpucluster.text import counted, one_line
 
@@ -25,7 +26,6 @@ SECONDS = 19
 """So many characters of a moment in ISO 8601 say it to the second."""
 DIGITS = 12
 """Of a digest."""
-NAMES = ("uuid", "serial", "hostname", "id")
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -108,9 +108,7 @@ def _with_values(kept: KeptRun, document: Mapping[str, Any], criterion: str, par
     found = replace(kept, median=statistics.median(values), worst=worst, unit=rows[0]["unit"])
     mine = [row for row in rows if part is not None and row["place"] is not None and part in map(row["place"].get, NAMES)]
     if mine:
-        place = mine[0]["place"]
-        where = f"{place.get('hostname') or place['id']} ({place['id']})"
-        return replace(found, value=mine[0]["value"], where=where)
+        return replace(found, value=mine[0]["value"], where=where_of(mine[0]["place"]))
     return found
 
 

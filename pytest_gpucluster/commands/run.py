@@ -16,9 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from pytest_gpucluster.cluster import calls
@@ -34,6 +33,7 @@ from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
+from pytest_gpucluster.inventory.reading import as_plain
 from pytest_gpucluster.judging.failure_text import summarize
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.protocol.channel import ChannelLostError
@@ -183,7 +183,7 @@ class _Measuring:
         return next((place.id for place in self._places if place.rank == rank), f"rank {rank}")
 
     def _show(self, results: Results) -> int:
-        values = {_key(place): _as_data(results[place]) for place in results if place not in results.errors}
+        values = {_key(place): as_plain(results[place]) for place in results if place not in results.errors}
         if self._as_json:
             absent = {_key(place): None for place in results.errors}
             sys.stdout.write(json.dumps(strict_json({**values, **absent}), indent=1, allow_nan=False) + "\n")
@@ -221,17 +221,6 @@ def progress_lines(name: Callable[[int], str]) -> Callable[[int, str, float | No
 def _key(place: Any) -> str:
     """A place by its id, an ordered pair of places as ``node0-gpu0,node0-gpu1``."""
     return ",".join(str(member) for member in place) if isinstance(place, tuple) else str(place)
-
-
-def _as_data(value: Any) -> Any:
-    """The value with dataclasses as dicts; a class that this process does not know came as a namespace."""
-    if isinstance(value, SimpleNamespace):
-        return _as_data(vars(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Mapping):
-        return {key: _as_data(item) for key, item in value.items()}
-    return [_as_data(item) for item in value] if isinstance(value, list) else value
 
 
 def as_lines(values: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, SEVERITY, SKIPPED, count_of
+from pytest_gpucluster.records.matching import NAMES, where_of
 from pytest_gpucluster.records.reading import place_of, read_results, rows_of
 from pytest_gpucluster.records.spreadsheet import csv_text
 from pytest_gpucluster.text import counted, framed, one_line
@@ -29,7 +30,6 @@ SPARE = ("inside", "worst at")
 """Columns that a narrow screen does without."""
 GOOD = ("passed", "skipped", "not_selected")
 DIGITS = 12
-NAMES = ("id", "hostname", "uuid", "serial")
 
 
 @collector_off()
@@ -171,7 +171,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, str]:
     place = row["place"] or {}
     return {
         "criterion": one_line(row["criterion"]),
-        "where": _where(row["place"]),
+        "where": one_line(where_of(place)) if place else "the cluster",
         "part": one_line(str(place.get("serial") or place.get("uuid") or NOTHING)),
         "outcome": count_of(row["outcome"], 1).partition(" ")[2],
         "value": number_or_nothing(row["value"]),
@@ -191,13 +191,6 @@ def _severity(rows: Iterable[Mapping[str, Any]]) -> int:
 def _margin(row: Mapping[str, Any]) -> float:
     margin: float | None = row.get("margin_percent")
     return float("inf") if margin is None else margin
-
-
-def _where(place: Mapping[str, Any] | None) -> str:
-    if place is None:
-        return "the cluster"
-    host = place.get("hostname")
-    return one_line(f"{host} ({place['id']})" if host else str(place["id"]))
 
 
 def _percent(value: float | None) -> str:

@@ -18,7 +18,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from pytest_gpucluster.config.host_list import JOB, STEP, expand
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory import slurm
+from pytest_gpucluster.inventory import program, slurm
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import SlurmNode
 from pytest_gpucluster.reporting.lines import hostlist
@@ -180,22 +179,15 @@ def _said(words: Sequence[str], added: Mapping[str, str] | None = None) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == KEPT}
     follows = {f"SBATCH_{name}": os.environ[given] for name, given in FOLLOWS.items() if os.environ.get(given)}
     try:
-        ended = subprocess.run(  # noqa: S603 -- found on PATH, without a shell
-            words,
-            env={**follows, **kept, **(added or {}), "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=WITHIN_S,
-            check=False,
+        ended = program.run(
+            words[0], words[1:], within_s=WITHIN_S, environment={**follows, **kept, **(added or {}), "LC_ALL": "C"}
         )
-    except subprocess.TimeoutExpired:
+    except program.ProgramError:
         raise ConfigurationError(f"{words[0]}: no answer within {WITHIN_S:g} s; does slurmctld run (scontrol ping)?") from None
-    if ended.returncode != 0:
-        complaint = one_line((ended.stderr.strip() or ended.stdout.strip())[: slurm.LONGEST])
+    if ended.exit_code != 0:
+        complaint = one_line((ended.complained.strip() or ended.printed.strip())[: slurm.LONGEST])
         raise ConfigurationError(f"{words[0]} refused it: {complaint}")
-    return ended.stdout.strip()
+    return ended.printed.strip()
 
 
 FIRST_PORT, PORTS = 20000, 10000

@@ -33,7 +33,6 @@ from pytest_gpucluster.config.run_files import JOURNAL, RESULTS_DIR
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.inventory.watched_node import LiveGpu, NodeReader, NodeReading
-from pytest_gpucluster.judging.forecast import clock
 from pytest_gpucluster.judging.verdict import BAD, FAILED, WAIVED
 from pytest_gpucluster.reporting.lines import printed, safe
 from pytest_gpucluster.reporting.watched_run import RunPicture, WatchedRun
@@ -132,9 +131,7 @@ def _run_box(run: RunPicture, inner: int) -> Panel:
     title = f"run {run.source}"
     if run.problem is not None:
         return _box(title, [Text(safe(run.problem), style="yellow")], style="yellow")
-    simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
-    facts = [str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
-    head = Text(safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
+    head = plain.run_head(run)
     bad = any(run.counts.get(kind) for kind in (*BAD, WAIVED))
     lines: list[RenderableType] = [head, *plain.state_lines(run, inner), _bar(run, inner, is_bad=bad), *plain.counts_lines(run)]
     lines += [Text(f"{counted(run.unread, 'line')} of the journal cannot be read", style="yellow")] if run.unread else []
@@ -143,17 +140,12 @@ def _run_box(run: RunPicture, inner: int) -> Panel:
 
 def _bar(run: RunPicture, inner: int, *, is_bad: bool) -> Table:
     """The share of checks that have an outcome as a bar, then in words."""
-    done, expected = run.done, max(run.expected, 1)
-    is_open = run.verdict_line is None and run.next_criterion is not None
-    words = f"{100 * done // expected} %  {done} of {run.expected} checks after {clock(run.elapsed_s)}"
-    words += f", soak round {run.soak_round}" if run.soak_round is not None else ""
-    words += f", next {run.next_criterion}" if is_open else ""
     row = Table.grid(padding=(0, 1, 0, 0))
     row.add_column(width=max(10, inner // 4))
     row.add_column(no_wrap=True, overflow="ellipsis")
     style = "red" if is_bad else "green"
-    bar = ProgressBar(total=expected, completed=done, complete_style=style, finished_style=style)
-    row.add_row(bar, Text(safe(words)))
+    bar = ProgressBar(total=max(run.expected, 1), completed=run.done, complete_style=style, finished_style=style)
+    row.add_row(bar, Text(f"{plain.percent_of(run)} %  {plain.progress_words(run)}"))
     return row
 
 

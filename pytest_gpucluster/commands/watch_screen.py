@@ -264,10 +264,7 @@ def _run_lines(run: RunPicture, width: int) -> list[Text]:
     head = _head(f"run  {run.source}")
     if run.problem is not None:
         return [head, Text(safe(f"{INDENT}{run.problem}"), style="yellow")]
-    simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
-    facts = [f"{name} {run.facts[name]}" for name in ("level", "profile") if run.facts.get(name)]
-    words = ", ".join(filter(None, [simulated, *facts, run.shape]))
-    lines = [head, Text(safe(f"{INDENT}{words}")), *state_lines(run, width), progress_line(run), *counts_lines(run)]
+    lines = [head, Text(INDENT) + run_head(run, named="{} "), *state_lines(run, width), progress_line(run), *counts_lines(run)]
     if run.is_partial:
         lines.append(Text(f"{INDENT}the journal is being read: this is not the newest yet", style="yellow"))
     if run.unread:
@@ -289,14 +286,28 @@ def state_lines(run: RunPicture, width: int) -> list[Text]:
 
 def progress_line(run: RunPicture) -> Text:
     """How far the run is, in one line."""
-    done = run.done
-    share = done / run.expected if run.expected else 0.0
-    full = int(share * BAR_WIDTH)
-    text = f"{INDENT}[{'#' * full}{'-' * (BAR_WIDTH - full)}] {int(100 * share)} %, {done} of {run.expected} checks"
-    text += f" after {clock(run.elapsed_s)}"
+    full = BAR_WIDTH * run.done // max(run.expected, 1)
+    return Text(f"{INDENT}[{'#' * full}{'-' * (BAR_WIDTH - full)}] {percent_of(run)} %, {progress_words(run)}")
+
+
+def percent_of(run: RunPicture) -> int:
+    """The share of checks that have an outcome."""
+    return 100 * run.done // max(run.expected, 1)
+
+
+def progress_words(run: RunPicture) -> str:
+    """``45 of 64 checks after 1:03, next bf16_tflops``."""
+    text = f"{run.done} of {run.expected} checks after {clock(run.elapsed_s)}"
     text += f", soak round {run.soak_round}" if run.soak_round is not None else ""
     is_open = run.verdict_line is None and run.next_criterion is not None
-    return Text(safe(f"{text}, next {run.next_criterion}" if is_open else text))
+    return safe(f"{text}, next {run.next_criterion}" if is_open else text)
+
+
+def run_head(run: RunPicture, *, named: str = "") -> Text:
+    """Which run it is; ``named``: what stands before level and profile."""
+    simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
+    facts = [named.format(name) + str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
+    return Text(safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
 
 
 def counts_lines(run: RunPicture) -> list[Text]:

@@ -10,7 +10,6 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -28,14 +27,6 @@ ASKING = ("SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY")
 
 class SignatureError(Exception):
     """A signature that does not hold; its text says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signer:
-    """Who signed: the key as ``ED25519 SHA256:...``, and the name that the signers file has for it, if it was asked."""
-
-    key: str
-    name: str | None = None
 
 
 def sign(manifest: bytes, key: Path) -> bytes:
@@ -59,8 +50,8 @@ def sign(manifest: bytes, key: Path) -> bytes:
     raise ConfigurationError(f"the key {key} cannot sign: {_gist(ended)}{advice}")
 
 
-def check(manifest: bytes, signature: bytes, *, signers: Path | None) -> Signer:
-    """Who signed the manifest. Without ``signers``, a file of allowed signers, any key will do.
+def check(manifest: bytes, signature: bytes, *, signers: Path | None) -> str:
+    """Who signed the manifest, in words. Without ``signers``, a file of allowed signers, any key will do.
 
     Raises:
         SignatureError: the signature is of something else, or not by somebody who may sign now.
@@ -75,13 +66,13 @@ def check(manifest: bytes, signature: bytes, *, signers: Path | None) -> Signer:
             raise SignatureError(f"it is no signature of {MANIFEST}: {_gist(ended)}")
         key = f"{good[1]} {good[2]}"
         if signers is None:
-            return Signer(key=key)
+            return f"signed with {key}; whose key that is was not asked (verify --signers FILE)"
         allowed = str(signers.absolute())
         found = _ssh_keygen("-Y", "find-principals", "-f", allowed, "-s", str(file), "-n", NAMESPACE)
         for name in found.stdout.decode(errors="replace").replace(",", "\n").split():
             ended = _ssh_keygen("-Y", "verify", "-f", allowed, "-I", name, "-n", NAMESPACE, "-s", str(file), read=manifest)
             if ended.returncode == 0:
-                return Signer(key=key, name=one_line(name))
+                return f"{one_line(name)} signed it with {key}"
     raise SignatureError(_why_not(signature, key, signers, _gist(ended if found.returncode == 0 else found)))
 
 

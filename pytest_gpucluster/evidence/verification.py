@@ -352,9 +352,7 @@ def _signed(manifest: Manifest | str, archive: Archive, signers: Path | None) ->
             "signature", NOT_OK if signers is not None else UNSIGNED, "nobody signed the bundle: anybody may have made it"
         )
     try:
-        signer = signature.check(archive.files.get(MANIFEST, b""), signed, signers=signers)
+        who = signature.check(archive.files.get(MANIFEST, b""), signed, signers=signers)
     except signature.SignatureError as fault:
         return VerifyStep("signature", NOT_OK, str(fault))
-    if signer.name is None:
-        return VerifyStep("signature", OK, f"signed with {signer.key}; whose key that is was not asked (verify --signers FILE)")
-    return VerifyStep("signature", OK, f"{signer.name} signed it with {signer.key}")
+    return VerifyStep("signature", OK, who)

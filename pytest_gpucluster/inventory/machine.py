@@ -5,7 +5,6 @@ NVML is read in a child process, because a driver may hang. What could not be re
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
@@ -27,7 +26,18 @@ from pytest_gpucluster.inventory.kubernetes import read_kubernetes
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
 from pytest_gpucluster.inventory.program import Ended, run_by_name
-from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NOBODY, NONE, NotAvailable, apply, or_none, read, row
+from pytest_gpucluster.inventory.reading import (
+    CLOSED,
+    EVIDENCE,
+    NOBODY,
+    NONE,
+    NotAvailable,
+    apply,
+    as_plain,
+    or_none,
+    read,
+    row,
+)
 from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, list_names, read_at, read_text, target_of
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
@@ -347,13 +357,13 @@ def read_machine(*, root: Path = SYS, nvml_s: float | None = None) -> dict[str, 
         "software": read_software(root=root),
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},
     }
-    return {name: _plain(value) for name, value in found.items()}
+    return {name: as_plain(value) for name, value in found.items()}
 
 
 def read_surroundings() -> dict[str, Any]:
     """What this machine offers its users, and what Kubernetes says of it, if it can be asked; programs of the host are run."""
-    offered = {"docker": _plain(read_installed().docker), **_plain(read_offered())}
-    return {"offered": offered, "kubernetes": _plain(read_kubernetes(socket.gethostname()))}
+    offered = {"docker": as_plain(read_installed().docker), **as_plain(read_offered())}
+    return {"offered": offered, "kubernetes": as_plain(read_kubernetes(socket.gethostname()))}
 
 
 def _gpus(nvml_s: float | None) -> dict[str, Any]:
@@ -361,16 +371,3 @@ def _gpus(nvml_s: float | None) -> dict[str, Any]:
         return survey_gpus(nvml_s)
     except ConfigurationError as error:
         return {"status": "error", "error": str(error), "gpus": [], "count": 0, "driver_cuda": NotAvailable(str(error))}
-
-
-def _plain(value: Any) -> Any:
-    """Data classes as mappings; a reading that is not available as its reason, also where NVML's child wrote it."""
-    if isinstance(value, NotAvailable):
-        return {"not_available": value.why}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {"not_available": value["why"]} if value.keys() == {"why"} else {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return value

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlError, NvmlField, NvmlFieldsByName, NvmlPart, optional
+from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlError, NvmlField, NvmlFieldsByName, NvmlPart
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, healthy, judged, row, word_of, yes_or_no
 
 Value = TypeVar("Value")
@@ -155,12 +155,10 @@ def read_fabric(part: NvmlPart) -> GpuFabric | NotAvailable:
     """
     answer: Any = None
     for version in FABRIC_VERSIONS:
-        info = _FabricInfo(version=version)
-        answer = optional("nvmlDeviceGetGpuFabricInfoV", part.handle, ctypes.byref(info))
+        answer = part.fill("nvmlDeviceGetGpuFabricInfoV", _FabricInfo(version=version))
         if not isinstance(answer, NotAvailable):
-            return _fabric(info)
-    assert isinstance(answer, NotAvailable)
-    return answer
+            break
+    return apply(_fabric, answer)
 
 
 def _fabric(info: _FabricInfo) -> GpuFabric | NotAvailable:

@@ -32,7 +32,6 @@ from pytest_gpucluster.inventory.nvml_calls import (
     NvmlPart,
     each_link,
     naming,
-    optional,
     read_part,
     required,
     text,
@@ -191,9 +190,8 @@ class _SramStatus(ctypes.Structure):
 
 
 def _read_sram(part: NvmlPart) -> bool | NotAvailable:
-    status = _SramStatus(version=SRAM_VERSION_1)
-    answer = optional("nvmlDeviceGetSramEccErrorStatus", part.handle, ctypes.byref(status))
-    return apply(lambda _: yes_or_no(status.threshold_exceeded), answer)
+    answer = part.fill("nvmlDeviceGetSramEccErrorStatus", _SramStatus(version=SRAM_VERSION_1))
+    return apply(lambda status: yes_or_no(status.threshold_exceeded), answer)
 
 
 class _PlatformInfo(ctypes.Structure):
@@ -219,10 +217,9 @@ def _read_platform(part: NvmlPart) -> GpuPlatform | NotAvailable:
 
     An H100 and an H200 answer with an empty serial number, slot 0, tray 0 and host 1; nvidia-smi shows N/A for them.
     """
-    info = _PlatformInfo(version=PLATFORM_VERSION_2)
-    answer = optional("nvmlDeviceGetPlatformInfo", part.handle, ctypes.byref(info))
-    if isinstance(answer, NotAvailable):
-        return answer
+    info = part.fill("nvmlDeviceGetPlatformInfo", _PlatformInfo(version=PLATFORM_VERSION_2))
+    if isinstance(info, NotAvailable):
+        return info
     serial = bytes(info.chassis_serial).partition(b"\0")[0].decode("utf-8", "replace")
     if not serial.strip():
         return NO_CHASSIS

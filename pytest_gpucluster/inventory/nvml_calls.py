@@ -29,6 +29,7 @@ LIBRARY_FOLDERS = (
     "/usr/local/nvidia/lib64",
 )
 """Where drivers and containers put it, besides ``LD_LIBRARY_PATH``."""
+Structure = TypeVar("Structure", bound=ctypes.Structure)
 Value = TypeVar("Value")
 _NO_VALUE = frozenset(
     {
@@ -215,6 +216,10 @@ class NvmlPart:
         if key not in self.answers:
             self.answers[key] = optional(name, self.handle, *arguments)
         return self.answers[key]
+
+    def fill(self, name: str, structure: Structure) -> Structure | NotAvailable:
+        """A structure with a version that a function of NVML fills in."""
+        return apply(lambda _: structure, optional(name, self.handle, ctypes.byref(structure)))
 
     def fields(self, numbers: Sequence[int], scope: int) -> dict[int, float | NotAvailable]:
         """NvmlField fields by number, those that are not known yet in one call."""

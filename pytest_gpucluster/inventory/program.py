@@ -45,7 +45,7 @@ class Ended:
 
 
 def run(
-    path: str, arguments: Sequence[str], *, within_s: float, grace_s: float = 0.0, variables: Mapping[str, str] | None = None
+    path: str, arguments: Sequence[str], *, within_s: float, grace_s: float = 0.0, environment: Mapping[str, str] | None = None
 ) -> Ended:
     """Run it in a process group of its own; at the deadline, end that group.
 
@@ -54,7 +54,7 @@ def run(
         arguments: its arguments; no shell reads them.
         within_s: the deadline.
         grace_s: from SIGTERM to SIGKILL; 0 for SIGKILL at once.
-        variables: set in its environment, besides those of this process.
+        environment: its variables; None: those of this process.
 
     Raises:
         ProgramError: it cannot be started, or had to be ended.
@@ -67,7 +67,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=complained,
-                env={**os.environ, **(variables or {})},
+                env=environment,
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 -- one system call; a worker that is killed leaves no program
             )
@@ -90,7 +90,7 @@ def run_by_name(
     if found is None:
         return NotAvailable(f"{name} {absent}")
     try:
-        return run(found, arguments, within_s=within_s, variables={"LC_ALL": "C"})
+        return run(found, arguments, within_s=within_s, environment={**os.environ, "LC_ALL": "C"})
     except ProgramError as error:
         return NotAvailable(str(error))
 

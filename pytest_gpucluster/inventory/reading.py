@@ -14,6 +14,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NoReturn, TypeVar, overload
 
 Key = TypeVar("Key")
@@ -51,6 +52,24 @@ class NotAvailable:
 def unavailable(value: Any) -> str | None:
     """Why a reading is not available, as plain data have it; None where it is."""
     return str(value["not_available"]) if isinstance(value, dict) and value.keys() == {"not_available"} else None
+
+
+def as_plain(value: Any) -> Any:
+    """Data classes, and namespaces of those that this process does not know, as mappings; why a reading is not available.
+
+    A child process of NVML has written that as ``{"why": ...}``.
+    """
+    if isinstance(value, NotAvailable):
+        return {"not_available": value.why}
+    if isinstance(value, SimpleNamespace):
+        return as_plain(vars(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return (
+            {"not_available": value["why"]} if value.keys() == {"why"} else {key: as_plain(one) for key, one in value.items()}
+        )
+    return [as_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def or_none(reading: Value | NotAvailable) -> Value | None:
@@ -149,13 +168,9 @@ def judged(by: str, remark: str = "") -> Any:
     return dataclasses.field(metadata={_ROW: ReadingRow(None, None, tuple(by.split(", ")), remark, None)})
 
 
+@functools.cache
 def rows(kind: type) -> Mapping[str, ReadingRow]:
     """The rows of a dataclass by the names of its fields, those that have one."""
-    return _rows(kind)
-
-
-@functools.cache
-def _rows(kind: type) -> Mapping[str, ReadingRow]:
     return {field.name: field.metadata[_ROW] for field in dataclasses.fields(kind) if _ROW in field.metadata}
 
 

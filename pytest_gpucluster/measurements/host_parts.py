@@ -7,6 +7,7 @@ sysfs for everybody. Its health log asks for root and for ``smartctl`` or ``nvme
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Iterator
@@ -165,7 +166,7 @@ def read_health(device: str) -> DiskHealth | NotAvailable:
 
 def _health_by(tool: str, path: str, arguments: tuple[str, ...]) -> DiskHealth | NotAvailable:
     try:
-        ended = program.run(path, arguments, within_s=DEADLINE_S, variables={"LC_ALL": "C"})
+        ended = program.run(path, arguments, within_s=DEADLINE_S, environment={**os.environ, "LC_ALL": "C"})
         answer = json.loads(ended.printed)
         if ended.exit_code & OPEN_FAILED or (tool == "nvme" and ended.exit_code):
             messages = [one["string"] for one in answer.get("smartctl", {}).get("messages", ())]

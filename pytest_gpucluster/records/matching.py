@@ -144,13 +144,22 @@ def places_of(document: Mapping[str, Any]) -> Places:
     return {place["id"]: place for place in (*listed, *rows)}
 
 
+NAMES = ("id", "hostname", "uuid", "serial")
+"""By what a place of a run can be named."""
+
+
+def where_of(place: Mapping[str, Any]) -> str:
+    """A place with its host, where that is known."""
+    host = place.get("hostname")
+    return f"{host} ({place['id']})" if host else str(place["id"])
+
+
 def label_of(place: Mapping[str, Any] | None) -> str:
     """A part in words: host, place, serial number or UUID."""
     if place is None:
         return "the cluster"
     part = f" serial {place['serial']}" if place.get("serial") else f" {place['uuid']}" if place.get("uuid") else ""
-    host = f"{place['hostname']} " if place.get("hostname") else ""
-    return f"{host}({place['id']}){part}" if host else f"{place['id']}{part}"
+    return f"{where_of(place)}{part}"
 
 
 def _require_alike(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -323,16 +323,25 @@ def _is_of_ended_run(results: Path) -> bool:
         return False
 
 
+def first_event(folder: Path) -> dict[str, Any]:
+    """How the journal in a folder begins; empty for an empty one.
+
+    Raises:
+        OSError, LookupError, TypeError, ValueError: there is none, or it is damaged.
+    """
+    with (folder / JOURNAL).open("rb") as journal:
+        event: dict[str, Any] = json.loads(journal.readline().decode("utf-8") or "{}")
+    return event
+
+
 def require_journal_of(run: str, folder: Path) -> None:
     """Check that the journal is the one of ``run``: another run may have moved its files away meanwhile.
 
     Raises:
         ConfigurationError: the journal in ``folder`` is another run's.
     """
-    with (folder / JOURNAL).open("rb") as journal:
-        first = journal.readline()
     try:
-        found = json.loads(first.decode("utf-8") or "{}").get("run")
+        found = first_event(folder).get("run")
     except NOT_AN_EVENT:
         raise ConfigurationError(f"the first line of the journal in {folder} is damaged: it may be another run's") from None
     if found != run:

@@ -15,7 +15,7 @@ from pytest_gpucluster.judging.plan import Key
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOT_SELECTED, PASSED, PENDING, UNMEASURED, WAIVABLE, Record
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.files import SHELF
-from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal, state_of
+from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, first_event, read_journal, state_of
 from pytest_gpucluster.reporting.results import Part
 from pytest_gpucluster.reporting.run_spans import Spans, read_spans
 from pytest_gpucluster.text import shortlist
@@ -326,7 +326,7 @@ def _spans(folder: Path, state: JournalState, versions: Mapping[str, str], *, le
     if state.versions != versions or left == 0:
         return {}
     own = list(_own_events(folder))
-    before = _first_event(folder).get("follows")
+    before = first_event(folder).get("follows")
     if before is None or any(event["event"] in ("soak_earlier", "soak_reading") for event in own):
         return read_spans(own, state.records.values())
     older = _part(folder, before)
@@ -345,9 +345,7 @@ def _whys(
     for name in OF_ONE_SOAK:
         if state.facts.get(name) != facts[name]:
             yield f"{SAME[name]} is another one"
-    for name in {**state.versions, **versions}:
-        if state.versions.get(name) != versions.get(name):
-            yield f"{name} is {versions.get(name)} and was {state.versions.get(name)}"
+    yield from _other_values(state.versions, versions)
     num_parts = 1 + sum(event["event"] == "soak_resumed" for event in events)
     if num_parts >= MOST_PARTS:
         yield f"it was cut short {num_parts} times"
@@ -362,13 +360,7 @@ def run_of(folder: Path) -> str:
     Raises:
         OSError, LookupError, TypeError, ValueError: there is none.
     """
-    return str(_first_event(folder)["run"])
-
-
-def _first_event(folder: Path) -> dict[str, Any]:
-    with (folder / JOURNAL).open("rb") as journal:
-        event: dict[str, Any] = json.loads(journal.readline())
-    return event
+    return str(first_event(folder)["run"])
 
 
 def _part(folder: Path, named: Mapping[str, Any]) -> Path:

@@ -16,6 +16,7 @@ import pytest
 
 from pytest_gpucluster.commands import arguments, main, run
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory.reading import as_plain
 from tests.support import REPOSITORY
 from tests.support.launching import Launch, Starter, starter_in
 
@@ -301,7 +302,7 @@ def test_places_of_a_gpu_machine(
 def test_lines_are_aligned_and_searchable() -> None:
     """Place, name and value; nested names joined by dots, a long list of numbers summarized."""
     rate = Rate(tflops=731.23456, by_size={"8192": {"best": 800.0}}, samples=[float(n) for n in range(50)])
-    values = {"node0-gpu0": run._as_data(rate), "node0-gpu10": run._as_data(SimpleNamespace(note="a b", flag=None))}
+    values = {"node0-gpu0": as_plain(rate), "node0-gpu10": as_plain(SimpleNamespace(note="a b", flag=None))}
     assert run.as_lines(values).splitlines() == [
         "node0-gpu0   tflops             731.235",
         "node0-gpu0   by_size.8192.best  800",

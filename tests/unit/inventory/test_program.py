@@ -82,7 +82,10 @@ def test_variables_are_set_besides_those_of_this_process(tmp_path: Path, monkeyp
     """``LC_ALL`` for its words, and what the site has set for it."""
     monkeypatch.setenv("OF_THE_SITE", "kept")
     made = script(tmp_path, 'echo "$OF_THE_SITE $LC_ALL"')
-    assert program.run(made, [], within_s=LONG_S, variables={"LC_ALL": "C"}).printed == "kept C\n"
+    ended = program.run_by_name(Path(made).name, [], within_s=LONG_S, path=str(tmp_path))
+    assert isinstance(ended, program.Ended)
+    assert ended.printed == "kept C\n"
+    assert program.run(made, [], within_s=LONG_S, environment={"OF_THE_SITE": "alone"}).printed == "alone \n"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the process that is left
