@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pytest_gpucluster.config.strict_json import strict_json
@@ -14,77 +16,6 @@ from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES, Record
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
-BY_UNIT = {
-    "C": "temperature",
-    "W": "power",
-    "MHz": "clock",
-    "us": "time of a call",
-    "ms": "time",
-    "s": "time",
-    "GB/s": "bandwidth",
-    "TB/s": "bandwidth",
-    "TFLOPS": "rate of products",
-    "TOPS": "rate of products",
-    "tokens/s/GPU": "training rate",
-    "GiB": "memory",
-    "GB": "data",
-    "bytes": "size",
-    "%": "share",
-    "nats/token": "loss",
-    "ratio": "ratio",
-}
-"""What a key that is a unit alone is about. Each may stand at the end of a key too."""
-BY_KEY: dict[str, tuple[str, str | None]] = {
-    "SM MHz": ("SM clock", "MHz"),
-    "counted SM MHz": ("SM clock counted on the GPU", "MHz"),
-    "% busy": ("utilization", "%"),
-    "MFU %": ("model FLOPS utilization", "%"),
-    "GiB alone": ("memory of one GPU alone", "GiB"),
-    "GiB each": ("memory of each buffer", "GiB"),
-    "GiB in use": ("memory in use", "GiB"),
-    "GiB sharded": ("memory of a sharded GPU", "GiB"),
-    "GB sent a step": ("data sent a step", "GB"),
-    "GB tested": ("memory tested", "GB"),
-    "ms a step": ("time a step", "ms"),
-    "s compiling": ("time of compiling", "s"),
-    "s more or less": ("uncertainty of the clock", "s"),
-    "rows a step": ("rows a step", "count"),
-    "seconds": ("time watched", "s"),
-    "seconds watched": ("time watched", "s"),
-    "seconds held back by": ("time held back by", "s"),
-    "hardware_thermal_s": ("time of hardware thermal slowdown", "s"),
-    "software_thermal_s": ("time of software thermal slowdown", "s"),
-    "thermal_s": ("time of thermal slowdown", "s"),
-    "power_brake_s": ("time of power brake", "s"),
-    "power_limit_w": ("power limit", "W"),
-    "power_limit_default_w": ("default power limit", "W"),
-    "memory_gib": ("memory", "GiB"),
-    "lanes": ("PCIe width", "lanes"),
-    "lanes promised": ("promised PCIe width", "lanes"),
-    "PCIe width": ("PCIe width", "lanes"),
-    "gen": ("PCIe generation", None),
-    "gen promised": ("promised PCIe generation", None),
-    "first": ("first value", None),
-    "of peak at this clock": ("rate over the peak at this clock", "ratio"),
-    "share of what was free": ("tested share of free memory", "ratio"),
-    "their MAD": ("median absolute deviation of siblings", None),
-    "NCCL": ("version of NCCL", None),
-    "single GPU": ("rate of each GPU alone by place", "tokens/s/GPU"),
-    "single node": ("bus bandwidth of each node alone by place", "GB/s"),
-    "ranks": ("ranks", "count"),
-    "rounds": ("rounds", "count"),
-    "repeats": ("repeats", "count"),
-    "siblings": ("siblings", "count"),
-    "replays": ("PCIe replays", "count"),
-    "corrected": ("corrected errors", "count"),
-    "over its life": ("errors over its life", "count"),
-    "files": ("files", "count"),
-    "CPUs allowed": ("CPUs allowed", None),
-    "memlock bytes": ("limit of locked memory", "bytes"),
-    "open files": ("limit of open files", "count"),
-    "curve [step, loss]": ("loss curve as [step, loss]", "nats/token"),
-}
-"""Keys whose words do not end in a unit, or do not name the quantity."""
 FEWEST_ROWS = 3
 """A list of so many objects with equal keys is kept as columns too."""
 MOST_WITHOUT = 0.25
@@ -99,15 +30,21 @@ class NamedQuantity:
     unit: str | None
 
 
+with Path(__file__).with_name("quantities.csv").open(encoding="utf-8", newline="") as _opened:
+    _ROWS = [*csv.DictReader(_opened)]
+BY_UNIT = {row["key"]: row["name"] for row in _ROWS if row["kind"] == "unit"}
+"""What a key that is a unit alone is about. Each may stand at the end of a key too."""
+BY_KEY = {row["key"]: NamedQuantity(row["name"], row["unit"] or None) for row in _ROWS}
+"""These, and keys whose words do not end in a unit, or do not name the quantity."""
+
+
 def quantity_of(key: str, *, unit: str | None = None) -> NamedQuantity:
     """The quantity and the unit of a key of evidence, as a measurement or a site's own test wrote it.
 
     ``unit``: of the criterion, for keys that are about its own value.
     """
     if key in BY_KEY:
-        return NamedQuantity(*BY_KEY[key])
-    if key in BY_UNIT:
-        return NamedQuantity(BY_UNIT[key], key)
+        return BY_KEY[key]
     if key.startswith("n=") and key[2:].isdecimal():
         return NamedQuantity(f"rate of products of size {key[2:]}", unit)
     own = next((one for one in BY_UNIT if key.endswith(f" {one}")), None)
