@@ -168,9 +168,13 @@ def judged(by: str, remark: str = "") -> Any:
     return dataclasses.field(metadata={_ROW: ReadingRow(None, None, tuple(by.split(", ")), remark, None)})
 
 
-@functools.cache
 def rows(kind: type) -> Mapping[str, ReadingRow]:
     """The rows of a dataclass by the names of its fields, those that have one."""
+    return _rows(kind)
+
+
+@functools.cache
+def _rows(kind: type) -> Mapping[str, ReadingRow]:
     return {field.name: field.metadata[_ROW] for field in dataclasses.fields(kind) if _ROW in field.metadata}
 
 

@@ -327,7 +327,8 @@ def test_wheel_holds_everything(built: Path) -> None:
         (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     expected = {file for package in SHIPPED for file in relative_files(package)}
     assert expected <= names
-    tables = {f"pytest_gpucluster/{name}.csv" for name in ("inventory/error_codes", "inventory/error_actions", "records/quantities")}
+    named = ("inventory/error_codes", "inventory/error_actions", "records/quantities")
+    tables = {f"pytest_gpucluster/{name}.csv" for name in named}
     assert {"pytest_gpucluster/thresholds.yaml", RELEASED, *tables} <= names
     assert any(name.startswith("pytest_gpucluster/thresholds/specs/") and name.endswith(".yaml") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
