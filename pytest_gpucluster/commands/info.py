@@ -17,6 +17,7 @@ from pytest_gpucluster.inventory.machine import read_machine, read_surroundings
 from pytest_gpucluster.records.parts_list import csv_text, json_text, parts_of
 
 GOOD, BAD, UNSEEN = 0, 1, 3
+"""The exit codes: nothing is wrong, something is, what the view is about could not be seen."""
 WHOLE = ("summary", "all")
 """Views of the whole machine: all that could not be seen is shown."""
 SURROUNDED = ("offered", "kubernetes", "all")
@@ -37,7 +38,8 @@ def main(chosen: argparse.Namespace) -> int:
         findings = [dataclasses.asdict(one) for one in found]
         sys.stdout.write(json.dumps({**machine, "findings": findings, "unseen": hidden}, indent=1) + "\n")
         return code
-    from pytest_gpucluster.commands.info_views import print_view  # noqa: PLC0415 -- rich costs a third of the time of --json
+    # What this loads, rich too, costs a third of the time of --json.
+    from pytest_gpucluster.commands.info_views import print_view  # noqa: PLC0415 -- as above
 
     print_view(machine, chosen.view, unseen=hidden if chosen.view in WHOLE else missing, found=found)
     return code
