@@ -131,7 +131,7 @@ def _run_box(run: RunPicture, inner: int) -> Panel:
     title = f"run {run.source}"
     if run.problem is not None:
         return _box(title, [Text(safe(run.problem), style="yellow")], style="yellow")
-    head = plain.run_head(run)
+    head = plain.run_head(run, has_names=False)
     bad = any(run.counts.get(kind) for kind in (*BAD, WAIVED))
     lines: list[RenderableType] = [head, *plain.state_lines(run, inner), _bar(run, inner, is_bad=bad), *plain.counts_lines(run)]
     lines += [Text(f"{counted(run.unread, 'line')} of the journal cannot be read", style="yellow")] if run.unread else []

@@ -264,7 +264,8 @@ def _run_lines(run: RunPicture, width: int) -> list[Text]:
     head = _head(f"run  {run.source}")
     if run.problem is not None:
         return [head, Text(safe(f"{INDENT}{run.problem}"), style="yellow")]
-    lines = [head, Text(INDENT) + run_head(run, named="{} "), *state_lines(run, width), progress_line(run), *counts_lines(run)]
+    lines = [head, Text(INDENT) + run_head(run, has_names=True), *state_lines(run, width)]
+    lines += [progress_line(run), *counts_lines(run)]
     if run.is_partial:
         lines.append(Text(f"{INDENT}the journal is being read: this is not the newest yet", style="yellow"))
     if run.unread:
@@ -303,10 +304,10 @@ def progress_words(run: RunPicture) -> str:
     return safe(f"{text}, next {run.next_criterion}" if is_open else text)
 
 
-def run_head(run: RunPicture, *, named: str = "") -> Text:
-    """Which run it is; ``named``: what stands before level and profile."""
+def run_head(run: RunPicture, *, has_names: bool) -> Text:
+    """Which run it is; ``has_names``: level and profile stand behind these words."""
     simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
-    facts = [named.format(name) + str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
+    facts = [f"{name} " * has_names + str(run.facts[name]) for name in ("level", "profile") if run.facts.get(name)]
     return Text(safe(", ".join(filter(None, [simulated, *facts, run.shape]))))
 
 

@@ -70,7 +70,6 @@ class Matrix:
     """What was measured between each two of these; an empty cell was not measured."""
 
     title: str
-    unit: str
     names: tuple[str, ...]
     rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
@@ -217,7 +216,7 @@ def _matrix(record: Record, pairs: Sequence[Any], places: Mapping[str, Place]) -
     where = host_of(places[record.place]) if record.place is not None else "the cluster"
     short = {name: name.partition("-")[2] if record.place in places and "-" in name else name for name in names}
     rows = tuple((short[one], tuple(shown(one, other) for other in names)) for one in names)
-    return Matrix(title=f"{record.criterion} at {where}", unit="GB/s", names=tuple(short[name] for name in names), rows=rows)
+    return Matrix(title=f"{record.criterion} at {where}", names=tuple(short[name] for name in names), rows=rows)
 
 
 def _busbw(run: RunDocument) -> tuple[Chart, ...]:
