@@ -69,8 +69,7 @@ def _train(arguments: Sequence[str], *, first: bool) -> int:
 
 
 def _evaluate(arguments: Sequence[str], *, first: bool) -> int:
-    more = {"adapter": "directory of an adapter in peft's layout, as final/ is"}
-    given = options.settings(arguments, quiet=not first, command="evaluate", more=more)
+    given = options.settings(arguments, quiet=not first, command="evaluate")
     from finetune_smoke import ranks  # noqa: PLC0415 -- torch takes seconds; options are checked first
     from finetune_smoke.evaluation import score_adapter  # noqa: PLC0415 -- torch takes seconds; options are checked first
 
@@ -85,8 +84,7 @@ def _evaluate(arguments: Sequence[str], *, first: bool) -> int:
 
 
 def _preprocess(arguments: Sequence[str], *, first: bool) -> int:
-    more = {"world_size": "ranks that the training will have; default: those of torchrun, or 1"}
-    given = options.settings(arguments, quiet=not first, command="preprocess", more=more)
+    given = options.settings(arguments, quiet=not first, command="preprocess")
     ranks = str(given.pop("world_size", os.environ.get("WORLD_SIZE", "1")))
     if not ranks.isdecimal() or not int(ranks):
         raise InputError(f"world size {ranks!r}: a number of ranks is needed")

@@ -5,9 +5,10 @@ This module imports nothing heavy, so that a wrong option is refused before torc
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -45,16 +46,27 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The choices of settings that name one. Config describes each."""
 
-MINIMUM: dict[str, int] = {
-    **dict.fromkeys(("steps", "rows", "row_tokens", "window_steps", "heldout_rows", "accumulation"), 1),
-    **dict.fromkeys(("hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "lora_rank", "lora_alpha"), 1),
-    **dict.fromkeys(("vocab_size", "loader_workers", "prefetch", "warmup_steps", "greedy_rows"), 0),
-    **dict.fromkeys(("audit_every", "digest_every", "checkpoint_every", "keep_checkpoints"), 0),
-}
-"""The minimum of each count. Where 0 is allowed it has a meaning of its own, see ``--help``."""
-
-ABOVE_ZERO = ("clip_norm", "loss_limit", "spread_limit", "peak_bf16_tflops")
-SHARES = ("clustering",)
+LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(
+        (
+            "steps", "rows", "row_tokens", "window_steps", "heldout_rows", "accumulation", "hidden_size", "intermediate_size",
+            "layers", "heads", "kv_heads", "lora_rank", "lora_alpha",
+        ),
+        (lambda value: value >= 1, "at least 1"),
+    ),
+    **dict.fromkeys(
+        (
+            "vocab_size", "loader_workers", "prefetch", "warmup_steps", "greedy_rows", "audit_every", "digest_every",
+            "checkpoint_every", "keep_checkpoints",
+        ),
+        (lambda value: value >= 0, "at least 0"),
+    ),
+    **dict.fromkeys(("clip_norm", "loss_limit", "spread_limit", "peak_bf16_tflops"), (lambda value: value > 0, "more than 0")),
+    **dict.fromkeys(("beta2", "lora_dropout"), (lambda value: 0 <= value < 1, "0 or more, and less than 1,")),
+    "clustering": (lambda value: 0 <= value <= 1, "0 to 1"),
+    "learning_rate": (lambda value: value >= 0, "0 or more"),
+}  # fmt: skip
+"""Which numbers a setting may be, and how a message says so. Where a count may be 0, that has a meaning, see ``--help``."""
 
 MAX_NUMBER = 2**53
 """The maximum of each count: the largest number that float64 holds exactly."""
@@ -69,6 +81,15 @@ class InputError(ValueError):
 
 class OwnInputError(InputError):
     """Unusable input on this rank only, which prints the message. Rank 0 prints an InputError that is the same on all ranks."""
+
+
+@contextmanager
+def as_input_error(what: str, kinds: type[Exception] | tuple[type[Exception], ...] = OSError) -> Iterator[None]:
+    """Raise InputError, ``what`` and the reason, for an error of these ``kinds`` within the block."""
+    try:
+        yield
+    except kinds as error:
+        raise InputError(f"{what}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +188,9 @@ class Config:
             raise InputError("--dataset needs --model: the random base knows only the tokens of its own data")
 
 
+TYPES = typing.get_type_hints(Config)
+"""The type of each setting."""
+
 QWEN2_7B: dict[str, object] = {
     "hidden_size": 3584, "intermediate_size": 18944, "layers": 28, "heads": 28, "kv_heads": 4,
     "vocab_size": 152064, "tie_embeddings": False, "mimetic": 0.25, "rows_shared": False, "packed": True,
@@ -175,35 +199,15 @@ QWEN2_7B: dict[str, object] = {
 """The shape of Qwen2-7B with random weights and 161.5 M trained ones: throughput and memory. It promises no loss."""
 
 
-def meant(name: str, known: Sequence[str]) -> str:
-    """The known name that a wrong one is near to, as a question; else all of them."""
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-
-
-WANTED = {
-    bool: "true or false", int: "a whole number", float: "a number", list: "a list of names", type(None): "null",
-    str: "text (in quotes if it looks like a number)",
-}  # fmt: skip
-
-
-def other_type(name: str, value: object, kinds: Sequence[type]) -> str:
-    """The message that ``value`` in a file, under ``name``, is none of ``kinds``."""
-    shown = "nothing" if value is None else repr(value)[:60]
-    wanted = " or ".join(WANTED[kind] for kind in kinds if not (kind is int and float in kinds))
-    try:
-        is_number = isinstance(value, str) and not {int, float}.isdisjoint(kinds) and math.isfinite(float(value))
-    except ValueError:
-        is_number = False
-    return f"{name} is {shown}: {wanted} is needed" + (": write it without quotes" if is_number else "")
-
-
 def flaw(name: str, value: object) -> str | None:
     """Why ``value``, of the right type, is invalid in field ``name``; None if it is valid by itself."""
     if name == "preset":
         return None if value in PRESETS else f"unknown preset {value!r}: one of {', '.join(PRESETS)}"
     if name == "fault":
-        return _fault_flaw(str(value))
+        try:
+            parse_fault(str(value))
+        except InputError as error:
+            return str(error)
     if name in CHOICES and value not in CHOICES[name]:
         return f"{name} is {value!r}: one of {', '.join(CHOICES[name])}"
     if isinstance(value, str):
@@ -222,30 +226,12 @@ def _text_flaw(name: str, value: str) -> str | None:
 
 def _number_flaw(name: str, value: float) -> str | None:
     """What is wrong with a number in field ``name``."""
-    needed = None
+    is_possible, wanted = LIMITS.get(name, (lambda _value: True, ""))
     if isinstance(value, int) and abs(value) > MAX_NUMBER:
-        needed = f"numbers end at {MAX_NUMBER}"
-    elif not math.isfinite(value):
-        needed = "a finite number is needed"
-    elif name in MINIMUM and value < MINIMUM[name]:
-        needed = f"at least {MINIMUM[name]} is needed"
-    elif name in ABOVE_ZERO and value <= 0:
-        needed = "more than 0 is needed"
-    elif name in SHARES and not 0 <= value <= 1:
-        needed = "0 to 1 is needed"
-    elif name in {"beta2", "lora_dropout"} and not 0 <= value < 1:
-        needed = "0 or more, and less than 1, is needed"
-    elif name == "learning_rate" and value < 0:
-        needed = "0 or more is needed"
-    return needed and f"{name} is {value}: {needed}"
-
-
-def _fault_flaw(text: str) -> str | None:
-    try:
-        parse_fault(text)
-    except InputError as error:
-        return str(error)
-    return None
+        return f"{name} is {value}: numbers end at {MAX_NUMBER}"
+    if not math.isfinite(value):
+        return f"{name} is {value}: a finite number is needed"
+    return None if is_possible(value) else f"{name} is {value}: {wanted} is needed"
 
 
 PRESETS: dict[str, dict[str, object]] = {

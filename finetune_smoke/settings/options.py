@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from finetune_smoke.settings import configfile
-from finetune_smoke.settings.config import FAULTS, PRESETS, Config, InputError, OwnInputError, preset
+from finetune_smoke.settings.config import FAULTS, PRESETS, TYPES, Config, InputError, OwnInputError, preset
 
 BAD_USAGE = 2
 RANK_0_LEAD_S = 10.0
@@ -53,17 +53,13 @@ HELP = {
 }
 
 
-def settings(
-    arguments: Sequence[str] | None, *, quiet: bool = False, command: str = "", more: dict[str, str] | None = None
-) -> dict[str, object]:
+def settings(arguments: Sequence[str] | None, *, quiet: bool = False, command: str = "") -> dict[str, object]:
     """The settings in --config's file and on the command line, which overrides the file, by field of Config.
 
-    ``more`` has name and help of further options of ``command``. Exits with code 2 on wrong usage, silently if ``quiet``;
-    raises InputError for an unusable file.
+    Further options of ``command`` are among them. Exits with code 2 on wrong usage, silently if ``quiet``; raises InputError
+    for an unusable file.
     """
     parser = _parser(command, quiet=quiet)
-    for name, text in (more or {}).items():
-        parser.add_argument("--" + name.replace("_", "-"), metavar=name.split("_")[-1].upper(), help=text)
     found, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -109,9 +105,10 @@ def _near(word: str, known: Sequence[str]) -> list[str]:
 
 
 def _parser(command: str, *, quiet: bool) -> argparse.ArgumentParser:
+    description, more = COMMANDS[command]
     parser = _Parser(
         prog=f"finetune_smoke {command}".strip(),
-        description=COMMANDS[command],
+        description=description,
         epilog="faults, for the self-test: " + "; ".join(f"{name}: {what}" for name, what in FAULTS.items()),
         argument_default=argparse.SUPPRESS,
     )
@@ -120,25 +117,28 @@ def _parser(command: str, *, quiet: bool) -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as here with _ for -; options win")
     parser.add_argument("--preset", help=f"{', '.join(PRESETS)}; default: tiny, or model with --model")
     parser.add_argument("--fault", metavar="NAME[:RANK]", help="plant a fault and see which check finds it (self-test)")
-    types = typing.get_type_hints(Config)
-    for field in dataclasses.fields(Config):
-        if field.name in {"preset", "fault"}:
-            continue
-        kind, option = types[field.name], "--" + field.name.replace("_", "-")
-        text = HELP.get(field.name, f"default of tiny: {field.default}")
+    texts = {field.name: HELP.get(field.name, f"default of tiny: {field.default}") for field in dataclasses.fields(Config)}
+    for name, text in {**texts, **more}.items():
+        kind, option = TYPES.get(name, str), "--" + name.replace("_", "-")
         if kind is bool:
             parser.add_argument(option, action=argparse.BooleanOptionalAction, help=text)
-        else:
-            parser.add_argument(option, type=_reader(kind), metavar=field.name.split("_")[-1].upper(), help=text)
+        elif name not in {"preset", "fault"}:
+            parser.add_argument(option, type=_reader(kind), metavar=name.split("_")[-1].upper(), help=text)
     return parser
 
 
-COMMANDS = {
-    "": "Does this cluster really train? A LoRA fine-tune with exact checks. Other commands: evaluate, preprocess.",
-    "evaluate": "Which held-out function calls come out right, by real generation: the base against the adapter.",
-    "preprocess": "Tokenise and pack the rows of a run into a folder of this node (--scratch), before it starts.",
+COMMANDS: dict[str, tuple[str, dict[str, str]]] = {
+    "": ("Does this cluster really train? A LoRA fine-tune with exact checks. Other commands: evaluate, preprocess.", {}),
+    "evaluate": (
+        "Which held-out function calls come out right, by real generation: the base against the adapter.",
+        {"adapter": "directory of an adapter in peft's layout, as final/ is"},
+    ),
+    "preprocess": (
+        "Tokenise and pack the rows of a run into a folder of this node (--scratch), before it starts.",
+        {"world_size": "ranks that the training will have; default: those of torchrun, or 1"},
+    ),
 }
-"""The commands and what each does; without a command the program trains."""
+"""What each command does, and its further options with their help; without a command the program trains."""
 
 
 def _reader(kind: object) -> Callable[[str], object]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_smoke.__main__ import main, parse
+from finetune_smoke.__main__ import parse
 from finetune_smoke.data import batches, hub
-from finetune_smoke.settings import configfile, recipe_file
+from finetune_smoke.settings import configfile
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
 from tests.support.finetune.runs import QUICK
@@ -145,11 +144,12 @@ def test_what_is_no_recipe_is_one_line(content: str, said: str, tmp_path: Path) 
 
 
 def test_every_key_stands_for_a_setting_or_is_fixed() -> None:
-    """None is taken and forgotten, but for the one that must be null."""
-    fields = dataclasses.asdict(preset("tiny"))
-    for (section, name), key in recipe_file.KEYS.items():
-        assert section in recipe_file.SECTIONS
-        assert (key.setting in fields) if key.setting else (key.fixed or name == "deepspeed"), name
+    """None is taken and forgotten; no name stands in two sections, or a table of names would mean both."""
+    keys = [(name, setting) for keys in configfile.RECIPE.values() for name, setting in keys.items()]
+    assert {setting for name, setting in keys if name not in configfile.FIXED} < set(configfile.TYPES)
+    assert {name for name, setting in keys if not setting} == set(configfile.FIXED)
+    assert len({name for name, _ in keys}) == len(keys)
+    assert set(configfile.ELSEWHERE) < {name for name, _ in keys}
 
 
 def test_dropout_trains_the_named_targets_by_pefts_forward_and_audits_nothing() -> None:
@@ -189,18 +189,9 @@ def test_rows_of_instructions(tmp_path: Path) -> None:
 def test_rows_are_shuffled_by_the_seed() -> None:
     """Every row once an epoch, in another order each time and with each seed, and the same order on every rank."""
     rows = [batches.Row([number], []) for number in range(50)]
-    read = batches.shuffled(rows.__getitem__, 50, 7)
-    first, second = ([read(epoch * 50 + at).ids[0] for at in range(50)] for epoch in (0, 1))
+    source = batches.Source(row=rows.__getitem__, size=50, heldout=(), pad_id=0, digest=0)
+    first, second = ([source.shuffled(7).row(epoch * 50 + at).ids[0] for at in range(50)] for epoch in (0, 1))
     assert sorted(first) == sorted(second) == list(range(50))
     assert len({tuple(first), tuple(second), tuple(range(50))}) == 3
-    again = batches.shuffled(rows.__getitem__, 50, 7)
-    assert [again(at).ids[0] for at in range(50)] == first
-    other = batches.shuffled(rows.__getitem__, 50, 8)
-    assert [other(at).ids[0] for at in range(50)] != first
-
-
-def test_unknown_option_names_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """As in a file."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["--learnin-rate=3"])
-    assert "unrecognized arguments: --learnin-rate=3. Did you mean --learning-rate?" in capsys.readouterr().err
+    again, other = ([source.shuffled(seed).row(at).ids[0] for at in range(50)] for seed in (7, 8))
+    assert again == first != other

@@ -113,10 +113,7 @@ def _read_pytest(arguments: list[str], config: Config) -> None:
 def _read_finetune(arguments: list[str]) -> None:
     """By the parser alone: a file of settings is another matter."""
     command = arguments[0] if arguments[:1] in (["evaluate"], ["preprocess"]) else ""
-    parser = options._parser(command, quiet=False)
-    for name in {"evaluate": ("--adapter",), "preprocess": ("--world-size",)}.get(command, ()):
-        parser.add_argument(name)
-    parser.parse_args(arguments[bool(command) :])
+    options._parser(command, quiet=False).parse_args(arguments[bool(command) :])
 
 
 def _wrong_torchrun(arguments: list[str], config: Config) -> str | None:
