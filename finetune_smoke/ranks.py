@@ -57,6 +57,10 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
+    def where(self, flag: bool) -> list[int]:  # noqa: FBT001 -- the flag is all that is asked
+        """The ranks on which ``flag`` is true, the same list on all of them. A collective."""
+        return [rank for rank, (raised,) in enumerate(self.gather([flag])) if raised]
+
     def wait(self) -> None:
         """Wait until the device has finished its work."""
         if self.device.type == "cuda":
@@ -75,7 +79,7 @@ class Ranks:
             value = function()
         except Exception as error:  # noqa: BLE001 -- any error: the other ranks must not wait for this one
             problem = error
-        failed = [rank for rank, (bad,) in enumerate(self.gather([problem is not None])) if bad]
+        failed = self.where(problem is not None)
         if not failed:
             return value
         if problem is not None and not isinstance(problem, InputError):
@@ -83,6 +87,10 @@ class Ranks:
         if problem is not None and failed[0] == self.rank:
             raise OwnInputError(str(problem)) from problem
         raise InputError(f"rank {failed[0]} cannot go on; its message says why")
+
+    def run_on_rank_0(self, function: Callable[[], Value]) -> Value | None:
+        """As ``run_on_all_ranks``, where rank 0 alone has something to do; None on the others."""
+        return self.run_on_all_ranks(lambda: function() if self.rank == 0 else None)
 
 
 def require_same_settings(config: Config, ranks: Ranks) -> None:

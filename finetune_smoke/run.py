@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ import torch
 
 from finetune_smoke.checks.exact import Checks
 from finetune_smoke.checks.faults import Fault
-from finetune_smoke.data.batches import Source
+from finetune_smoke.data import batches
 from finetune_smoke.model.build import SummedLoss
 from finetune_smoke.model.flops import Shape
 from finetune_smoke.model.gradients import Gradients
@@ -48,7 +48,7 @@ class TrainingRun:
 
     config: Config
     ranks: Ranks
-    source: Source
+    source: batches.Source
     rows: int
     fault: Fault
     model: SummedLoss
@@ -67,6 +67,11 @@ class TrainingRun:
     def step_rows(self) -> int:
         """Rows of a step: of all ranks and passes."""
         return self.rows * self.config.accumulation * self.ranks.world_size
+
+    def batch_of(self, numbers: Iterable[int], width: int | None = None) -> batches.Batch:
+        """The rows of these numbers as a batch on this rank's device, filled to ``width`` tokens or to the longest."""
+        rows = [self.source.row(number) for number in numbers]
+        return batches.batch(rows, self.source.pad_id, width).to(self.ranks.device)
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 products on a GPU for the modules that do not choose their type themselves."""

@@ -27,7 +27,7 @@ from finetune_smoke.checks import exact
 from finetune_smoke.model import build
 from finetune_smoke.reporting import report
 from finetune_smoke.settings import configfile
-from finetune_smoke.settings.config import Config, InputError
+from finetune_smoke.settings.config import Config, InputError, as_input_error
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ def claim_folder(run: TrainingRun) -> None:
     """Raises InputError on every rank if the adapter of ``run`` would overwrite anything but its own earlier version."""
     folder = destination(run.config)
     if folder is not None:
-        run.ranks.run_on_all_ranks(lambda: _claim(run, folder) if run.ranks.rank == 0 else None)
+        run.ranks.run_on_rank_0(lambda: _claim(run, folder))
 
 
 def _draft_and_old(folder: Path) -> tuple[Path, Path]:
@@ -87,7 +87,7 @@ def write_final(run: TrainingRun) -> None:
     if folder is None:
         return
     run.progress(f"writing the adapter to {folder}", None)
-    run.ranks.run_on_all_ranks(lambda: _write(run, folder) if run.ranks.rank == 0 else None)
+    run.ranks.run_on_rank_0(lambda: _write(run, folder))
     if run.config.restore_check:
         _check(run, folder)
 
@@ -97,7 +97,7 @@ def write_summary(run: TrainingRun, outcome: Outcome) -> None:
     folder = destination(run.config)
     if folder is not None and run.ranks.rank == 0:
         try:
-            writing.write_synced(folder / SUMMARY, report.summary(run.config, outcome) + "\n")
+            writing.write_synced(folder / SUMMARY, f"{report.summary(run.config, outcome)}\n".encode())
         except OSError as error:  # the adapter is complete, and RESULT is still to be printed
             run.progress(f"{folder / SUMMARY} cannot be written: {error}", None)
 
@@ -123,14 +123,12 @@ def _json_of(path: Path) -> Any:
 def _claim(run: TrainingRun, folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: the adapter needs a directory")
-    try:
+    with as_input_error("directory for the adapter cannot be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent):
             pass  # the folder is writable: known now, not after hours of training
         _repair(folder)
         filled = folder.is_dir() and any(folder.iterdir())
-    except OSError as error:
-        raise InputError(f"directory for the adapter cannot be written: {error}") from error
     if filled:
         _refuse_another(run, folder)
 
@@ -152,20 +150,19 @@ def _write(run: TrainingRun, folder: Path) -> None:
     draft, old = _draft_and_old(folder)
     settings = copy.copy(run.model.model.peft_config["default"])
     settings.inference_mode = True
-    origin = {"fits": compatibility.fits(run), "config": dataclasses.asdict(run.config)}
-    try:
+    origin = {"fits": compatibility.fits(run), "config": dataclasses.asdict(run.config), "world_size": run.ranks.world_size}
+    # safetensors raises its own error on a full disk
+    with as_input_error(f"the adapter cannot be written to {folder}", (OSError, SafetensorError)):
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         save_file(run.fault.truncate(weights(run)), str(draft / WEIGHTS), metadata={"format": "pt"})
         settings.save_pretrained(str(draft))
-        writing.write_synced(draft / configfile.NAME, configfile.text(run.config))
-        writing.write_synced(draft / ORIGIN, json.dumps({**origin, "world_size": run.ranks.world_size}, indent=1) + "\n")
+        writing.write_synced(draft / configfile.NAME, configfile.text(run.config).encode())
+        writing.write_synced(draft / ORIGIN, f"{json.dumps(origin, indent=1)}\n".encode())
         for path in draft.iterdir():
             writing.sync(path)
         writing.sync(draft)
         _replace(folder, draft, old)
-    except (OSError, SafetensorError) as error:  # safetensors raises its own error on a full disk
-        raise InputError(f"the adapter cannot be written to {folder}: {error}") from error
 
 
 def _replace(folder: Path, draft: Path, old: Path) -> None:
@@ -202,7 +199,7 @@ def _check(run: TrainingRun, folder: Path) -> None:
         tolerance = TOLERANCE[run.ranks.device.type] * (1 + trained)
         return digests.digest(found) != expected or not abs(loss - trained) <= tolerance
 
-    problems = int(run.ranks.run_on_all_ranks(lambda: run.ranks.rank == 0 and differs()))
+    problems = int(bool(run.ranks.run_on_rank_0(differs)))
     what = f"the adapter in {folder}, loaded by peft, is not the one that was trained"
     exact.record_zero(run.checks, "export", count=problems, what=what)
 

@@ -26,41 +26,32 @@ from finetune_smoke.checkpoints import marker as markers
 from finetune_smoke.checkpoints.marker import Marker
 from finetune_smoke.checkpoints.tensors import State
 from finetune_smoke.checks.exact import deterministic, record_zero
-from finetune_smoke.data import batches
 from finetune_smoke.digests import as_hex, digest
 from finetune_smoke.model.build import SummedLoss
 from finetune_smoke.ranks import rank_list
 from finetune_smoke.run import TrainingRun
-from finetune_smoke.settings.config import InputError
+from finetune_smoke.settings.config import InputError, as_input_error
 
 FOLDER = re.compile(r"step-([1-9][0-9]{0,8})(\.tmp)?", re.ASCII)
 """The name of a checkpoint, or of one that is being written."""
 
 
-class Flaw(enum.IntEnum):
-    """Why a checkpoint is unusable; numbers, because ranks exchange them."""
+class Flaw(enum.Enum):
+    """Why a checkpoint is unusable, as a message says it."""
 
-    NONE = 0
-    DRAFT = 1
-    MARKER = 2
-    FILES = 3
-    CHANGED = 4
-    STATE = 5
-    LINKED = 6
-    TENSORS = 7
-    FORMAT = 8
+    NONE = ""
+    DRAFT = "its saving was cut short"
+    MARKER = f"it has no {markers.NAME} or a damaged one: its saving was cut short"
+    FILES = "files are missing or have another size than was written"
+    CHANGED = "damaged: files cannot be read or have another content than was written"
+    STATE = "damaged: adapters or optimiser have another digest than was saved"
+    LINKED = "it is or holds a link, a device or a pipe"
+    TENSORS = "damaged: its adapters or steps are not those of this run"
+    FORMAT = "another version of this tool wrote it"
 
 
-WHY = {
-    Flaw.DRAFT: "its saving was cut short",
-    Flaw.MARKER: f"it has no {markers.NAME} or a damaged one: its saving was cut short",
-    Flaw.FILES: "files are missing or have another size than was written",
-    Flaw.CHANGED: "damaged: files cannot be read or have another content than was written",
-    Flaw.STATE: "damaged: adapters or optimiser have another digest than was saved",
-    Flaw.LINKED: "it is or holds a link, a device or a pipe",
-    Flaw.TENSORS: "damaged: its adapters or steps are not those of this run",
-    Flaw.FORMAT: "another version of this tool wrote it",
-}
+FLAWS = list(Flaw)
+"""By the numbers that ranks exchange. Of flaws that ranks see in one checkpoint, the last is said."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +77,8 @@ def folder_of(run: TrainingRun) -> Path:
 def open_folder(run: TrainingRun) -> None:
     """Make the checkpoint directory; raises InputError on every rank unless all ranks see the same one."""
     probe = folder_of(run) / "starting.tmp"
-    run.ranks.run_on_all_ranks(lambda: _make(probe) if run.ranks.rank == 0 else None)
-    seen = run.ranks.gather([probe.is_dir()])
-    blind = [rank for rank, (sees,) in enumerate(seen) if not sees]
+    run.ranks.run_on_rank_0(lambda: _make(probe))
+    blind = run.ranks.where(not probe.is_dir())
     if blind:
         raise InputError(f"{rank_list(blind)} cannot see what rank 0 writes to {folder_of(run)}: it must be shared")
     if run.ranks.rank == 0:
@@ -116,7 +106,7 @@ def resume(run: TrainingRun) -> Resumed:
         if flaw in {Flaw.NONE, Flaw.FORMAT}:
             marker = run.ranks.run_on_all_ranks(functools.partial(_fitting_marker, run, path))
             seen, state = _read_here(run, path, marker)
-            flaw = Flaw(max(number for (number,) in run.ranks.gather([seen])))  # noqa: PLW2901 -- that seen in the files
+            flaw = FLAWS[max(run.ranks.gather([FLAWS.index(seen)]))[0]]  # noqa: PLW2901 -- that seen in the files
             if flaw is Flaw.NONE:
                 run.ranks.run_on_all_ranks(functools.partial(_copy_state, run, state))
                 run.checks.carry_over(marker.failures)
@@ -133,7 +123,7 @@ def resume(run: TrainingRun) -> Resumed:
 
 def passed_over(step: int, flaw: Flaw) -> str:
     """A line that says why a checkpoint is not used."""
-    return f"checkpoint step-{step}{'.tmp' if flaw is Flaw.DRAFT else ''} is passed over: {WHY[flaw]}"
+    return f"checkpoint step-{step}{'.tmp' if flaw is Flaw.DRAFT else ''} is passed over: {flaw.value}"
 
 
 def state_of(run: TrainingRun, losses: list[float]) -> State:
@@ -150,11 +140,6 @@ def state_number(state: State) -> int:
     return digest(state[name] for name in sorted(state) if name != "losses")
 
 
-def steps_in(folder: Path) -> list[int]:
-    """The steps of all checkpoints in ``folder`` that are complete by their markers and sizes, newest first."""
-    return [step for step, flaw in scan(folder) if flaw is Flaw.NONE]
-
-
 def read_marker(path: Path) -> Marker:
     """The marker of a complete checkpoint; raises InputError if it cannot be read."""
     try:
@@ -167,7 +152,7 @@ def scan(folder: Path) -> list[tuple[int, Flaw]]:
     """(step, flaw by marker and sizes) of all checkpoints and drafts, newest first."""
     names = [match for path in folder.glob("step-*") if (match := FOLDER.fullmatch(path.name))]
     flaws = [(int(match[1]), Flaw.DRAFT if match[2] else _flaw_of(folder / match[0])) for match in names]
-    return sorted(flaws, reverse=True)
+    return sorted(flaws, key=lambda found: (found[0], FLAWS.index(found[1])), reverse=True)
 
 
 def _flaw_of(path: Path) -> Flaw:
@@ -229,8 +214,7 @@ def probe_loss(run: TrainingRun, model: SummedLoss | None = None) -> float:
     Without dropout.
     """
     model = model or run.model
-    rows = [run.source.row(index) for index in range(min(run.rows, 16))]
-    batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
+    batch = run.batch_of(range(min(run.rows, 16)))
     was_training = model.training
     model.eval()
     try:
@@ -241,19 +225,17 @@ def probe_loss(run: TrainingRun, model: SummedLoss | None = None) -> float:
 
 
 def _make(probe: Path) -> None:
-    try:
+    with as_input_error("checkpoint directory cannot be written"):
         probe.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"checkpoint directory cannot be written: {error}") from error
 
 
 def _scan_on_all_ranks(run: TrainingRun) -> list[tuple[int, Flaw]]:
     """``scan`` of rank 0, on every rank."""
     found = scan(folder_of(run)) if run.ranks.rank == 0 else []
     count = run.ranks.gather([len(found)])[0][0]
-    numbers = [number for pair in found for number in pair] or [0] * 2 * count
+    numbers = [number for step, flaw in found for number in (step, FLAWS.index(flaw))] or [0] * 2 * count
     numbers = run.ranks.gather(numbers)[0] if count else []
-    return [(step, Flaw(flaw)) for step, flaw in zip(numbers[::2], numbers[1::2], strict=True)]
+    return [(step, FLAWS[flaw]) for step, flaw in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
 def _fitting_marker(run: TrainingRun, path: Path) -> Marker:

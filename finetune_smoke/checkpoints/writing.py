@@ -12,8 +12,7 @@ import functools
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from finetune_smoke.checks.exact import difference
 from finetune_smoke.digests import as_hex, digest, digest_bytes
 from finetune_smoke.ranks import Ranks, rank_list
 from finetune_smoke.run import TrainingRun
-from finetune_smoke.settings.config import InputError
+from finetune_smoke.settings.config import as_input_error
 
 STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
 """Checks of the state and of the arithmetic that made it. The others concern base, data and speed."""
@@ -61,8 +60,7 @@ class Saver:
         self.saved, self.damaged = step, self.damaged - {step}
         _write(self.run, state, self._marker(step, number))
         keep, folder = self.run.config.keep_checkpoints, reading.folder_of(self.run)
-        work = functools.partial(_prune, folder, newest=step, keep=keep, damaged=self.damaged)
-        self.run.ranks.run_on_all_ranks(lambda: work() if self.run.ranks.rank == 0 else None)
+        self.run.ranks.run_on_rank_0(functools.partial(_prune, folder, newest=step, keep=keep, damaged=self.damaged))
 
     def notes(self) -> list[str]:
         """A line with the steps that were not saved, and why the first of them was not; empty if all were saved."""
@@ -106,19 +104,18 @@ def _write(run: TrainingRun, state: State, marker: dict[str, Any]) -> None:
     folder, ranks = reading.folder_of(run), run.ranks
     final = folder / f"step-{marker['step']}"
     draft = final.with_suffix(".tmp")
-    ranks.run_on_all_ranks(lambda: _make_draft(draft, final) if ranks.rank == 0 else None)
+    ranks.run_on_rank_0(lambda: _make_draft(draft, final))
     written = ranks.run_on_all_ranks(lambda: _write_share(draft / tensors.file_of(ranks.rank), state, ranks))
     files = {
         tensors.file_of(rank): {"bytes": size_bytes, "digest": as_hex(number)}
         for rank, (size_bytes, number) in enumerate(ranks.gather(written))
     }
-    complete = {**marker, "files": files}
-    ranks.run_on_all_ranks(lambda: _complete(draft, final, complete) if ranks.rank == 0 else None)
+    ranks.run_on_rank_0(lambda: _complete(draft, final, markers.Marker(**marker, files=files)))
 
 
 def _make_draft(draft: Path, final: Path) -> None:
     """Make an empty folder after removing the remains of an earlier run; raises InputError."""
-    with _as_input_error(draft):
+    with as_input_error(f"checkpoint {draft} cannot be written"):
         for remains in [*draft.parent.glob("step-*.tmp"), final]:
             if remains.is_dir() and not remains.is_symlink():
                 shutil.rmtree(remains, ignore_errors=True)
@@ -129,31 +126,19 @@ def _make_draft(draft: Path, final: Path) -> None:
 
 def _write_share(path: Path, state: State, ranks: Ranks) -> list[int]:
     """Write this rank's file: [its size in bytes, its digest]. Raises InputError."""
-    try:
+    with as_input_error(f"checkpoint {path.parent} cannot be written by rank {ranks.rank}"):
         content = tensors.content(state, ranks.rank, ranks.world_size)
         path.parent.mkdir(exist_ok=True)  # a network file system may still remember that there was none
-        write_bytes_synced(path, content)
-    except OSError as error:
-        raise InputError(f"checkpoint {path.parent} cannot be written by rank {ranks.rank}: {error}") from error
+        write_synced(path, content)
     return [len(content), digest_bytes(content)]
 
 
-@contextmanager
-def _as_input_error(path: Path) -> Iterator[None]:
-    """Turn an OSError into an InputError."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"checkpoint {path} cannot be written: {error}") from error
-
-
-def _complete(draft: Path, final: Path, content: dict[str, Any]) -> None:
+def _complete(draft: Path, final: Path, marker: markers.Marker) -> None:
     """Rename the synced ``draft`` to ``final``, then write the marker; raises InputError."""
-    marker = markers.Marker(**content)
-    with _as_input_error(final):
+    with as_input_error(f"checkpoint {final} cannot be written"):
         sync(draft)
         draft.rename(final)
-        write_synced(final / markers.NAME, marker.model_dump_json(by_alias=True))
+        write_synced(final / markers.NAME, marker.model_dump_json(by_alias=True).encode())
         sync(final)
         sync(final.parent)
 
@@ -164,12 +149,13 @@ def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> 
     The marker goes first, so that no half-removed checkpoint looks whole. Checkpoints that carry a failure are counted
     apart, so that they displace none without; ``damaged`` ones are not counted.
     """
-    older = [step for step in reading.steps_in(folder) if step <= newest and step not in damaged]
+    whole = [step for step, flaw in reading.scan(folder) if flaw is reading.Flaw.NONE]
+    older = [step for step in whole if step <= newest and step not in damaged]
     failed = {step for step in older if reading.read_marker(folder / f"step-{step}").failures}
     good = [step for step in older if step not in failed]
     for step in [*good[keep:], *sorted(failed, reverse=True)[keep:]] if keep else []:
         path = folder / f"step-{step}"
-        with _as_input_error(path):
+        with as_input_error(f"checkpoint {path} cannot be written"):
             (path / markers.NAME).unlink()
         shutil.rmtree(path, ignore_errors=True)  # without its marker it is no checkpoint
 
@@ -180,13 +166,8 @@ def _not_finite(state: State) -> int:
     return int(torch.stack(counts).sum())
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Write ``text`` and wait until it is on the disk."""
-    write_bytes_synced(path, text.encode())
-
-
-def write_bytes_synced(path: Path, content: bytes) -> None:
-    """As ``write_synced`` for bytes."""
+def write_synced(path: Path, content: bytes) -> None:
+    """Write ``content`` and wait until it is on the disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()

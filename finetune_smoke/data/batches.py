@@ -84,19 +84,33 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A source of rows. ``row(index)`` returns a training row; ``answers``: each held-out row holds one function call.
+    """A source of rows. ``row(index)`` returns a training row: one of ``size``, of endlessly many where that is None.
 
-    ``blind_floor_nats`` is the loss per predicted token of a model that has learnt the format and reads nothing of
-    the prompt, None if it is unknown. ``digest`` stands for the content: equal on ranks that read the same data.
+    ``answers``: each held-out row holds one function call. ``blind_floor_nats`` is the loss per predicted token of a model
+    that has learnt the format and reads nothing of the prompt, None if it is unknown. ``digest`` stands for the content:
+    equal on ranks that read the same data.
     """
 
     row: Callable[[int], Row]
+    size: int | None = None
     heldout: tuple[Row, ...]
     pad_id: int
-    end_id: int
-    answers: bool
-    blind_floor_nats: float | None
+    answers: bool = False
+    blind_floor_nats: float | None = None
     digest: int
+
+    def shuffled(self, seed: int) -> Source:
+        """The same rows as an endless sequence: all of them in an order drawn from ``seed``, then all in another, and so on."""
+        size = self.size
+        assert size is not None
+
+        @functools.lru_cache(maxsize=4)
+        def order(epoch: int) -> list[int]:
+            numbers = list(range(size))
+            random.Random(f"{seed}/order/{epoch}").shuffle(numbers)
+            return numbers
+
+        return replace(self, row=lambda index: self.row(order(index // size)[index % size]), size=None)
 
 
 def own_codec(tokenizer: calls.Tokenizer) -> Codec:
@@ -159,41 +173,35 @@ def synthetic(config: Config, codec: Codec) -> Source:
         row=row,
         heldout=tuple(_fitting(row, config) for row in heldout),
         pad_id=codec.pad_id,
-        end_id=codec.end_id,
         answers=True,
         blind_floor_nats=sum(example.entropy_nats for example in examples) / answer_tokens,
         digest=digest_rows(heldout),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextRows:
-    """Rows of running text: ``row(number)`` of ``size`` training rows in their order, those held out, a digest of the texts."""
-
-    row: Callable[[int], Row]
-    size: int
-    heldout: tuple[Row, ...]
-    digest: int
-
-
-def text_rows(config: Config, codec: Codec, content: Sequence[str], *, step_rows: int) -> TextRows:
-    """One text a row, cut at ``row_tokens``, or packed; every token predicted.
+def text_rows(config: Config, codec: Codec, content: Sequence[str], *, step_rows: int) -> Source:
+    """One text a row, cut at ``row_tokens``, or packed; every token predicted. The rows are in the order of the texts.
 
     Raises InputError if the training rows are fewer than those of one step: ``step_rows`` of all ranks in each pass.
     """
     train, held = split_texts(config, content)
     found = f"{len(content)} rows, {len(held)} of them held out, leave"
-    rows = TextRows(
-        row=lambda index: _text_row(train[index], codec, config.row_tokens),
+
+    def row(index: int) -> Row:
+        return _text_row(train[index], codec, config.row_tokens)
+
+    rows = Source(
+        row=row,
         size=len(train),
         heldout=tuple(_text_row(text, codec, config.row_tokens) for text in held),
+        pad_id=codec.pad_id,
         digest=digest_bytes("\0".join(content).encode()),
     )
     if config.packed:
-        packed = list(pack(map(rows.row, range(rows.size)), config.row_tokens, codec.pad_id))
+        packed = list(pack(map(row, range(len(train))), config.row_tokens, codec.pad_id))
         rows = replace(rows, row=packed.__getitem__, size=len(packed))
         found = f"{len(content)} rows make {len(packed)} packed ones of {config.row_tokens} tokens,"
-    require_a_step(config, rows.size, step_rows, found)
+    require_a_step(config, rows.size or 0, step_rows, found)
     return rows
 
 
@@ -211,31 +219,6 @@ def require_a_step(config: Config, size: int, step_rows: int, found: str) -> Non
             f"data set {config.dataset}: {found} fewer than one step of {needed} rows: it takes a larger data set, fewer "
             "--rows or less --accumulation"
         )
-
-
-def text_source(config: Config, codec: Codec, rows: TextRows) -> Source:
-    """``rows`` as a source, shuffled by the seed."""
-    return Source(
-        row=shuffled(rows.row, rows.size, config.seed),
-        heldout=rows.heldout,
-        pad_id=codec.pad_id,
-        end_id=codec.end_id,
-        answers=False,
-        blind_floor_nats=None,
-        digest=rows.digest,
-    )
-
-
-def shuffled(row: Callable[[int], Row], size: int, seed: int) -> Callable[[int], Row]:
-    """``size`` rows as an endless sequence: all of them in an order drawn from the seed, then all in another one, and so on."""
-
-    @functools.lru_cache(maxsize=4)
-    def order(epoch: int) -> list[int]:
-        numbers = list(range(size))
-        random.Random(f"{seed}/order/{epoch}").shuffle(numbers)
-        return numbers
-
-    return lambda index: row(order(index // size)[index % size])
 
 
 def _answer_row(example: calls.Example, codec: Codec) -> Row:

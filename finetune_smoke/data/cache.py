@@ -25,7 +25,7 @@ import numpy as np
 
 from finetune_smoke import digests
 from finetune_smoke.data import batches, hub
-from finetune_smoke.settings.config import Config, InputError
+from finetune_smoke.settings.config import Config, InputError, as_input_error
 
 FORMAT = 1
 INDEX = "index.json"
@@ -60,20 +60,25 @@ class Cache:
 
 def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None]) -> batches.Source:
     """The source of the rows of ``config``; ``step_rows`` is the number of rows of all ranks in a pass. Raises InputError."""
-    if config.dataset is not None and config.scratch is None:
-        return batches.text_source(config, codec, _text_rows(config, codec, step_rows))
-    whole = batches.synthetic(config, codec) if config.dataset is None else None
-    if whole is not None and config.scratch is None:
-        return whole
+    if config.scratch is None:
+        fresh = _in_memory(config, codec, step_rows)
+        return fresh if fresh.size is None else fresh.shuffled(config.seed)
     made = open_rows(config, codec, step_rows=step_rows, say=say)
     say(made.remark)
-    if whole is not None:
-        row = whole.row
+    if config.dataset is None:
+        fresh = batches.synthetic(config, codec)
         # Checks read rows beyond those of the last step: these are made in memory.
-        return dataclasses.replace(whole, row=lambda index: made.row(index) if index < made.train else row(index))
+        return dataclasses.replace(fresh, row=lambda index: (made if index < made.train else fresh).row(index))
     heldout = tuple(made.row(made.train + number) for number in range(made.heldout))
-    kept = batches.TextRows(row=made.row, size=made.train, heldout=heldout, digest=made.digest)
-    return batches.text_source(config, codec, kept)
+    kept = batches.Source(row=made.row, size=made.train, heldout=heldout, pad_id=codec.pad_id, digest=made.digest)
+    return kept.shuffled(config.seed)
+
+
+def _in_memory(config: Config, codec: batches.Codec, step_rows: int) -> batches.Source:
+    """Calls, or texts in the order of their files."""
+    if config.dataset is None:
+        return batches.synthetic(config, codec)
+    return batches.text_rows(config, codec, hub.load_texts(config.dataset), step_rows=step_rows)
 
 
 def open_rows(
@@ -179,26 +184,20 @@ def _digest(path: Path) -> str | None:
 
 def _make(config: Config, codec: batches.Codec, folder: Path, about: dict[str, object], step_rows: int) -> None:
     """Make all rows, write them to a draft and rename it to ``folder``; raises InputError."""
-    if config.dataset is None:
-        calls = batches.synthetic(config, codec)
-        row, size, heldout = calls.row, _rows_read(config, step_rows), calls.heldout
-    else:
-        texts = _text_rows(config, codec, step_rows)
-        row, size, heldout = texts.row, texts.size, texts.heldout
-    rows = [*map(row, range(size)), *heldout]
+    fresh = _in_memory(config, codec, step_rows)
+    size = _rows_read(config, step_rows) if fresh.size is None else fresh.size
+    rows = [*map(fresh.row, range(size)), *fresh.heldout]
     draft = folder.with_suffix(".tmp")
-    try:
+    with as_input_error("scratch folder cannot be written"):
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         for name, array in _arrays(rows).items():
             np.save(draft / name, array)
         made = {name: {"digest": _digest(draft / name)} for name in ARRAYS}
-        index = {"about": about, "train": size, "heldout": len(heldout), "files": made}
+        index = {"about": about, "train": size, "heldout": len(fresh.heldout), "files": made}
         (draft / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
-    except OSError as error:
-        raise InputError(f"scratch folder cannot be written: {error}") from error
 
 
 def _opened(folder: Path, flaw: str | None, seconds: float) -> Cache:
@@ -228,7 +227,3 @@ def _arrays(rows: Sequence[batches.Row]) -> dict[str, Any]:
     ids = np.fromiter((token for row in rows for token in row.ids), dtype=np.int64, count=int(ends[-1]))
     found = {"ids.npy": ids, "predicted.npy": predicted, "ends.npy": ends}
     return {name: array.astype(ARRAYS[name]) for name, array in found.items()}
-
-
-def _text_rows(config: Config, codec: batches.Codec, step_rows: int) -> batches.TextRows:
-    return batches.text_rows(config, codec, hub.load_texts(config.dataset or ""), step_rows=step_rows)

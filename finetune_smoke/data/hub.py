@@ -12,7 +12,7 @@ from typing import Any
 from finetune_smoke.data import calls
 from finetune_smoke.data.batches import Codec, own_codec
 from finetune_smoke.digests import digest_bytes
-from finetune_smoke.settings.config import Config, InputError
+from finetune_smoke.settings.config import Config, InputError, as_input_error
 
 
 def codec_of(config: Config) -> Codec:
@@ -84,13 +84,10 @@ def dataset_digest(name: str) -> str:
     """SHA-256, as hex, of the names and contents of the files that ``load_texts`` reads; raises InputError."""
     found = hashlib.sha256()
     for path in _files(name):
-        try:
-            found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    found.update(block)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error}") from error
+        with as_input_error(f"{path}: cannot be read"):
+            content = path.read_bytes()
+        found.update(f"{path.name}\0{len(content)}\0".encode())
+        found.update(content)
     return found.hexdigest()
 
 
@@ -141,10 +138,8 @@ def reason(kind: str, name: str, error: Exception) -> str:
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(where, row) of each row: a JSON array, or one JSON object a line."""
-    try:
+    with as_input_error(f"{path}: cannot be read as UTF-8 text", (OSError, UnicodeDecodeError)):
         content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text: {error}") from error
     if content.lstrip().startswith("["):
         for number, row in enumerate(_parsed(content, str(path))):
             yield f"{path}, row {number}", row
@@ -155,10 +150,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(content: str, where: str) -> Any:
-    try:
+    with as_input_error(f"{where}: not JSON", (ValueError, RecursionError)):
         return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON: {error}") from error
 
 
 def _parts(row: Any, where: str) -> tuple[str, str]:

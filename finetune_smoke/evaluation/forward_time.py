@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 
 from finetune_smoke.checks.exact import Checks
-from finetune_smoke.data import batches
 from finetune_smoke.parallel import cuda_graphs
 from finetune_smoke.ranks import rank_list
 from finetune_smoke.run import TrainingRun
@@ -46,8 +45,7 @@ def measure(run: TrainingRun, seen_ms: Sequence[float]) -> ForwardTime:
     """Measure one forward of this rank; ``seen_ms`` are the times of the steps so far in ms, at least one. A collective."""
     if run.ranks.device.type != "cuda" and run.strategy != "fsdp":
         return ForwardTime(ms=statistics.median(seen_ms[min(SETTLING_STEPS, len(seen_ms) // 2) :]))
-    rows = [run.source.row(number) for number in range(run.rows)]  # the same on every rank
-    batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
+    batch = run.batch_of(range(run.rows))  # the same on every rank
 
     def once() -> None:
         run.fault.slow_down(seen_ms, run.ranks.device)
@@ -55,7 +53,7 @@ def measure(run: TrainingRun, seen_ms: Sequence[float]) -> ForwardTime:
             run.model(batch.ids, batch.positions, batch.targets)
 
     replayed_ms = None if run.strategy == "fsdp" else _replayed_ms(once)
-    if any(cannot for (cannot,) in run.ranks.gather([replayed_ms is None])):
+    if run.ranks.where(replayed_ms is None):
         return _timed(run, once)
     assert replayed_ms is not None
     return ForwardTime(ms=replayed_ms)

@@ -101,7 +101,7 @@ def try_capture(run: TrainingRun, batch: batches.Batch) -> tuple[Captured | None
         captured = capture(run, batch)
     except CaptureError as error:
         problem = str(error)
-    failed = [rank for rank, (bad,) in enumerate(run.ranks.gather([problem is not None])) if bad]
+    failed = run.ranks.where(problem is not None)
     if not failed:
         return captured, None
     if problem is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from finetune_smoke.settings.config import Config, InputError, preset
+from finetune_smoke.settings.config import Config, as_input_error, preset
 from pytest_gpucluster.config.strict_json import strict_json
 
 if TYPE_CHECKING:  # these import torch, and options are checked before it
@@ -94,10 +94,7 @@ def curve_writer(run: TrainingRun) -> Iterator[CurveWriter]:
     Raises InputError on every rank if the curves cannot be written.
     """
     folder = run.config.tensorboard
-    if folder is None:
-        yield lambda _step, _log: None
-        return
-    writer = run.ranks.run_on_all_ranks(lambda: _writer(folder) if run.ranks.rank == 0 else None)
+    writer = None if folder is None else run.ranks.run_on_rank_0(lambda: _writer(folder))
     if writer is None:
         yield lambda _step, _log: None
         return
@@ -108,14 +105,10 @@ def curve_writer(run: TrainingRun) -> Iterator[CurveWriter]:
 
 
 def _writer(folder: str) -> Any:
-    try:
+    with as_input_error("--tensorboard needs the package tensorboard (pip install tensorboard)", ImportError):
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 -- only there with the tensorboard package
-    except ImportError as error:
-        raise InputError(f"--tensorboard needs the package tensorboard (pip install tensorboard): {error}") from error
-    try:
+    with as_input_error("directory for TensorBoard cannot be written"):
         return SummaryWriter(folder)
-    except OSError as error:
-        raise InputError(f"directory for TensorBoard cannot be written: {error}") from error
 
 
 def _write(writer: Any, step: int, log: Log) -> None:

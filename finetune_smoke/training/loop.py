@@ -252,8 +252,8 @@ def _compare_adapters(run: TrainingRun, step: int) -> None:
 
 def _compare_base(run: TrainingRun) -> None:
     """Record ``base_digest`` again: compare the frozen weights that this rank holds with those before training."""
-    differs = run.initial.local_base != strategy.local_base_digest(run.model, run.adapters, run.ranks.device)
-    changed = [rank for rank, (other,) in enumerate(run.ranks.gather([differs])) if other]
+    local_base = strategy.local_base_digest(run.model, run.adapters, run.ranks.device)
+    changed = run.ranks.where(local_base != run.initial.local_base)
     problem = f"frozen weights of {ranks.rank_list(changed)} have other bits than before training" if changed else None
     run.checks.record("base_digest", problem=problem, at_fault=changed)
 

@@ -282,8 +282,7 @@ def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torc
     The pass runs eagerly: a compiled layer would be compiled again for the repeatable kernels.
     """
     count = min(run.rows, 16, max(1, AUDITED_TOKENS // run.config.row_tokens))
-    rows = [run.source.row(step * count + number) for number in range(count)]
-    batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
+    batch = run.batch_of(range(step * count, (step + 1) * count))
     with strategy.eager(run), run.autocast():
         loss = run.model(batch.ids, batch.positions, batch.targets)
         found = torch.autograd.grad(loss / batch.targets.numel(), run.gradients.parameters)
@@ -299,8 +298,7 @@ def audit(at: Steps, step: int) -> None:
 
 def replayed_pass(run: TrainingRun, captured: cuda_graphs.Captured, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """As ``lock_step_pass``, by replaying the captured graph over as many rows as it holds."""
-    rows = [run.source.row(step * run.rows + number) for number in range(run.rows)]
-    batch = batches.batch(rows, run.source.pad_id, captured.batch.ids.shape[1]).to(run.ranks.device)
+    batch = run.batch_of(range(step * run.rows, (step + 1) * run.rows), captured.batch.ids.shape[1])
     full = cuda_graphs.padded(batch, len(captured.batch.targets))
     run.gradients.zero()
     loss = _replayed(run, captured, full, torch.full((), 1 / len(full.targets), device=run.ranks.device))

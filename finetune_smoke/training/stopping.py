@@ -29,7 +29,7 @@ class StopRequest:
 
     def on_any_rank(self, ranks: Ranks) -> bool:
         """Whether any rank received a signal; a collective with the same result on all ranks."""
-        return self.listens and any(received for (received,) in ranks.gather([self.received]))
+        return self.listens and bool(ranks.where(self.received))
 
 
 @contextmanager

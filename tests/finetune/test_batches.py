@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -91,8 +90,7 @@ def test_digest_of_rows_sees_another_answer() -> None:
 def texts(count: int, **settings: Any) -> batches.Source:
     """A source of ``count`` short texts for steps of 4 rows."""
     config = preset("model", model="m", dataset="d", **settings)
-    rows = batches.text_rows(config, CODEC, [f"text {number}" for number in range(count)], step_rows=4)
-    return dataclasses.replace(batches.text_source(config, CODEC, rows), row=rows.row)
+    return batches.text_rows(config, CODEC, [f"text {number}" for number in range(count)], step_rows=4)
 
 
 def test_texts_have_one_row_each() -> None:

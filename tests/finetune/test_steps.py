@@ -343,7 +343,7 @@ def test_failed_capture_on_a_gpu_leaves_nothing_behind() -> None:
 
 def test_capture_that_another_rank_refuses_is_dropped() -> None:
     """All ranks replay, or none does."""
-    run = SimpleNamespace(ranks=SimpleNamespace(gather=lambda _: [[0], [1]], world_size=2))
+    run = SimpleNamespace(ranks=SimpleNamespace(where=lambda _: [1], world_size=2))
     patch = pytest.MonkeyPatch()
     with patch.context() as within:
         within.setattr(cuda_graphs, "capture", lambda *_: "captured")

@@ -156,9 +156,12 @@ def prepared(tmp_path: Path) -> TrainingRun:
 
 def test_marker_that_cannot_be_written_is_said(prepared: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint without a marker does not count."""
+    write = writing.write_synced
 
-    def full(_path: Path, _text: str) -> None:
-        raise OSError("No space left on device")
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "_SUCCESS":
+            raise OSError("No space left on device")
+        write(path, content)
 
     monkeypatch.setattr(writing, "write_synced", full)
     with pytest.raises(InputError, match="step-1 cannot be written: No space left"):

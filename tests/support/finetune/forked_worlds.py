@@ -70,9 +70,11 @@ class NoFolder:
         raise OSError("no room for a temporary folder")
 
 
-def refused(path: Path, _text: str) -> None:
-    """Replaces write_synced on a full disk."""
-    raise OSError(f"no space left for {path.name}")
+def refused(path: Path, content: bytes) -> None:
+    """Replaces write_synced on a disk without room for a marker."""
+    if path.name == "_SUCCESS":
+        raise OSError(f"no space left for {path.name}")
+    write_synced(path, content)
 
 
 def plant(world: dict[str, Any], rank: int, seen: dict[str, list[int]]) -> None:
