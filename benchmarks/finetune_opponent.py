@@ -27,8 +27,8 @@ WORKERS = 4
 def trainer(config: Config, *, adapters: str, clock: Any, cpu: bool) -> dict[str, Any]:
     """Train ``config`` with ``adapters`` of this type; ``clock`` is told of the end of each step."""
     cuda = torch.cuda.is_available()
-    device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
-    base = build.random_base(config, tokenizer=calls.Tokenizer(), device=device, dtype=dtype)
+    device = torch.device("cuda" if cuda else "cpu")
+    base = build.random_base(config, device)
     liger = cuda and importlib.util.find_spec("liger_kernel") is not None
     if liger:
         from liger_kernel.transformers import apply_liger_kernel_to_qwen2  # noqa: PLC0415 -- not always there

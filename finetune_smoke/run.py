@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +72,17 @@ class TrainingRun:
         """The rows of these numbers as a batch on this rank's device, filled to ``width`` tokens or to the longest."""
         rows = [self.source.row(number) for number in numbers]
         return batches.batch(rows, self.source.pad_id, width).to(self.ranks.device)
+
+    @contextmanager
+    def weights_kept(self) -> Iterator[None]:
+        """Put the adapters' weights back at the end of the block."""
+        kept = [adapter.detach().clone() for adapter in self.adapters.values()]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for adapter, values in zip(self.adapters.values(), kept, strict=True):
+                    adapter.copy_(values)
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 products on a GPU for the modules that do not choose their type themselves."""

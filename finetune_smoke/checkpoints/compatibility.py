@@ -70,9 +70,3 @@ def continued(run: TrainingRun, marker: Marker, path: Path) -> tuple[TrainingRun
     whole = share // passes * (ranks if run.config.rows_shared else 1)
     config = dataclasses.replace(run.config, rows=whole, accumulation=passes)
     return dataclasses.replace(run, config=config, rows=share // passes), [note]
-
-
-def carried(marker: Marker, path: Path) -> list[str]:
-    """A line for each check that had failed before the checkpoint was saved."""
-    ranks = marker.world_size
-    return [f"checkpoint {path.name}, of {ranks} ranks, carries a failure of {name}" for name in sorted(marker.failures)]

@@ -121,6 +121,7 @@ def _json_of(path: Path) -> Any:
 
 
 def _claim(run: TrainingRun, folder: Path) -> None:
+    """Raises InputError unless ``folder`` can be written and is empty, or holds this run's own earlier adapter."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: the adapter needs a directory")
     with as_input_error("directory for the adapter cannot be written"):
@@ -129,12 +130,8 @@ def _claim(run: TrainingRun, folder: Path) -> None:
             pass  # the folder is writable: known now, not after hours of training
         _repair(folder)
         filled = folder.is_dir() and any(folder.iterdir())
-    if filled:
-        _refuse_another(run, folder)
-
-
-def _refuse_another(run: TrainingRun, folder: Path) -> None:
-    """Raises InputError unless the adapter in ``folder`` is this run's own earlier one."""
+    if not filled:
+        return
     origin = origin_of(folder)
     if origin is None or run.config.resume != "auto":
         raise InputError(f"{folder} is not empty: name another, or move it away (--resume auto replaces its own adapter)")

@@ -1,11 +1,8 @@
 """Read checkpoints of adapters, optimiser and losses; find those that are whole.
 
 A crash at any moment leaves a checkpoint either whole or without a marker. ``DIR/step-N`` holds the tensors in files of
-safetensors (tensors.py) and, written last, ``_SUCCESS``. This marker is JSON: step, place in the data, world size,
-settings, failures of checks so far, digests of the state and of each file, and the runs that it fits
-(compatibility.py). Rows are a function of the step, so a checkpoint needs neither sampler nor random state.
-Adapters and optimiser are whole on every rank under each strategy, so any number of ranks and any strategy can resume.
-Nothing in a checkpoint can be executed, and nothing is believed before it was compared (marker.py).
+safetensors (tensors.py) and, written last, the marker ``_SUCCESS`` (marker.py). Rows are a function of the step, so a
+checkpoint needs neither sampler nor random state. Nothing in it can be executed, or is believed before it was compared.
 """
 
 from __future__ import annotations
@@ -111,7 +108,8 @@ def resume(run: TrainingRun) -> Resumed:
                 run.ranks.run_on_all_ranks(functools.partial(_copy_state, run, state))
                 run.checks.carry_over(marker.failures)
                 same, kept = compatibility.continued(run, marker, path)
-                for note in (*kept, *compatibility.carried(marker, path)):
+                failed = f"checkpoint {path.name}, of {marker.world_size} ranks, carries a failure of"
+                for note in (*kept, *(f"{failed} {name}" for name in sorted(marker.failures))):
                     notes.append(note)
                     run.progress(note, None)
                 return Resumed(run=same, step=step, losses=state["losses"].tolist(), notes=notes, damaged=frozenset(damaged))
@@ -181,13 +179,10 @@ def copy_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State) -> N
 
 def check_restore(run: TrainingRun) -> None:
     """Record ``restore``: save the adapter, overwrite the weights, load it. The loss must be the same to the bit."""
-    kept = [adapter.detach().clone() for adapter in run.adapters.values()]
     before = probe_loss(run)
-    run.ranks.run_on_all_ranks(lambda: _save_and_load(run))
-    same = probe_loss(run) == before
-    with torch.no_grad():
-        for parameter, value in zip(run.adapters.values(), kept, strict=True):
-            parameter.copy_(value)
+    with run.weights_kept():
+        run.ranks.run_on_all_ranks(lambda: _save_and_load(run))
+        same = probe_loss(run) == before
     what = "the loss of the adapter saved and loaded again is another one"
     record_zero(run.checks, "restore", count=int(not same), what=what)
 

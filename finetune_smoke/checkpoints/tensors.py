@@ -65,7 +65,7 @@ def read(folder: Path, found: Marker, adapters: Mapping[str, torch.Tensor], devi
         raise OtherAdaptersError("its files are larger than the state of these adapters")  # before anything is allocated
     state: State = {}
     for name, entry in found.files.items():
-        state |= _parsed(_unchanged_content(folder / name, entry))
+        state |= _checked(folder / name, entry)
     trained = [name for name in shapes if f"optimizer/{name}/step" in state]  # one that is frozen has no optimiser
     due = _due(shapes, found.step, trained)
     if {name: (each.dtype, tuple(each.shape)) for name, each in state.items()} != due:
@@ -85,22 +85,17 @@ def _due(
     return {**due, "losses": (torch.float64, (steps,))}
 
 
-def _unchanged_content(path: Path, entry: FileEntry) -> bytes:
-    """The content of a file; raises OSError, and ValueError if its size or its digest is another one."""
-    with marker.open_plain(path) as file:
-        read_bytes = file.read(entry.size_bytes + 1)
-    if len(read_bytes) != entry.size_bytes or as_hex(digest_bytes(read_bytes)) != entry.digest:
-        raise ValueError(f"{path} has another content")
-    return read_bytes
-
-
-def _parsed(file_content: bytes) -> State:
-    """The tensors in a file; raises ValueError unless it is one of safetensors."""
+def _checked(path: Path, entry: FileEntry) -> State:
+    """The tensors in a file; raises OSError, and ValueError unless it has its size and digest and is one of safetensors."""
     from safetensors import SafetensorError  # noqa: PLC0415 -- only where something is read
     from safetensors.torch import load  # noqa: PLC0415 -- as above
 
+    with marker.open_plain(path) as file:
+        found = file.read(entry.size_bytes + 1)
+    if len(found) != entry.size_bytes or as_hex(digest_bytes(found)) != entry.digest:
+        raise ValueError(f"{path} has another content")
     try:
-        return load(file_content)
+        return load(found)
     except (SafetensorError, KeyError) as error:  # KeyError: a type that torch does not have
         raise ValueError(f"no tensors in a file: {error}") from error
 
@@ -108,11 +103,10 @@ def _parsed(file_content: bytes) -> State:
 def are_unchanged(folder: Path, files: Mapping[str, FileEntry]) -> bool:
     """Whether all ``files`` can be read and have their digests; needs no memory, whatever their sizes."""
     try:
-        return all(_has_digest(folder / name, entry) for name, entry in files.items())
+        for name, entry in files.items():
+            with marker.open_plain(folder / name) as file:
+                if file_digest(file, entry.size_bytes) != entry.digest:
+                    return False
     except (OSError, ValueError):
         return False
-
-
-def _has_digest(path: Path, entry: FileEntry) -> bool:
-    with marker.open_plain(path) as file:
-        return file_digest(file, entry.size_bytes) == entry.digest
+    return True

@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from finetune_smoke.checkpoints import compatibility, reading, tensors
 from finetune_smoke.checkpoints import marker as markers
 from finetune_smoke.checkpoints.tensors import State
-from finetune_smoke.checks.exact import difference
+from finetune_smoke.checks.exact import difference, not_finite
 from finetune_smoke.digests import as_hex, digest, digest_bytes
 from finetune_smoke.ranks import Ranks, rank_list
 from finetune_smoke.run import TrainingRun
@@ -41,8 +39,7 @@ class Saver:
     run: TrainingRun
     damaged: frozenset[int] = frozenset()
     saved: int | None = None
-    _unsaved: list[int] = dataclasses.field(default_factory=list)
-    _why: str = ""
+    _unsaved: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def save(self, *, step: int, losses: list[float], norms: Sequence[float] = ()) -> None:
         """Save the state after ``step`` steps, with these losses and gradient norms, if it is worth saving.
@@ -53,9 +50,8 @@ class Saver:
         number = reading.state_number(state)
         flaws = self._why_not_saved(step, state, number, [*losses, *norms])
         if flaws:
-            self._why = self._why or "; ".join(flaws)
-            self._unsaved.append(step)
-            self.run.progress(f"checkpoint of step {step} is not saved: {'; '.join(flaws)}", None)
+            self._unsaved[step] = "; ".join(flaws)
+            self.run.progress(f"checkpoint of step {step} is not saved: {self._unsaved[step]}", None)
             return
         self.saved, self.damaged = step, self.damaged - {step}
         _write(self.run, state, self._marker(step, number))
@@ -67,12 +63,14 @@ class Saver:
         if not self._unsaved:
             return []
         steps = ", ".join(map(str, self._unsaved))
-        return [f"state not fit to be saved, no checkpoint of step{'s' if len(self._unsaved) > 1 else ''} {steps}: {self._why}"]
+        why = next(iter(self._unsaved.values()))
+        return [f"state not fit to be saved, no checkpoint of step{'s' if len(self._unsaved) > 1 else ''} {steps}: {why}"]
 
     def _why_not_saved(self, step: int, state: State, number: int, values: Sequence[float]) -> list[str]:
         """Why ``state`` is not worth saving, empty if it is; the same on every rank. Problems found here fail their check."""
         seen = self.run.checks
-        bad = _not_finite(state) + sum(not math.isfinite(value) for value in values)
+        bad = not_finite(tensor for name, tensor in state.items() if name != "losses")
+        bad += sum(not math.isfinite(value) for value in values)
         everyone = self.run.ranks.gather([bad, number])
         broken = [rank for rank, (count, _) in enumerate(everyone) if count]
         if broken:
@@ -106,7 +104,7 @@ def _write(run: TrainingRun, state: State, marker: dict[str, Any]) -> None:
     draft = final.with_suffix(".tmp")
     ranks.run_on_rank_0(lambda: _make_draft(draft, final))
     written = ranks.run_on_all_ranks(lambda: _write_share(draft / tensors.file_of(ranks.rank), state, ranks))
-    files = {
+    files: dict[str, Any] = {
         tensors.file_of(rank): {"bytes": size_bytes, "digest": as_hex(number)}
         for rank, (size_bytes, number) in enumerate(ranks.gather(written))
     }
@@ -158,12 +156,6 @@ def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> 
         with as_input_error(f"checkpoint {path} cannot be written"):
             (path / markers.NAME).unlink()
         shutil.rmtree(path, ignore_errors=True)  # without its marker it is no checkpoint
-
-
-def _not_finite(state: State) -> int:
-    """How many values of ``state``, without the losses, are NaN or infinite; waits for the device once."""
-    counts = [(~torch.isfinite(tensor)).sum() for name, tensor in state.items() if name != "losses"]
-    return int(torch.stack(counts).sum())
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -33,7 +33,7 @@ class CheckResult(TypedDict):
 
 
 Failures = dict[str, list[tuple[str, list[int]]]]
-"""By check: what was wrong, and the ranks at fault."""
+"""By check: what was wrong, and the ranks at fault as far as they are known."""
 
 
 @dataclass(slots=True)
@@ -43,35 +43,30 @@ class Checks:
     ranks: Ranks
     _passes: Counter[str] = field(default_factory=Counter)
     _remarks: dict[str, str] = field(default_factory=dict)
-    _failures: dict[str, list[tuple[str, tuple[int, ...]]]] = field(default_factory=dict)
+    _failures: Failures = field(default_factory=dict)
     _latest: dict[str, str | None] = field(default_factory=dict)
     _left_out: dict[str, str] = field(default_factory=dict)
 
     def record(self, name: str, *, problem: str | None, at_fault: Sequence[int] = (), remark: str | None = None) -> None:
-        """Record one more result of check ``name``.
+        """Record one more result of check ``name``: its ``problem``, and who caused it, or None if it passed.
 
-        Args:
-            name: the check.
-            problem: what was wrong, None if the check passed.
-            at_fault: the ranks that caused the problem, as far as they are known.
-            remark: detail of a passed check; default: how often it passed.
+        ``remark`` is the detail of a passed check; default: how often it passed.
         """
         self._latest[name] = problem
         if problem is None:
             self._passes[name] += 1
             self._remarks[name] = remark or f"{self._passes[name]} of {self._passes[name]} looks"
         else:
-            self._failures.setdefault(name, []).append((problem, tuple(at_fault)))
+            self._failures.setdefault(name, []).append((problem, list(at_fault)))
 
     def failures(self) -> Failures:
         """Every failure so far, for a checkpoint to carry."""
-        return {name: [(problem, list(at_fault)) for problem, at_fault in found] for name, found in self._failures.items()}
+        return {name: list(found) for name, found in self._failures.items()}
 
     def carry_over(self, failures: Failures) -> None:
         """Count ``failures``, which a checkpoint carried, as this run's own."""
         for name, found in failures.items():
-            before = [(problem, tuple(at_fault)) for problem, at_fault in found]
-            self._failures[name] = before + self._failures.get(name, [])
+            self._failures[name] = [*found, *self._failures.get(name, [])]
 
     def latest_problems(self, names: Iterable[str]) -> list[str]:
         """``name: problem`` for each check among ``names`` that failed when it last ran."""
@@ -261,10 +256,14 @@ def record_rows_read(checks: Checks, *, step: int, read: tuple[int, int], demand
 
 def record_finite(checks: Checks, *, values: Sequence[float], weights: Iterable[torch.Tensor] = ()) -> None:
     """Record ``finite``: losses and gradient norms (``values``) and ``weights`` are finite on every rank."""
-    count = sum(not math.isfinite(value) for value in values)
-    counts = [(~tensor.detach().isfinite()).sum() for tensor in weights]
-    count += int(torch.stack(counts).sum()) if counts else 0
+    count = sum(not math.isfinite(value) for value in values) + not_finite(weights)
     record_zero(checks, "finite", count=count, what="losses, gradient norms or adapter weights that are not finite")
+
+
+def not_finite(tensors: Iterable[torch.Tensor]) -> int:
+    """How many values of ``tensors`` are NaN or infinite; waits for the device once."""
+    counts = [(~tensor.detach().isfinite()).sum() for tensor in tensors]
+    return int(torch.stack(counts).sum()) if counts else 0
 
 
 def record_moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:

@@ -4,10 +4,8 @@ Step ``s`` trains on the rows ``s * G`` to ``(s + 1) * G - 1`` of one endless se
 takes its slice. So the curve does not depend on the number of ranks if ``rows`` are shared. A resume needs only the number
 of rows that were read (checkpoints/compatibility.py), and every rank can check what another one has read.
 
-What the next steps need, made while the GPU works: rows, and their batches in page-locked memory.
-
-It is made in threads. They share the interpreter lock with the training thread, which gives it away at every launch of a
-kernel. By default it would wait 5 ms each time to get it back; so the threads pass it on sooner.
+Threads make what the next steps need while the GPU works. They share the interpreter lock with the training thread, which
+gives it away at every launch of a kernel, and would wait 5 ms each time to get it back; so the threads pass it on sooner.
 """
 
 from __future__ import annotations

@@ -93,7 +93,14 @@ def dataset_digest(name: str) -> str:
 
 def _files(name: str) -> list[Path]:
     check_place("data set", name)
-    folder = Path(name) if Path(name).is_dir() else _snapshot(name)
+    folder = Path(name)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download  # noqa: PLC0415 -- slow import, only for a hub repository
+
+        try:
+            folder = Path(snapshot_download(name, repo_type="dataset", allow_patterns=["*.json", "*.jsonl"]))
+        except (OSError, ValueError) as error:
+            raise InputError(reason("data set", name, error)) from error
     files = sorted(path for path in folder.rglob("*") if path.suffix in {".json", ".jsonl"} and path.is_file())
     files = [path for path in files if path.name not in {"dataset_infos.json", "dataset_info.json", "state.json"}]
     if not files:
@@ -118,15 +125,6 @@ def check_place(kind: str, name: str) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     elif name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise InputError(f"no such {kind} directory: {name}")
-
-
-def _snapshot(name: str) -> Path:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 -- slow import, only for a hub repository
-
-    try:
-        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=["*.json", "*.jsonl"]))
-    except (OSError, ValueError) as error:
-        raise InputError(reason("data set", name, error)) from error
 
 
 def reason(kind: str, name: str, error: Exception) -> str:

@@ -82,12 +82,7 @@ def _timed(run: TrainingRun, call: Callable[[], None]) -> ForwardTime:
 
 def _replayed_ms(call: Callable[[], None]) -> float | None:
     """Median GPU time of ``call`` in ms, by replaying it from a CUDA graph; None where it cannot be captured."""
-    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # a separate stream: PyTorch's notes on CUDA graphs
-    side_stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side_stream):
-        for _ in range(WARM_RUNS):
-            call()
-    torch.cuda.current_stream().wait_stream(side_stream)
+    cuda_graphs.warm_up(call, WARM_RUNS)
     graph = torch.cuda.CUDAGraph()
     try:
         with cuda_graphs.capturing(graph):

@@ -94,7 +94,10 @@ def held_out(config: Config, codec: Codec) -> Asked:
         rows = [_calls_in(*parts) for parts in texts]
         pairs = [pair for found, _ in rows for pair in found]
         unreadable = sum(bad for _, bad in rows)
-    found = [Question(codec.encode(prompt), answer, _tokens(codec, answer)) for prompt, answer in pairs]
+    found = []
+    for prompt, answer in pairs:
+        answer_tokens = len(codec.encode(answer)) + 1 if answer else NO_CALL_TOKENS
+        found.append(Question(codec.encode(prompt), answer, answer_tokens))
     fitting = [one for one in found if len(one.ids) + one.answer_tokens <= config.row_tokens]
     if not any(one.answer for one in fitting):
         raise InputError(
@@ -102,10 +105,6 @@ def held_out(config: Config, codec: Codec) -> Asked:
             f"row_tokens = {config.row_tokens}"
         )
     return Asked(questions=fitting, unreadable=unreadable, too_long=len(found) - len(fitting))
-
-
-def _tokens(codec: Codec, answer: str) -> int:
-    return len(codec.encode(answer)) + 1 if answer else NO_CALL_TOKENS
 
 
 def _calls_in(prompt: str, text: str) -> tuple[list[tuple[str, str]], int]:
@@ -272,10 +271,6 @@ def answers(model: Any, asked: Sequence[Question], codec: Codec, device: torch.d
             eos_token_id=codec.end_id,
             pad_token_id=codec.pad_id,
         )
-        given += [codec.decode(_before(codec.end_id, tokens)) for tokens in output[:, width:].tolist()]
+        rows: list[list[int]] = output[:, width:].tolist()
+        given += [codec.decode(tokens[: [*tokens, codec.end_id].index(codec.end_id)]) for tokens in rows]
     return given
-
-
-def _before(end_id: int, tokens: list[int]) -> list[int]:
-    """``tokens`` up to the first ``end_id``."""
-    return tokens[: tokens.index(end_id)] if end_id in tokens else tokens

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
@@ -70,7 +69,10 @@ def generate(run: TrainingRun) -> float | None:
     with run.autocast():
         adapter = generation.score(run.model.model, asked, codec, run.ranks)
     if unjudged is None:
-        with _without_adapters(run):
+        with run.weights_kept():
+            for name, adapter_weights in run.adapters.items():
+                if ".lora_B." in name:
+                    adapter_weights.zero_()  # so that the base computes by itself
             _, _, wrong = _forward_over(run, run.source.heldout[:rows])
         judge(run.checks, 1 - wrong / rows, adapter)
     run.model.train()
@@ -103,16 +105,3 @@ def _why_not_judged(run: TrainingRun) -> str | None:
     if run.config.loss_limit is None:
         return "no loss is promised, so no call either"
     return None
-
-
-@contextmanager
-def _without_adapters(run: TrainingRun) -> Iterator[None]:
-    """Set the B matrices of the adapters to 0 within the block, so that the base computes by itself."""
-    kept = {name: adapter.detach().clone() for name, adapter in run.adapters.items() if ".lora_B." in name}
-    for name in kept:
-        run.adapters[name].zero_()
-    try:
-        yield
-    finally:
-        for name, values in kept.items():
-            run.adapters[name].copy_(values)

@@ -117,7 +117,10 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
     model, trained = _adapted(config, source, base, ranks)
     model.eval()
     step = -1 if source.step is None else source.step
-    _require_same_adapter(ranks, [digests.digest(trained), digest_bytes(repr(asked).encode()), step])
+    everyone = ranks.gather([digests.digest(trained), digest_bytes(repr(asked).encode()), step])
+    other = next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+    if other is not None:
+        raise InputError(f"rank {other} has another adapter, or other prompts, than rank 0: a stale folder on its node?")
     progress(f"generating {len(asked)} calls with the base", None)
     with model.disable_adapter():
         before = shares(model)
@@ -197,14 +200,6 @@ def _adapted(config: Config, source: AdapterSource, base: Any, ranks: Ranks) -> 
     adapters = {name: value for name, value in wrapped.named_parameters() if value.requires_grad}
     ranks.run_on_all_ranks(lambda: _load(adapters, source.path, marker))
     return wrapped.model, list(adapters.values())
-
-
-def _require_same_adapter(ranks: Ranks, mine: Sequence[int]) -> None:
-    """Raises InputError if the ranks have different adapters or prompts."""
-    everyone = ranks.gather(mine)
-    for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
-            raise InputError(f"rank {rank} has another adapter, or other prompts, than rank 0: a stale folder on its node?")
 
 
 def _load(adapters: dict[str, torch.nn.Parameter], path: Path, marker: Marker) -> None:

@@ -76,10 +76,11 @@ def _masks(shape: Any) -> dict[str, None] | None:
     return {"full_attention": None} if plain and shape.model_type == "qwen2" else None
 
 
-def random_base(config: Config, *, tokenizer: calls.Tokenizer, device: torch.device, dtype: torch.dtype) -> Any:
+def random_base(config: Config, device: torch.device) -> Any:
     """A Qwen2 of the configured shape with shaped random weights: a closed form of ``config.seed``."""
     from transformers import AutoModelForCausalLM, Qwen2Config  # noqa: PLC0415 -- seconds; only where a model is made
 
+    tokenizer = calls.Tokenizer()
     shape = Qwen2Config(
         vocab_size=config.vocab_size or len(tokenizer),
         hidden_size=config.hidden_size,
@@ -98,7 +99,7 @@ def random_base(config: Config, *, tokenizer: calls.Tokenizer, device: torch.dev
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)  # the same base on every rank
         with torch.device(device):
-            model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_config(shape, dtype=_dtype(device), attn_implementation="sdpa")
     _shape(model, config, tokenizer)
     return model
 
@@ -182,13 +183,14 @@ NAMED = 3
 
 def base_of(config: Config, device: torch.device) -> Any:
     """The frozen base: the model that ``config`` names, or the random one; bf16 on a GPU. Raises InputError."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    if config.model is not None:
-        return load_model(config.model, device=device, dtype=dtype)
-    return random_base(config, tokenizer=calls.Tokenizer(), device=device, dtype=dtype)
+    return random_base(config, device) if config.model is None else load_model(config.model, device)
 
 
-def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def load_model(name: str, device: torch.device) -> Any:
     """The causal language model in directory or hub repository ``name``; raises InputError, also for missing weights."""
     hub.check_place("model", name)
     from safetensors import SafetensorError  # noqa: PLC0415 -- as below
@@ -199,7 +201,7 @@ def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
     try:
         with torch.device(device):
             model, loading = AutoModelForCausalLM.from_pretrained(
-                name, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, ignore_mismatched_sizes=True
+                name, dtype=_dtype(device), attn_implementation="sdpa", output_loading_info=True, ignore_mismatched_sizes=True
             )
     except (OSError, ValueError) as error:
         raise InputError(hub.reason("model", name, error)) from error

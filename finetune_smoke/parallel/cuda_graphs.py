@@ -8,7 +8,7 @@ batches. A step with more predictions runs eagerly, and so do the steps before t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from finetune_smoke.settings.config import Config
 
 WARM_RUNS = 2
-"""Passes on a separate stream before a capture, as PyTorch's notes on CUDA graphs ask for."""
-
 ROUND_TO = 64
 
 
@@ -151,6 +149,17 @@ def _restore_after_failure(pool: tuple[int, int]) -> Iterator[None]:
         raise
 
 
+def warm_up(call: Callable[[], object], runs: int) -> torch.cuda.Stream:
+    """Run ``call`` on a separate stream before its capture, as PyTorch's notes on CUDA graphs ask for; returns the stream."""
+    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
+        for _ in range(runs):
+            call()
+    torch.cuda.current_stream().wait_stream(side_stream)
+    return side_stream
+
+
 def capture(run: TrainingRun, batch: batches.Batch) -> Captured:
     """Capture the two graphs for batches like ``batch``, which is padded and on the device; changes no weight.
 
@@ -158,12 +167,7 @@ def capture(run: TrainingRun, batch: batches.Batch) -> Captured:
     """
     batch = batches.Batch(batch.ids.clone(), batch.positions.clone(), batch.targets.clone(), batch.owners)
     scale = torch.ones((), device=run.ranks.device)
-    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-    side_stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side_stream):
-        for _ in range(WARM_RUNS):
-            _pass(run, batch, scale)
-    torch.cuda.current_stream().wait_stream(side_stream)
+    side_stream = warm_up(lambda: _pass(run, batch, scale), WARM_RUNS)
     torch.cuda.synchronize()
     backward, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with capturing(backward, side_stream):

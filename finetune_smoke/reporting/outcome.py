@@ -21,24 +21,23 @@ LAST = 10
 class Outcome:
     """The outcome of a run: plain data, the same on every rank. Losses are global means in nats per predicted token.
 
-    ``loss`` is the mean of the last 10 steps, ``losses`` the whole curve, ``step_below_limit`` the first step at
-    which the mean of 10 was below ``loss_limit``, ``seconds_below_limit`` the time at which that was noted, from the first
-    step of this process. ``exact_match`` is the share of held-out calls right to the last token, ``greedy_exact_match``
-    that of calls really generated. Seconds are those of the slowest rank. ``checks`` that compare ranks are absent
-    for a single rank; ``left_out`` says why other checks do not apply. ``stopped``: a signal ended the run early,
-    with a checkpoint; values that need a finished training are then NaN or None. ``resumed_at`` is the step of the
-    checkpoint that was resumed, ``saved_step`` that of the newest one which this run saved or resumed. ``notes`` say which
-    checkpoints were passed over or not saved, which failures a resumed one carried, and what was left out or changed.
+    ``loss`` is the mean of the last 10 steps, ``losses`` the whole curve, ``step_below_limit`` the first step at which the
+    mean of 10 was below ``loss_limit``, noted ``seconds_below_limit`` after the first step of this process. ``exact_match``
+    is the share of held-out calls right to the last token, ``greedy_exact_match`` that of calls really generated. Seconds are
+    those of the slowest rank. ``checks`` that compare ranks are absent for a single rank; ``left_out`` says why other checks
+    do not apply. ``stopped``: a signal ended the run early, with a checkpoint; values that need a finished training are then
+    NaN or None. ``resumed_at`` is the step of the checkpoint that was resumed, ``saved_step`` that of the newest one which
+    this run saved or resumed. ``notes`` say which checkpoints were passed over or not saved, which failures a resumed one
+    carried, and what was left out or changed.
 
     ``step_rows`` is the effective batch: rows of all ranks and passes of a step. ``wire_gb_per_step`` (10^9 bytes) is what
-    each GPU has to send by ``flops.wire_bytes``. ``memory_peak_gib`` is the peak of each rank's training, None on a CPU.
-    ``rows_s`` is how long training waited for rows.
+    each GPU sends (``flops.wire_bytes``). ``memory_peak_gib`` is the peak of each rank, None on a CPU. ``rows_s`` is how long
+    training waited for rows.
 
-    Rates are by the wall clock over everything but compiling, capturing and the checks (reporting/clock.py), in the
-    ``timed_windows``: ``timed_steps`` steps in ``timed_s`` seconds, after the first windows. ``tokens_per_s_per_gpu`` counts
-    no padding, ``positions_per_s_per_gpu`` does; both are the mean of the ranks. ``window_rates`` has the tokens/s/GPU of each
-    timed window. All are None or empty if no step was run; ``mfu`` also without a GPU or its peak rate. It counts what the
-    kernels compute, padding included.
+    Rates are by the wall clock over everything but compiling, capturing and the checks (reporting/clock.py), in ``timed_steps``
+    steps of ``timed_s`` seconds, after the first windows. ``tokens_per_s_per_gpu`` counts no padding,
+    ``positions_per_s_per_gpu`` does; both are the mean of the ranks, and ``window_rates`` has the first of each timed window.
+    All are None or empty if no step was run; ``mfu``, which counts padding, also without a GPU or its peak rate.
     """
 
     loss: float

@@ -95,13 +95,11 @@ def curve_writer(run: TrainingRun) -> Iterator[CurveWriter]:
     """
     folder = run.config.tensorboard
     writer = None if folder is None else run.ranks.run_on_rank_0(lambda: _writer(folder))
-    if writer is None:
-        yield lambda _step, _log: None
-        return
     try:
-        yield functools.partial(_write, writer)
+        yield (lambda _step, _log: None) if writer is None else functools.partial(_write, writer)
     finally:
-        writer.close()
+        if writer is not None:
+            writer.close()
 
 
 def _writer(folder: str) -> Any:

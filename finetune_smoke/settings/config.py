@@ -96,14 +96,9 @@ def as_input_error(what: str, kinds: type[Exception] | tuple[type[Exception], ..
 class Config:
     """One fine-tune run. Every field can be overridden on the command line (``row_tokens`` as ``--row-tokens``).
 
-    ``rows`` is the number of rows of a pass: of all ranks with ``rows_shared``, otherwise of each rank. A step has
-    ``accumulation`` passes. With ``strategy`` ddp every rank holds the base, with fsdp a shard of it. ``cpu_offload`` keeps
-    the shards in host memory. ``own_lora`` off uses peft's forward under autocast. ``compile`` layers compiles each decoder
-    layer. ``lora_dropout`` above 0 uses peft's forward too, and audits nothing, since ranks draw different numbers.
-    ``target_modules`` is all-linear or names of linears, with commas. ``cuda_graph`` captures the step, for small models.
-    ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token, None if
-    the preset promises no loss; ``spread_limit`` None measures no forward. ``vocab_size`` 0 means the tokenizer's. The fields
-    from ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
+    ``options.HELP`` says what each is for. ``own_lora`` off uses peft's forward under autocast. ``loss_limit`` None: the
+    preset promises no loss; ``spread_limit`` None measures no forward. ``vocab_size`` 0 means the tokenizer's. The fields from
+    ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
     """
 
     preset: str = "tiny"
@@ -283,12 +278,8 @@ def preset(name: str, **overrides: object) -> Config:
 def require_limit_below_floor(limit: float | None, blind_floor_nats: float | None) -> None:
     """Refuse to judge a loss by a ``limit`` that a model blind to its prompt could come near.
 
-    Args:
-        limit: what the loss has to be below, in nats per predicted token; None where no loss is promised.
-        blind_floor_nats: the loss of a model that reads no prompt; None where it is unknown, and nothing is refused.
-
-    Raises:
-        InputError: the limit is half of the floor or more.
+    Both are in nats per predicted token. Raises InputError if the limit is half of the floor or more; nothing is refused where
+    no loss is promised or the floor is unknown (None).
     """
     if limit is not None and blind_floor_nats is not None and not limit < 0.5 * blind_floor_nats:
         raise InputError(

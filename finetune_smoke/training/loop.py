@@ -71,7 +71,11 @@ def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin:
     start = _starting_point(run)
     run = start.run
     saver = None if run.config.checkpoint_dir is None else writing.Saver(run=run, damaged=start.damaged)
-    with _without_input_casts(run), report.curve_writer(run) as board:
+    from peft.helpers import disable_input_dtype_casting  # noqa: PLC0415 -- peft is loaded only with a model
+
+    # Autocast undoes peft's cast of every input to float32 at once, and it costs kernel launches.
+    uncast = disable_input_dtype_casting(run.model.model, active=run.ranks.device.type == "cuda")
+    with uncast, report.curve_writer(run) as board:
         export.claim_folder(run)
         log = Log(
             losses=start.losses,
@@ -81,7 +85,8 @@ def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin:
             clock=clock,
         )
         begin = time.monotonic()
-        _train(run, start.step, log, WindowEnd(saver=saver, stop=stop, board=board))
+        with steps.open_steps(run, log) as at:
+            _train(at, start.step, WindowEnd(saver=saver, stop=stop, board=board), begin)
         log.train_s = time.monotonic() - begin
         log.notes += saver.notes() if saver else []
         log.saved_step = saver.saved if saver and saver.saved is not None else log.resumed_at
@@ -92,7 +97,10 @@ def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin:
         with strategy.unsharded_eager(run):
             log.heldout_loss, log.exact_match = heldout.evaluate(run)
             log.greedy_exact_match = heldout.generate(run)
-            _end_checks(run)
+            if run.config.steps > 1:  # the first step moves only the B matrices: A has no gradient while B is 0
+                exact.record_moved(run.checks, before=run.initial.adapters, now=digests.fingerprints(run.adapters.values()))
+            if run.config.restore_check:
+                reading.check_restore(run)
             export.write_final(run)
         log.eval_s = time.monotonic() - begin
         outcome = collect_outcome(run, log)
@@ -139,23 +147,8 @@ def _explain_out_of_memory(config: Config, members: ranks.Ranks) -> Iterator[Non
         raise OwnInputError(f"rank {members.rank}: out of memory ({reason}); try {', '.join(smaller)}") from error
 
 
-@contextmanager
-def _without_input_casts(run: TrainingRun) -> Iterator[None]:
-    """Switch off peft's cast of every input to float32: autocast undoes it at once, and it costs kernel launches."""
-    from peft.helpers import disable_input_dtype_casting  # noqa: PLC0415 -- peft is loaded only with a model
-
-    with disable_input_dtype_casting(run.model.model, active=run.ranks.device.type == "cuda"):
-        yield
-
-
-def _train(run: TrainingRun, first: int, log: Log, window_end: WindowEnd) -> None:
-    """Run all steps from ``first`` on, window by window, and what is due between windows."""
-    begin = time.monotonic()
-    with steps.open_steps(run, log) as at:
-        _windows(at, first, window_end, begin)
-
-
-def _windows(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -> None:
+def _train(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -> None:
+    """Run all steps from ``first`` on, window by window, and what is due between windows; the training began at ``begin``."""
     run, log, config = at.run, at.log, at.run.config
     if first == config.steps:
         _audit_at_end(at, first)
@@ -256,11 +249,3 @@ def _compare_base(run: TrainingRun) -> None:
     changed = run.ranks.where(local_base != run.initial.local_base)
     problem = f"frozen weights of {ranks.rank_list(changed)} have other bits than before training" if changed else None
     run.checks.record("base_digest", problem=problem, at_fault=changed)
-
-
-def _end_checks(run: TrainingRun) -> None:
-    """Run the checks that need a finished training."""
-    if run.config.steps > 1:  # the first step moves only the B matrices: A has no gradient while B is 0
-        exact.record_moved(run.checks, before=run.initial.adapters, now=digests.fingerprints(run.adapters.values()))
-    if run.config.restore_check:
-        reading.check_restore(run)

@@ -18,6 +18,8 @@ from finetune_smoke.settings.config import Config, require_limit_below_floor
 
 def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> TrainingRun:
     """Make everything that step 0 needs; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
+    from finetune_smoke.model import lora  # noqa: PLC0415 -- brings peft
+
     require_same_settings(config, ranks)
     if config.compile == "layers":
         strategy.start_compilers()
@@ -35,7 +37,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
     model = build.SummedLoss(ranks.run_on_all_ranks(lambda: build.add_adapters(base, config)))
     model.train()
     adapters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    ours = ranks.run_on_all_ranks(lambda: _own_forward(config, model))
+    ours = ranks.run_on_all_ranks(lambda: config.own_lora and lora.take_over(model))
     if config.compile == "layers":
         strategy.compile_layers(model)
     if shared == "fsdp":
@@ -96,15 +98,6 @@ def _source(config: Config, world_size: int, progress: ProgressCallback) -> tupl
     source = cache.source(config, codec, step_rows=step_rows, say=lambda text: progress(text, None))
     require_limit_below_floor(config.loss_limit, source.blind_floor_nats)
     return source, cache.data_digest(config, codec)
-
-
-def _own_forward(config: Config, model: build.SummedLoss) -> bool:
-    """Install our LoRA forward if wanted; whether all LoRA linears use it. peft's own forward needs autocast."""
-    if not config.own_lora:
-        return False
-    from finetune_smoke.model import lora  # noqa: PLC0415 -- brings peft
-
-    return lora.take_over(model)
 
 
 def _optimizer(config: Config, adapters: dict[str, torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -71,9 +71,8 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     config = run.config
     why_not = cuda_graphs.obstacle(config, run.ranks) if config.cuda_graph else None
     if why_not:
-        log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
+        _without_graphs(run, log, why_not)
         run.progress(log.notes[-1], None)
-        run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why_not}")
     elif not config.cuda_graph:
         run.checks.leave_out("graph_lock_step", why="no CUDA graphs here: --cuda-graph is off")
     if config.compile == "layers":
@@ -87,10 +86,10 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     capturing = config.cuda_graph and why_not is None
     make = functools.partial(step_rows, run, width=config.row_tokens if capturing else None)
     ahead = max(config.prefetch, config.window_steps) if config.loader_workers else 0
-    use_device = functools.partial(_use_device, run.ranks.device)
-    workers = config.loader_workers
+    # The loader's threads page-lock memory by this rank's GPU, not by the first one.
+    begin = functools.partial(torch.cuda.set_device, run.ranks.device) if run.ranks.device.type == "cuda" else lambda: None
     with (
-        batches.loading(make, workers=workers, ahead=ahead, last=config.steps, begin=use_device) as rows,
+        batches.loading(make, workers=config.loader_workers, ahead=ahead, last=config.steps, begin=begin) as rows,
         gradients.in_buckets(run.gradients, run.ranks) as buckets,
     ):
         log.clock.start(ahead=ahead)
@@ -98,10 +97,9 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     _record_skipped_audits(run)
 
 
-def _use_device(device: torch.device) -> None:
-    """In a thread of the loader: page-lock memory by this rank's GPU, not by the first one."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+def _without_graphs(run: TrainingRun, log: Log, why: str) -> None:
+    log.notes.append(f"no CUDA graph: {why}; steps run eagerly")
+    run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why}")
 
 
 def _record_skipped_audits(run: TrainingRun) -> None:
@@ -210,8 +208,7 @@ def _capture(at: Steps, batches: Sequence[batches.Batch]) -> None:
     captured, why_not = cuda_graphs.try_capture(at.run, cuda_graphs.padded(batches[0], room))
     if captured is None:
         at.capturing = False
-        at.log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
-        at.run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why_not}")
+        _without_graphs(at.run, at.log, str(why_not))
         return
     at.captured = captured
     at.log.notes.append("steps run as CUDA graphs after the first window; lock-step audits run eagerly, and replay them too")

@@ -66,14 +66,14 @@ def _lost_gradient(patch: pytest.MonkeyPatch) -> None:
 
 def _wrong_product(patch: pytest.MonkeyPatch) -> None:
     """One column of every product of the base is 0, each time alike."""
-    usual = lora.products.fused_product
+    usual = lora.fused_product
 
     def wrong(*operands: Any) -> torch.Tensor:
         out = usual(*operands).clone()
         out[:, 0] = 0
         return out
 
-    patch.setattr(lora.products, "fused_product", wrong)
+    patch.setattr(lora, "fused_product", wrong)
 
 
 @pytest.mark.parametrize("plant", [_half_rate, _swapped_betas, _lost_gradient, _wrong_product])

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from finetune_smoke.data.calls import Tokenizer
 from finetune_smoke.model import build
 from finetune_smoke.model.flops import Shape, adapter_weights, flops_per_token, layer_weights, shape_of, wire_bytes
 from finetune_smoke.settings.config import preset
@@ -47,7 +46,7 @@ def test_head_counts_only_where_it_is_used() -> None:
 def test_adapter_weights_are_those_that_peft_makes() -> None:
     """Formula against the model itself."""
     config = preset("tiny")
-    made = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    made = build.random_base(config, torch.device("cpu"))
     shape = shape_of(made.config)
     adapted = build.add_adapters(made, config)
     assert shape is not None
@@ -57,7 +56,7 @@ def test_adapter_weights_are_those_that_peft_makes() -> None:
 def test_the_7b_shape_trains_161_5_million() -> None:
     """As the reference says of rank 64 on Qwen2-7B: peft's own tensors, counted without allocating any."""
     config = preset("7b-shape")
-    made = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("meta"), dtype=torch.bfloat16)
+    made = build.random_base(config, torch.device("meta"))
     adapted = build.add_adapters(made, config)
     count = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
     assert count == 161_480_704 == adapter_weights(QWEN2_7B, 64)

@@ -231,7 +231,7 @@ def test_model_with_weights_of_another_shape_is_refused(real_model: Path, tmp_pa
 
     model = spoiled(real_model, tmp_path / "model", shrink)
     with pytest.raises(InputError, match=r"1 weights have other shapes than .*: model.norm.weight \[7\] in place of \[32\]"):
-        build.load_model(str(model), device=torch.device("cpu"), dtype=torch.float32)
+        build.load_model(str(model), torch.device("cpu"))
 
 
 def test_model_whose_head_is_its_embedding_misses_nothing(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_model_whose_head_is_its_embedding_misses_nothing(tmp_path: Path) -> Non
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=50, tie_word_embeddings=True, **sizes)).save_pretrained(tmp_path / "tied")
     model = spoiled(tmp_path / "tied", tmp_path / "more", lambda weights: weights.update(extra=torch.ones(3)))
-    loaded = build.load_model(str(model), device=torch.device("cpu"), dtype=torch.float32)
+    loaded = build.load_model(str(model), torch.device("cpu"))
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
 
 

@@ -20,7 +20,7 @@ from tests.support.finetune.runs import QUICK
 def adapted(config: Config | None = None) -> Any:
     """A small model with peft's adapters, their B matrices filled so that they count."""
     config = config or preset("tiny", **QUICK)
-    base = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    base = build.random_base(config, torch.device("cpu"))
     made = build.add_adapters(base, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

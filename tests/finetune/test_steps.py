@@ -151,7 +151,7 @@ def test_what_a_graph_cannot_hold_is_named(settings: dict[str, Any], why: str) -
 def test_filled_batch_has_the_same_loss() -> None:
     """Predictions added to reach a graph's size count nothing, in value and gradient; its rows are as wide as any."""
     config = preset("tiny", **QUICK)
-    base = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    base = build.random_base(config, torch.device("cpu"))
     network = build.SummedLoss(build.add_adapters(base, config))
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     source = batches.synthetic(config, batches.own_codec(Tokenizer()))

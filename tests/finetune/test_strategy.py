@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.distributed import device_mesh, fsdp
 
-from finetune_smoke.data import calls
 from finetune_smoke.model import build
 from finetune_smoke.parallel import strategy
 from finetune_smoke.ranks import Ranks
@@ -85,7 +84,7 @@ def test_every_layer_is_offloaded_if_asked_for(wanted: bool, monkeypatch: pytest
     monkeypatch.setattr(strategy.dist.distributed_c10d, "_get_default_group", lambda: None)
     monkeypatch.setattr(fsdp, "fully_shard", lambda _module, offload_policy=None, **_: policies.append(offload_policy))
     config = preset("tiny", **{**QUICK, "layers": 2}, strategy="fsdp", cpu_offload=wanted)
-    base = build.random_base(config, tokenizer=calls.Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    base = build.random_base(config, torch.device("cpu"))
     for device, pinned in (("cpu", False), ("cuda", True)):
         policies.clear()
         ranks = Ranks(rank=0, world_size=2, device=torch.device(device))
