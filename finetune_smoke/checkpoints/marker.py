@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, model_validator
 
 FORMAT = 4
 NAME = "_SUCCESS"
@@ -78,16 +78,11 @@ class Marker(_Strict):
         return self
 
 
-class _Fits(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-    format: int
-
-
 class _AnyFormat(BaseModel):
     """What markers of all formats have."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
-    fits: _Fits
+    format: int = Field(validation_alias=AliasPath("fits", "format"))
 
 
 def read(folder: Path) -> Marker:
@@ -105,7 +100,7 @@ def read(folder: Path) -> Marker:
         content = file.read(MAX_MARKER_BYTES + 1)
     if len(content) > MAX_MARKER_BYTES:
         raise ValueError(f"more than {MAX_MARKER_BYTES} bytes")
-    found = _AnyFormat.model_validate_json(content).fits.format
+    found = _AnyFormat.model_validate_json(content).format
     if found != FORMAT:
         raise OtherFormatError(f"format {found} there, {FORMAT} here")
     marker = Marker.model_validate_json(content)

@@ -111,10 +111,6 @@ class Tokenizer:
         """Size of the vocabulary."""
         return len(self.fragments)
 
-    def id_of(self, fragment: str) -> int:
-        """The token of one fragment; raises KeyError if it is none."""
-        return self._ids[fragment]
-
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text``; raises KeyError for a character outside printable ASCII."""
         found = self._longest.findall(text)

@@ -150,7 +150,7 @@ def first_call(text: str) -> tuple[Call, int] | None:
         return _quoted_call(text, begin)
     arguments = value.get("arguments") if isinstance(value, dict) else None
     if isinstance(arguments, str):
-        arguments = _object(arguments)
+        arguments = _value(arguments)
     if isinstance(arguments, dict) and isinstance(value.get("name"), str):
         return (value["name"], arguments), _closed(text, end)
     return None
@@ -169,8 +169,8 @@ def _quoted_call(text: str, begin: int) -> tuple[Call, int] | None:
     name = _value(head[1])
     for tail in QUOTED_END.finditer(text, head.end()):
         inside = ESCAPED.sub(lambda found: found[0] if found[1] == "\\" else "'", text[head.end() : tail.start()])
-        arguments = _object(inside)
-        if arguments is not None and isinstance(name, str):
+        arguments = _value(inside)
+        if isinstance(arguments, dict) and isinstance(name, str):
             return (name, arguments), _closed(text, tail.end())
     return None
 
@@ -197,11 +197,6 @@ def _value(text: str) -> Any:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    value = _value(text)
-    return value if isinstance(value, dict) else None
 
 
 def call_of(text: str) -> Call | None:

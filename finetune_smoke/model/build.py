@@ -111,7 +111,7 @@ def _shape(model: Any, config: Config, tokenizer: calls.Tokenizer) -> None:
     embedding = model.get_input_embeddings().weight
     for parts in calls.VALUES.values():
         for part in parts:
-            rows = torch.tensor([tokenizer.id_of(text) for text in part], device=embedding.device)
+            rows = torch.tensor([token for text in part for token in tokenizer.encode(text)], device=embedding.device)
             shared = torch.randn(config.hidden_size, generator=generator) * model.config.initializer_range
             own = (1 - config.clustering) ** 0.5 * embedding[rows]
             embedding[rows] = own + config.clustering**0.5 * shared.to(embedding)

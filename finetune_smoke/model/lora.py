@@ -92,12 +92,8 @@ def take_over(model: nn.Module) -> bool:
     classes for anything but a plain linear (the transposed one of GPT-2).
     """
     adapted = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    if not all(map(_ours, adapted)):
-        return False
-    for module in adapted:
-        module.__class__ = OwnLinear
-    return True
-
-
-def _ours(module: nn.Module) -> bool:
-    return type(module) is PeftLinear and type(module.base_layer) is nn.Linear and not module.fan_in_fan_out
+    plain = [type(each) is PeftLinear and type(each.base_layer) is nn.Linear and not each.fan_in_fan_out for each in adapted]
+    if all(plain):
+        for module in adapted:
+            module.__class__ = OwnLinear
+    return all(plain)

@@ -205,22 +205,17 @@ def flaw(name: str, value: object) -> str | None:
             return str(error)
     if name in CHOICES and value not in CHOICES[name]:
         return f"{name} is {value!r}: one of {', '.join(CHOICES[name])}"
-    if isinstance(value, str):
-        return _text_flaw(name, value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _number_flaw(name, value)
-    return None
-
-
-def _text_flaw(name: str, value: str) -> str | None:
-    """What is wrong with a name, a path or a list of names in field ``name``."""
-    if name == "target_modules" and not all(part.strip() for part in value.split(",")):
+    if name == "target_modules" and not all(part.strip() for part in str(value).split(",")):
         return f"{name} is {value!r}: all-linear, or names of linears with commas between, is needed"
-    return None if value.strip() else f"{name} is empty: a name or path is needed"
+    if isinstance(value, str) and not value.strip():
+        return f"{name} is empty: a name or path is needed"
+    return _number_flaw(name, value)
 
 
-def _number_flaw(name: str, value: float) -> str | None:
-    """What is wrong with a number in field ``name``."""
+def _number_flaw(name: str, value: object) -> str | None:
+    """What is wrong with a number in field ``name``; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
     is_possible, wanted = LIMITS.get(name, (lambda _value: True, ""))
     if isinstance(value, int) and abs(value) > MAX_NUMBER:
         return f"{name} is {value}: numbers end at {MAX_NUMBER}"

@@ -18,12 +18,12 @@ from finetune_smoke.data import batches, cache, calls, hub
 from finetune_smoke.settings.config import Config, InputError, preset
 from finetune_smoke.training.loop import finetune
 from tests.support import REPOSITORY
-from tests.support.finetune.runs import QUICK
+from tests.support.finetune.runs import CHEAP, options, result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in {**QUICK, "audit_every": 0, "greedy_rows": 0}.items()]
+OPTIONS = options(CHEAP)
 CODEC = batches.own_codec(calls.Tokenizer())
 
 
@@ -159,7 +159,7 @@ def test_one_process_makes_and_the_others_wait(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "finetune_smoke", "preprocess", f"--scratch={tmp_path}", "--steps=300"]
     processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
-    results = [json.loads(output.splitlines()[-1].removeprefix("RESULT ")) for output in outputs]
+    results = [result(output) for output in outputs]
     assert [process.returncode for process in processes] == [0] * 4
     assert sorted(each["made"] for each in results) == [False, False, False, True]
     assert len({each["folder"] for each in results}) == 1
@@ -207,10 +207,10 @@ def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.
 def test_training_uses_what_preprocess_made(passes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The losses are those without preprocess, and the folder is found."""
     assert main(["preprocess", *OPTIONS, f"--accumulation={passes}", f"--scratch={tmp_path}"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT "))
+    found = result(capsys.readouterr().out)
     assert (found["command"], found["train"], found["heldout"], found["made"]) == ("preprocess", 48 * passes, 16, True)
     heard: list[str] = []
-    settings = {**QUICK, "audit_every": 0, "greedy_rows": 0, "accumulation": passes}
+    settings = {**CHEAP, "accumulation": passes}
     kept = finetune(preset("tiny", **settings, scratch=str(tmp_path)), progress=lambda step, _part: heard.append(step))
     assert any(f"{48 * passes + 16} rows of" in step and "found in" in step for step in heard)
     assert kept.losses == finetune(preset("tiny", **settings)).losses

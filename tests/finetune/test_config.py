@@ -68,6 +68,7 @@ def test_presets_promise_a_loss_unless_they_are_for_throughput() -> None:
         ({"beta2": 1.0}, r"beta2 is 1\.0: 0 or more, and less than 1"),
         ({"clustering": 1.5}, r"clustering is 1\.5: 0 to 1 is needed"),
         ({"model": ""}, "model is empty: a name or path is needed"),
+        ({"target_modules": "q_proj,"}, "target_modules is 'q_proj,': all-linear, or names of linears with commas between"),
     ],
 )
 def test_wrong_setting_is_refused(settings: dict[str, object], message: str) -> None:

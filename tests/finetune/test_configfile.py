@@ -12,7 +12,9 @@ from finetune_smoke.__main__ import main, parse
 from finetune_smoke.ranks import Ranks, require_same_settings
 from finetune_smoke.settings import configfile, options
 from finetune_smoke.settings.config import PRESETS, InputError, OwnInputError, preset
-from tests.support.finetune.runs import QUICK
+from tests.support.finetune.fixed_ranks import ALONE
+from tests.support.finetune.runs import QUICK, result
+from tests.support.finetune.runs import options as options_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,12 +25,6 @@ def written(folder: Path, content: str) -> Path:
     path = folder / "run.yaml"
     path.write_text(content)
     return path
-
-
-def result(captured: str) -> dict[str, Any]:
-    """The RESULT of the last line."""
-    found: dict[str, Any] = json.loads(captured.splitlines()[-1].removeprefix("RESULT "))
-    return found
 
 
 def test_preset_then_file_then_command_line(tmp_path: Path) -> None:
@@ -119,7 +115,7 @@ def test_what_is_written_is_read_again(name: str, tmp_path: Path) -> None:
 
 def test_file_beside_the_adapter_repeats_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """To the bit; RESULT and summary state the settings too. With the same output it is refused and nothing is written."""
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in {**QUICK, "steps": 3, "greedy_rows": 0}.items()]
+    given = options_of({**QUICK, "steps": 3, "greedy_rows": 0})
     assert main([*given, "--seed=7", "--packed", "--row-tokens=128", f"--output={tmp_path / 'a'}"]) == 0
     out = capsys.readouterr().out
     first = result(out)
@@ -169,9 +165,7 @@ STEPS = [field.name for field in dataclasses.fields(preset("tiny"))].index("step
 
 def test_ranks_with_other_settings_are_refused() -> None:
     """Rank 2 has another number of steps; the same settings pass."""
-    import torch  # noqa: PLC0415 -- only here
-
-    others = Others(rank=0, world_size=3, device=torch.device("cpu"))
+    others = Others(rank=0, world_size=3, device=ALONE.device)
     with pytest.raises(InputError, match="rank 2 was given another steps than rank 0: all ranks need the same options"):
         require_same_settings(preset("tiny"), others)
-    require_same_settings(preset("tiny"), Ranks(rank=0, world_size=1, device=torch.device("cpu")))
+    require_same_settings(preset("tiny"), ALONE)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.finetune.runs import QUICK, forked
+from tests.support.finetune.runs import CHEAP, forked
 
 pytestmark = pytest.mark.slow
 
 ELSEWHERE = "rank 1 cannot go on; its message says why"
-CHEAP = {**QUICK, "audit_every": 0, "restore_check": False, "greedy_rows": 0}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from finetune_smoke.checks import exact
 from finetune_smoke.checks.exact import Checks, difference
 from finetune_smoke.digests import digest, fingerprints
 from finetune_smoke.settings.config import InputError
-from tests.support.finetune.fixed_ranks import FixedRanks, checks_over, only_result
+from tests.support.finetune.fixed_ranks import ALONE, FixedRanks, checks_over, only_result
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
@@ -105,7 +105,7 @@ def test_audit_of_a_rank_alone_compares_it_with_itself() -> None:
     def unsteady() -> tuple[torch.Tensor, list[torch.Tensor]]:
         return torch.tensor(1.0), [torch.tensor([float(next(values))])]
 
-    record = Checks(cast("Ranks", Alone()))
+    record = Checks(ALONE)
     exact.audit(record, step=0, work=lambda: (torch.tensor(1.0), [torch.tensor([2.0])]))
     assert only_result(record, "lock_step")["passed"]
     exact.audit(record, step=50, work=unsteady)
@@ -123,17 +123,7 @@ def test_kernel_without_a_repeatable_form_is_said() -> None:
             raise RuntimeError(message)
 
         with pytest.raises(expected, match=message):
-            exact.audit(Checks(cast("Ranks", Alone())), step=0, work=fail)
-
-
-class Alone:
-    """A rank without others: gathers what it is given."""
-
-    world_size = 1
-
-    def gather(self, values: list[int]) -> list[list[int]]:
-        """The values of this rank."""
-        return [values]
+            exact.audit(Checks(ALONE), step=0, work=fail)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +193,7 @@ def test_rows_other_than_demanded_name_their_reader(everyone: list[tuple[int, ..
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_loss_that_is_no_number_is_caught(value: float) -> None:
     """A NaN in one step is enough."""
-    record = Checks(cast("Ranks", Alone()))
+    record = Checks(ALONE)
     exact.record_finite(record, values=[1.0, 2.0])
     assert only_result(record, "finite")["passed"]
     exact.record_finite(record, values=[1.0, value])
@@ -213,7 +203,7 @@ def test_loss_that_is_no_number_is_caught(value: float) -> None:
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_weight_that_is_no_number_is_caught(value: float) -> None:
     """One of many, though every loss before it was fine."""
-    record = Checks(cast("Ranks", Alone()))
+    record = Checks(ALONE)
     weights = [torch.ones(5, 5), torch.zeros(7)]
     exact.record_finite(record, values=[1.0], weights=weights)
     assert only_result(record, "finite")["passed"]
@@ -299,7 +289,7 @@ def test_what_was_left_out_still_fails_if_it_failed() -> None:
 
 def test_adapter_that_never_changed_is_caught() -> None:
     """The adapter's fingerprint did not change."""
-    record = Checks(cast("Ranks", Alone()))
+    record = Checks(ALONE)
     start = fingerprints([torch.zeros(4), torch.ones(4)])
     exact.record_moved(record, before=start, now=fingerprints([torch.full((4,), 1e-20), torch.ones(4) + 1e-3]))
     assert only_result(record, "adapters_moved")["passed"]

@@ -16,13 +16,13 @@ from finetune_smoke.checkpoints import export
 from finetune_smoke.model import build
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
-from tests.support.finetune.runs import QUICK
+from tests.support.finetune.runs import CHEAP, options, result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0}
-OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in CHEAP.items()]
+RESTORED = {**CHEAP, "restore_check": True}
+OPTIONS = options(RESTORED)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_adapter_that_is_not_whole_fails_the_check(tmp_path: Path, capsys: pytes
     assert main([*OPTIONS, f"--output={tmp_path / 'adapter'}", "--fault=truncate-ckpt"]) == 1
     out = capsys.readouterr().out
     assert "FAIL export: the adapter in" in out
-    assert json.loads(out.splitlines()[-1].removeprefix("RESULT "))["checks"]["restore"]["ranks"] == [0]
+    assert result(out)["checks"]["restore"]["ranks"] == [0]
     assert "FAIL export" in (tmp_path / "adapter" / "summary.txt").read_text()
 
 
@@ -106,7 +106,7 @@ def test_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A checkpoint directory with final/, and the settings that made it."""
     folder = tmp_path_factory.mktemp("ended")
-    settings = {**CHEAP, "steps": 2, "restore_check": False, "heldout_rows": 4}
+    settings = {**CHEAP, "steps": 2, "heldout_rows": 4}
     finetune(preset("tiny", **settings, checkpoint_dir=str(folder)))
     return folder, settings
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.finetune.runs import QUICK, forked
+from tests.support.finetune.runs import ONE_RANK, QUICK, failed, forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,27 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.long
 
 GUILTY = 2
-CAUGHT = {
-    "base": "base_digest",
-    "base-late": "base_digest",
-    "bitflip": "lock_step",
-    "bitflip-exp": "lock_step",
-    "bitflip-late": "lock_step",
-    "scale": "lock_step",
-    "zero": "lock_step",
-    "noise": "lock_step",
-    "signflip": "lock_step",
-    "graph-bitflip": "graph_lock_step",
-    "post-bitflip": "adapter_digest",
-    "post-bitflip-once": "adapter_digest",
-    "post-scale": "adapter_digest",
-    "post-signflip": "adapter_digest",
-    "wrongdata": "data_digest",
-    "dupdata": "data_digest",
-    "straggler": "step_time_spread",
-    "truncate-ckpt": "restore",
-}
-"""The table of docs/finetune/checks.md, as far as one rank is at fault."""
+CAUGHT = {**ONE_RANK, "graph-bitflip": "graph_lock_step"}
 BY_DAY = ("base", "bitflip", "graph-bitflip", "post-bitflip-once", "wrongdata", "straggler", "truncate-ckpt")
 """One fault for each check. The others go the same road, and two ranks have them by day (test_ranks.py)."""
 AT_NIGHT = [pytest.param(name, check, marks=pytest.mark.slow) for name, check in CAUGHT.items() if name not in BY_DAY]
@@ -82,11 +62,6 @@ def three_ranks(folder: Path, runs: dict[str, dict[str, Any]]) -> dict[str, dict
         for name, settings in runs.items()
     ]
     return forked(folder, worlds)
-
-
-def failed(outcome: dict[str, Any]) -> set[str]:
-    """Names of the checks that did not pass."""
-    return {name for name, check in outcome["checks"].items() if not check["passed"]}
 
 
 @pytest.mark.parametrize(("fault", "check"), [*((name, CAUGHT[name]) for name in BY_DAY), *AT_NIGHT])

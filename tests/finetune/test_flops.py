@@ -22,21 +22,6 @@ def test_qwen2_7b_shape() -> None:
     assert flops_per_token(QWEN2_7B, row_tokens=2048, rank=64) == pytest.approx(30.5e9, rel=2e-3)
 
 
-def test_preset_7b_shape_is_that_shape() -> None:
-    """The throughput preset and the published figure speak of the same model."""
-    config = preset("7b-shape")
-    head = config.hidden_size // config.heads
-    found = Shape(
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        layers=config.layers,
-        vocab=config.vocab_size,
-        query=config.heads * head,
-        key=config.kv_heads * head,
-    )
-    assert found == QWEN2_7B
-
-
 def test_head_counts_only_where_it_is_used() -> None:
     """Tokens of a prompt pass no head: 4 H V of work each that must not count."""
     full, none = (flops_per_token(QWEN2_7B, row_tokens=2048, rank=64, predicted=share) for share in (1.0, 0.0))
@@ -57,6 +42,7 @@ def test_the_7b_shape_trains_161_5_million() -> None:
     """As the reference says of rank 64 on Qwen2-7B: peft's own tensors, counted without allocating any."""
     config = preset("7b-shape")
     made = build.random_base(config, torch.device("meta"))
+    assert shape_of(made.config) == QWEN2_7B
     adapted = build.add_adapters(made, config)
     count = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
     assert count == 161_480_704 == adapter_weights(QWEN2_7B, 64)
@@ -87,15 +73,6 @@ def test_shape_of_an_unusual_architecture_is_unknown() -> None:
 
 def test_head_width_of_its_own_is_read() -> None:
     """Some models have heads wider than hidden / heads."""
-    found = shape_of(
-        SimpleNamespace(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            vocab_size=100,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-        )
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100, "head_dim": 32}
+    found = shape_of(SimpleNamespace(**sizes, num_attention_heads=4, num_key_value_heads=2))
     assert found == Shape(hidden=64, intermediate=128, layers=2, vocab=100, query=128, key=64)

@@ -18,7 +18,7 @@ from finetune_smoke.checkpoints import tensors
 from finetune_smoke.evaluation import score_adapter
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import Outcome, finetune
-from tests.support.finetune.runs import QUICK
+from tests.support.finetune.runs import CHEAP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long
 
-CHEAP = {**QUICK, "steps": 2, "window_steps": 2, "heldout_rows": 2, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
+SHORT = {**CHEAP, "steps": 2, "window_steps": 2, "heldout_rows": 2}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """A quick run's checkpoint of step 2, and its outcome."""
     folder = tmp_path_factory.mktemp("trained")
-    return folder, finetune(preset("tiny", **CHEAP, checkpoint_dir=str(folder)))
+    return folder, finetune(preset("tiny", **SHORT, checkpoint_dir=str(folder)))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 def resumed(folder: Path) -> Outcome:
     """The outcome of a run that resumes from ``folder``."""
-    return finetune(preset("tiny", **CHEAP, checkpoint_dir=str(folder), resume="auto"))
+    return finetune(preset("tiny", **SHORT, checkpoint_dir=str(folder), resume="auto"))
 
 
 def sha(content: bytes) -> str:

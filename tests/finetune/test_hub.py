@@ -18,6 +18,7 @@ from finetune_smoke.data import hub
 from finetune_smoke.model import build
 from finetune_smoke.settings.config import InputError
 from tests.support import REPOSITORY
+from tests.support.finetune.runs import result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,7 @@ def test_real_model_trains_on_a_data_set(real_model: Path, real_dataset: Path, c
     """The model trains in the same loop, on all tokens, which the summary says; there are no calls to generate."""
     assert main(["--model", str(real_model), "--dataset", str(real_dataset), *SETTINGS, "--learning-rate=0.01"]) == 0
     out = capsys.readouterr().out
-    found = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+    found = result(out)
     assert "all tokens" in out
     assert found["losses"][5] < found["losses"][0]
     assert (found["exact_match"], found["greedy_exact_match"], found["blind_floor_nats"]) == (None, None, None)
@@ -87,7 +88,7 @@ def test_tokenizer_without_a_pad_token_fills_with_its_end_token(
         assert main(["--model", str(model), *SETTINGS, "--row-tokens=256", "--rows=2", "--greedy-rows=2", "--steps=2"]) == 0
         out = capsys.readouterr().out
         assert (f"tokenizer of {model} {UNPADDED}" in out) == (model == unpadded)
-        found = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+        found = result(out)
         assert found["exact_match"] == 0
         assert found["blind_floor_nats"] > 0
         losses.append(found["losses"])
@@ -251,7 +252,7 @@ def test_dropout_of_the_base_is_off_and_said(real_model: Path, tmp_path: Path, c
     settings = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.1}))
     assert main(["--model", str(tmp_path / "model"), *SETTINGS, "--row-tokens=256", "--rows=2", "--audit-every=3"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT "))
+    found = result(capsys.readouterr().out)
     assert found["notes"][0] == "dropout of the base (attention_dropout 0.1) is off: ranks are compared to the bit"
     assert found["checks"]["lock_step"]["passed"]
     assert found["checks"]["restore"]["passed"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import REPOSITORY
-from tests.support.finetune.runs import QUICK, SCRIPTS, torchrun
+from tests.support.finetune.runs import CHEAP, SCRIPTS, options, result, torchrun
 from tests.support.processes import free_port
 
 if TYPE_CHECKING:
@@ -24,34 +24,15 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-OFTEN = {
-    **QUICK,
-    "steps": 12,
-    "window_steps": 1,
-    "audit_every": 0,
-    "greedy_rows": 0,
-    "restore_check": False,
-    "checkpoint_every": 1,
-}
+OFTEN = {**CHEAP, "steps": 12, "window_steps": 1, "checkpoint_every": 1}
 """A checkpoint after every step: many moments to be killed in."""
 
 SURROUNDINGS = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
 
 
-def options(settings: dict[str, Any]) -> list[str]:
-    """``settings`` as options of the command line."""
-    found = []
-    for name, value in settings.items():
-        option = "--" + name.replace("_", "-")
-        found += [option if value else f"--no-{option[2:]}"] if isinstance(value, bool) else [f"{option}={value}"]
-    return found
-
-
-def result(output: str) -> dict[str, Any]:
-    """The last RESULT."""
-    (*_, last) = (line for line in output.splitlines() if line.startswith("RESULT "))
-    found: dict[str, Any] = json.loads(last.removeprefix("RESULT "))
-    return found
+def last_result(output: str) -> dict[str, Any]:
+    """The last RESULT, whatever launchers print after it."""
+    return result([line for line in output.splitlines() if line.startswith("RESULT ")][-1])
 
 
 def killed(folder: Path, kills: int, **settings: Any) -> dict[str, Any]:
@@ -105,12 +86,12 @@ def test_launches_of_two_ranks_killed_twenty_times(tmp_path: Path) -> None:
                 kills += 1
                 continue
             output.seek(0)
-            assert result(output.read())["adapter_digest"] == result(whole.stdout)["adapter_digest"]
+            assert last_result(output.read())["adapter_digest"] == last_result(whole.stdout)["adapter_digest"]
             round_ += 1
     last = torchrun("-m", "finetune_smoke", *settings, "--resume=auto", "--checkpoint-dir", folder)
     assert last.returncode == 0, last.stderr[-4000:]
-    assert result(last.stdout)["adapter_digest"] == result(whole.stdout)["adapter_digest"]
-    assert result(last.stdout)["losses"] == result(whole.stdout)["losses"]
+    assert last_result(last.stdout)["adapter_digest"] == last_result(whole.stdout)["adapter_digest"]
+    assert last_result(last.stdout)["losses"] == last_result(whole.stdout)["losses"]
 
 
 def end_all_below(pid: int) -> None:
@@ -131,7 +112,7 @@ def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
         "--max-restarts=1", SCRIPTS / "rank_dies_once.py", *settings, "--checkpoint-dir", tmp_path / "dies", "--resume=auto"
     )
     assert (whole.returncode, again.returncode) == (0, 0), again.stderr[-4000:]
-    ours, theirs = result(again.stdout), result(whole.stdout)
+    ours, theirs = last_result(again.stdout), last_result(whole.stdout)
     assert ours["resumed_at"] == 4
     assert ours["losses"] == theirs["losses"]
     assert ours["adapter_digest"] == theirs["adapter_digest"]
@@ -163,7 +144,7 @@ def test_smaller_world_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
                     end_all_below(node.pid)
                 node.wait(30)
         first.seek(0)
-        ended = result(first.read())
+        ended = last_result(first.read())
     assert ended["world_size"] == 1
     assert ended["resumed_at"] >= 20
     assert len(ended["losses"]) == 400

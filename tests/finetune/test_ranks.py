@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,16 +10,11 @@ import torch
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, OwnInputError, preset
 from finetune_smoke.training.loop import finetune
-from tests.support.finetune.runs import QUICK, torchrun
+from tests.support.finetune.runs import ONE_RANK, QUICK, failed, options, result, torchrun
 
 pytestmark = pytest.mark.long
 
 Outcomes = dict[str, list[dict[str, Any]]]
-
-
-def failed(outcome: dict[str, Any]) -> set[str]:
-    """Names of the checks that did not pass."""
-    return {name for name, check in outcome["checks"].items() if not check["passed"]}
 
 
 def test_clean_run_passes_every_check(outcomes: Outcomes) -> None:
@@ -43,33 +37,14 @@ def test_outcome_is_the_same_on_every_rank(outcomes: Outcomes) -> None:
 
 
 CAUGHT = {
-    "frozen": {"adapters_moved"},
-    "noallreduce": {"adapter_digest"},
-    "base": {"base_digest"},
-    "base-late": {"base_digest"},
-    "bitflip": {"lock_step"},
-    "bitflip-exp": {"lock_step"},
-    "bitflip-late": {"lock_step"},
-    "scale": {"lock_step"},
-    "zero": {"lock_step"},
-    "noise": {"lock_step"},
-    "signflip": {"lock_step"},
-    "post-bitflip": {"adapter_digest"},
-    "post-bitflip-once": {"adapter_digest"},
-    "post-scale": {"adapter_digest"},
-    "post-signflip": {"adapter_digest"},
-    "wrongdata": {"data_digest"},
-    "dupdata": {"data_digest"},
-    "dupdata-of-rank-0": {"data_digest"},
-    "straggler": {"step_time_spread"},
-    "truncate-ckpt": {"restore"},
-}
+    "frozen": "adapters_moved", "noallreduce": "adapter_digest", "dupdata-of-rank-0": "data_digest", **ONE_RANK,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", CAUGHT)
 def test_fault_is_caught_by_its_check(outcomes: Outcomes, fault: str) -> None:
     """Table of section 5 of the research: who sees what. Weights that drifted also fail the audit of a later step."""
-    assert CAUGHT[fault] <= failed(outcomes[fault][0]) <= CAUGHT[fault] | {"lock_step"}
+    assert {CAUGHT[fault]} <= failed(outcomes[fault][0]) <= {CAUGHT[fault], "lock_step"}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +52,7 @@ def test_fault_is_caught_by_its_check(outcomes: Outcomes, fault: str) -> None:
 )
 def test_guilty_rank_is_named_where_it_can_be_told(outcomes: Outcomes, fault: str, rank: int) -> None:
     """These checks need no majority."""
-    (name,) = CAUGHT[fault]
-    assert outcomes[fault][0]["checks"][name]["ranks"] == [rank]
+    assert outcomes[fault][0]["checks"][CAUGHT[fault]]["ranks"] == [rank]
 
 
 def test_two_ranks_cannot_say_which_differs(outcomes: Outcomes) -> None:
@@ -116,12 +90,11 @@ def test_packed_rows_train(outcomes: Outcomes) -> None:
 
 def test_torchrun_prints_one_result(tmp_path: Any) -> None:
     """The command line under torchrun: exit 0, one RESULT as the last line, progress once."""
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
-    done = torchrun("-m", "finetune_smoke", *options, "--checkpoint-dir", tmp_path)
+    done = torchrun("-m", "finetune_smoke", *options(QUICK), "--checkpoint-dir", tmp_path)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr[-4000:]
     assert [line.startswith("RESULT ") for line in lines].count(True) == 1
-    assert json.loads(lines[-1].removeprefix("RESULT "))["world_size"] == 2
+    assert result(done.stdout)["world_size"] == 2
     assert [line.startswith("step 6 of 6") for line in lines].count(True) == 1
     assert (tmp_path / "step-6" / "_SUCCESS").exists()
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,17 +17,16 @@ from finetune_smoke.checkpoints import export
 from finetune_smoke.checks import exact
 from finetune_smoke.data import batches, calls, hub
 from finetune_smoke.evaluation import generation, heldout
-from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
-from finetune_smoke.training.setup import prepare
-from tests.support.finetune.runs import QUICK
+from tests.support.finetune.fixed_ranks import ALONE, prepared
+from tests.support.finetune.runs import QUICK, flip_a_bit, options, result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in {**QUICK, "audit_every": 0}.items()]
+OPTIONS = options({**QUICK, "audit_every": 0})
 RIGHT = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
 
 
@@ -132,12 +131,11 @@ def test_rows_without_a_call_count_and_what_is_left_out_is_told(tmp_path: Path) 
     assert [bool(one.answer) for one in found.questions] == [True, False]
     assert (found.unreadable, found.too_long) == (2, 1)
     assert found.remark == "left out of the held-out calls: 2 cannot be read, 1 are longer than a row"
-    alone = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
     answer = found.questions[0].answer
-    silent = generation.shares(alone, found.questions, [answer, " hello"])
+    silent = generation.shares(ALONE, found.questions, [answer, " hello"])
     assert (silent.prompts, silent.exact, silent.without_call, silent.no_call) == (1, 1.0, 1, 1.0)
-    assert generation.shares(alone, found.questions, [answer, f"<functioncall> {answer}"]).no_call == 0.0
-    assert generation.shares(alone, found.questions, [answer, answer]).no_call == 0.0
+    assert generation.shares(ALONE, found.questions, [answer, f"<functioncall> {answer}"]).no_call == 0.0
+    assert generation.shares(ALONE, found.questions, [answer, answer]).no_call == 0.0
 
 
 def test_rows_of_instructions_have_calls_or_none(tmp_path: Path) -> None:
@@ -159,14 +157,6 @@ def test_rows_of_instructions_have_calls_or_none(tmp_path: Path) -> None:
         (f"{shown}\nhi\n", ""),
     ]
     assert found.unreadable == 1
-
-
-def test_evaluate_looks_before_it_makes_the_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder that is not there is told at once, in a line."""
-    assert main(["evaluate", "--adapter", str(tmp_path / "nope"), *OPTIONS]) == 2
-    out, err = capsys.readouterr()
-    assert err == f"finetune_smoke: no such adapter directory: {tmp_path / 'nope'}\n"
-    assert "generating" not in out
 
 
 def glaive(folder: Path, rows: int) -> None:
@@ -221,10 +211,6 @@ def shares(exact: float) -> generation.Shares:
     return generation.Shares(prompts=32, json_valid=1.0, name=1.0, arguments=exact, exact=exact)
 
 
-class Nobody:
-    """A rank without others, for checks that gather nothing."""
-
-
 @pytest.mark.parametrize(
     ("base", "adapter", "detail"),
     [
@@ -236,7 +222,7 @@ class Nobody:
 )
 def test_generation_is_judged(base: float, adapter: float, detail: str | None) -> None:
     """The adapter at 0.9 and above, the base below it."""
-    record = exact.Checks(cast("Ranks", Nobody()))
+    record = exact.Checks(ALONE)
     heldout.judge(record, base, shares(adapter))
     found = record.results()["generation"]
     assert found["passed"] == (detail is None)
@@ -260,9 +246,7 @@ def test_a_base_that_knows_the_calls_shows_no_learning(wrong: int, *, passed: bo
     """What it would generate follows from one forward: here both rows are right, or neither."""
     monkeypatch.setattr(heldout, "_forward_over", lambda *_: (1.0, 2.0, wrong))
     monkeypatch.setattr(generation, "score", lambda *_: shares(1.0))
-    ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
-    config = preset("tiny", **{**QUICK, "heldout_rows": 128, "loss_limit": 0.5})
-    run = prepare(config, ranks=ranks, progress=lambda _step, _part: None)
+    run = prepared(**{**QUICK, "heldout_rows": 128, "loss_limit": 0.5})
     heldout.generate(run)
     assert run.checks.results()["generation"]["passed"] == passed
 
@@ -280,7 +264,7 @@ def scores(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[st
     capsys.readouterr()
     assert main(["evaluate", *arguments]) == 0
     out = capsys.readouterr().out
-    return out, json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+    return out, result(out)
 
 
 def test_both_kinds_of_directory_give_the_same(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,10 +287,7 @@ def test_settings_on_the_command_line_win(trained: Path, capsys: pytest.CaptureF
 def test_damaged_checkpoint_is_passed_over(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged checkpoint is passed over, as in a resume."""
     shutil.copytree(trained, tmp_path / "copy")
-    part = next((tmp_path / "copy" / "step-6").glob("*.safetensors"))
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
+    flip_a_bit(next((tmp_path / "copy" / "step-6").glob("*.safetensors")))
     out, found = scores([f"--checkpoint-dir={tmp_path / 'copy'}"], capsys)
     assert found["step"] == 3
     assert "checkpoint step-6 is passed over: damaged" in out
@@ -334,6 +315,7 @@ def test_bad_input_leaves_2_with_one_line(
     captured = capsys.readouterr()
     assert message in captured.err
     assert len(captured.err.splitlines()) == 1
+    assert "generating" not in captured.out
 
 
 def cut_tensors(folder: Path, cut: slice, names: slice = slice(None)) -> None:

@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from finetune_smoke.__main__ import main
 from finetune_smoke.checks.faults import Fault
 from finetune_smoke.data import batches
 from finetune_smoke.data.calls import Tokenizer
@@ -23,9 +22,8 @@ from finetune_smoke.settings.config import OwnInputError, preset
 from finetune_smoke.training import steps
 from finetune_smoke.training.loop import Outcome, finetune
 from tests.support.finetune import graph_stand_in
-from tests.support.finetune.runs import QUICK
+from tests.support.finetune.runs import CHEAP, QUICK
 
-CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
 PACKED = {"packed": True, "row_tokens": 128, "rows": 2}
 """All rows of one length, as where layers are compiled; others are compiled once more, for any length."""
 
@@ -232,17 +230,6 @@ def test_out_of_memory_names_what_to_change(settings: dict[str, Any], monkeypatc
         run(**settings)
     assert ("--gradient-checkpointing" in str(said.value)) == (not settings)
     assert "--strategy fsdp" in str(said.value)
-
-
-def test_out_of_memory_leaves_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Too little memory is bad input: one line, no traceback."""
-
-    def full(*_: object) -> None:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-    monkeypatch.setattr(steps, "window", full)
-    assert main([f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_replayed_steps_are_audited(plain: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:

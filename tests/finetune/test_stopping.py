@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,21 +11,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 import torch.distributed.run
 
 from finetune_smoke.__main__ import main
-from finetune_smoke.ranks import Ranks
 from finetune_smoke.training import loop, stopping
-from tests.finetune.test_kills import SURROUNDINGS, end_all_below, result
+from tests.finetune.test_kills import SURROUNDINGS, end_all_below, last_result
 from tests.finetune.test_recipe_file import MEANT, RECIPE
-from tests.support.finetune.runs import QUICK
+from tests.support.finetune.fixed_ranks import ALONE
+from tests.support.finetune.runs import QUICK, options, result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ALONE = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
-OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
+OPTIONS = options(QUICK)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -73,12 +70,12 @@ def test_stopped_run_leaves_3_and_is_resumed(
             os.kill(os.getpid(), signal.SIGTERM)
         return progress_text(config, step, log)
 
-    options = [*OPTIONS, "--steps=9", "--window-steps=3", f"--checkpoint-dir={tmp_path}"]
+    given = [*OPTIONS, "--steps=9", "--window-steps=3", f"--checkpoint-dir={tmp_path}"]
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_progress_text", progress)
-        assert main([*options, "--loss-limit=0.5", "--heldout-rows=128"]) == 3
+        assert main([*given, "--loss-limit=0.5", "--heldout-rows=128"]) == 3
     out = capsys.readouterr().out
-    stopped = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+    stopped = result(out)
     assert (stopped["stopped"], stopped["passed"], stopped["steps"]) == (True, False, 6)
     assert stopped["heldout_loss"] is None
     assert "STOPPED after step 6 of 9, resumable: --resume auto goes on from there" in out
@@ -86,8 +83,8 @@ def test_stopped_run_leaves_3_and_is_resumed(
     assert "stopped by a signal" in out
     assert (tmp_path / "step-6" / "_SUCCESS").exists()
     assert not (tmp_path / "final").exists()
-    assert main([*options, "--resume=auto"]) == 0
-    went_on = json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT "))
+    assert main([*given, "--resume=auto"]) == 0
+    went_on = result(capsys.readouterr().out)
     assert (went_on["resumed_at"], went_on["stopped"], went_on["steps"]) == (6, False, 9)
 
 
@@ -101,7 +98,7 @@ def test_failed_check_of_a_stopped_run_leaves_1(
     assert main([*OPTIONS, f"--checkpoint-dir={tmp_path}"]) == 1
     out = capsys.readouterr().out
     assert "FAIL lock_step" in out
-    assert json.loads(out.splitlines()[-1].removeprefix("RESULT "))["stopped"]
+    assert result(out)["stopped"]
 
 
 @pytest.mark.e2e
@@ -132,6 +129,6 @@ def test_signal_to_torchrun_leaves_a_checkpoint(
             if child.poll() is None:
                 end_all_below(child.pid)
                 child.wait(30)
-    ended = result(printed.read_text())
+    ended = last_result(printed.read_text())
     assert ended["stopped"]
     assert (folder / f"step-{ended['steps']}" / "_SUCCESS").exists()

@@ -13,16 +13,11 @@ from finetune_smoke.parallel import strategy
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
-from tests.support.finetune.runs import QUICK, SCRIPTS, torchrun
+from tests.support.finetune.runs import QUICK, SCRIPTS, failed, torchrun
 
 pytestmark = pytest.mark.long
 
 Outcomes = dict[str, list[dict[str, Any]]]
-
-
-def failed(outcome: dict[str, Any]) -> set[str]:
-    """Names of the checks that did not pass."""
-    return {name for name, check in outcome["checks"].items() if not check["passed"]}
 
 
 def test_buckets_give_the_gradients_of_ddp() -> None:

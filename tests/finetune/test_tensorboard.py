@@ -10,12 +10,10 @@ import pytest
 
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
-from tests.support.finetune.runs import QUICK
+from tests.support.finetune.runs import CHEAP
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0}
 
 
 class Writer:

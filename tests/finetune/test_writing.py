@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,11 @@ import torch
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.checkpoints import writing
-from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training import loop, stopping
 from finetune_smoke.training.loop import Outcome, finetune
-from finetune_smoke.training.setup import prepare
-from tests.support.finetune.runs import QUICK
+from tests.support.finetune.fixed_ranks import prepared
+from tests.support.finetune.runs import CHEAP, flip_a_bit, options, result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,21 +24,19 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long
 
-CHEAP = {**QUICK, "steps": 8, "window_steps": 2, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
-OFTEN = {**CHEAP, "checkpoint_every": 2, "keep_checkpoints": 1}
+SHORT = {**CHEAP, "steps": 8, "window_steps": 2}
+OFTEN = {**SHORT, "checkpoint_every": 2, "keep_checkpoints": 1}
 
 
-def options(folder: Path, settings: dict[str, Any]) -> list[str]:
+def given(folder: Path, settings: dict[str, Any]) -> list[str]:
     """``settings`` and a checkpoint directory as options of the command line."""
-    given = {name: value for name, value in settings.items() if not isinstance(value, bool)}
-    return [*(f"--{name.replace('_', '-')}={value}" for name, value in given.items()), f"--checkpoint-dir={folder}"]
+    return options({**settings, "checkpoint_dir": folder})
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
     """The printed text, and RESULT."""
     out = capsys.readouterr().out
-    found: dict[str, Any] = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
-    return out, found
+    return out, result(out)
 
 
 def steps_in(folder: Path) -> list[str]:
@@ -62,23 +58,23 @@ def test_failed_audit_is_remembered_over_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It fails at step 2 of 8 and never again: step 4 is not saved, 6 and 8 carry it, and 2 is not displaced by them."""
-    given = options(tmp_path, {**OFTEN, "audit_every": 2})
+    command = given(tmp_path, {**OFTEN, "audit_every": 2})
     with monkeypatch.context() as patch:
         patch.setattr(loop.steps, "lock_step_pass", unsteady_at(2))
-        assert main(given) == 1
+        assert main(command) == 1
     out, failed = printed(capsys)
     assert "checkpoint of step 4 is not saved: lock_step: gradients of the same rows at step 2" in out
     assert "no checkpoint of step 4: lock_step" in failed["notes"][0]
     assert failed["saved_step"] == 8
     assert steps_in(tmp_path) == ["step-2", "step-8"]
-    assert main([*given, "--resume=auto"]) == 1
+    assert main([*command, "--resume=auto"]) == 1
     out, again = printed(capsys)
     assert again["resumed_at"] == 8
     assert again["checks"]["lock_step"]["detail"].startswith("gradients of the same rows at step 2")
     assert "checkpoint step-8, of 1 ranks, carries a failure of lock_step" in again["notes"]
     assert "NOT GOOD: lock_step" in out
     shutil.rmtree(tmp_path / "step-8")
-    assert main([*given, "--resume=auto"]) == 0  # from before the failure, whose steps are made and judged anew
+    assert main([*command, "--resume=auto"]) == 0  # from before the failure, whose steps are made and judged anew
     assert printed(capsys)[1]["resumed_at"] == 2
 
 
@@ -88,7 +84,7 @@ def test_state_that_is_not_finite_is_not_saved(
     """NaN from step 5 on: the checkpoint of step 4 stays, though one only is kept."""
     rate = loop.steps.learning_rate
     monkeypatch.setattr(loop.steps, "learning_rate", lambda run, step: float("nan") if step >= 5 else rate(run, step))
-    assert main(options(tmp_path, OFTEN)) == 1
+    assert main(given(tmp_path, OFTEN)) == 1
     out, found = printed(capsys)
     assert steps_in(tmp_path) == ["step-4"]
     assert (tmp_path / "step-4" / "_SUCCESS").exists()
@@ -104,24 +100,21 @@ def test_stop_with_a_state_that_is_not_finite_is_no_success(
     """The exit code is 1, not 3, which a scheduler would restart; the message promises no checkpoint."""
     monkeypatch.setattr(stopping.StopRequest, "on_any_rank", lambda _stop, _ranks: True)
     monkeypatch.setattr(loop.steps, "learning_rate", lambda _run, _step: float("nan"))
-    assert main(options(tmp_path, OFTEN)) == 1
+    assert main(given(tmp_path, OFTEN)) == 1
     assert "STOPPED after step 1 of 8, without a checkpoint: --resume auto starts at step 0" in printed(capsys)[0]
     assert steps_in(tmp_path) == []
 
 
 def run(folder: Path, **settings: Any) -> Outcome:
     """A quick run with checkpoints in ``folder``."""
-    return finetune(preset("tiny", **{**CHEAP, "checkpoint_dir": str(folder), **settings}))
+    return finetune(preset("tiny", **{**SHORT, "checkpoint_dir": str(folder), **settings}))
 
 
 def test_damaged_checkpoint_is_not_counted(tmp_path: Path) -> None:
     """Three resumable checkpoints are kept; otherwise the damaged one would displace one of them."""
     run(tmp_path, steps=6, checkpoint_every=2)
     shutil.rmtree(tmp_path / "step-6")
-    data = next((tmp_path / "step-4").glob("*.safetensors"))
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    flip_a_bit(next((tmp_path / "step-4").glob("*.safetensors")))
     went_on = run(tmp_path, steps=6, checkpoint_every=5, keep_checkpoints=3, resume="auto")
     assert went_on.resumed_at == 2
     assert steps_in(tmp_path) == ["step-2", "step-4", "step-5", "step-6"]
@@ -146,15 +139,7 @@ def test_another_data_set_is_refused(tmp_path: Path, real_model: Path, real_data
     assert finetune(preset("model", **real, resume="auto")).resumed_at == 2
 
 
-@pytest.fixture
-def prepared(tmp_path: Path) -> TrainingRun:
-    """A run before its first step that saves."""
-    config = preset("tiny", **CHEAP, checkpoint_dir=str(tmp_path))
-    ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
-    return prepare(config, ranks=ranks, progress=lambda _step, _part: None)
-
-
-def test_marker_that_cannot_be_written_is_said(prepared: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marker_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint without a marker does not count."""
     write = writing.write_synced
 
@@ -165,5 +150,5 @@ def test_marker_that_cannot_be_written_is_said(prepared: TrainingRun, tmp_path: 
 
     monkeypatch.setattr(writing, "write_synced", full)
     with pytest.raises(InputError, match="step-1 cannot be written: No space left"):
-        writing.Saver(run=prepared).save(step=1, losses=[0.5])
+        writing.Saver(run=prepared(**SHORT, checkpoint_dir=str(tmp_path))).save(step=1, losses=[0.5])
     assert not (tmp_path / "step-1" / "_SUCCESS").exists()

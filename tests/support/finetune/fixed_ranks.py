@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from finetune_smoke.checks.exact import Checks
+from finetune_smoke.ranks import Ranks
+from finetune_smoke.settings.config import preset
+from finetune_smoke.training.setup import prepare
 
 if TYPE_CHECKING:
     from finetune_smoke.checks import exact
-    from finetune_smoke.ranks import Ranks
+    from finetune_smoke.run import TrainingRun
 
 
 class FixedRanks:
@@ -24,6 +29,15 @@ class FixedRanks:
         return self.by_rank
 
     gather_floats = gather
+
+
+ALONE = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
+"""A rank without others."""
+
+
+def prepared(**settings: Any) -> TrainingRun:
+    """A run of preset tiny on that rank, before its first step."""
+    return prepare(preset("tiny", **settings), ranks=ALONE, progress=lambda _step, _part: None)
 
 
 def checks_over(*by_rank: Any) -> Checks:

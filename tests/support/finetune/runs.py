@@ -32,6 +32,30 @@ QUICK: dict[str, Any] = {
 }
 """A run of a second, too short to learn. On a busy machine its forwards of 3 ms spread widely, hence the limit."""
 
+CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
+"""Without what takes longer than the training itself."""
+
+ONE_RANK = {
+    "base": "base_digest",
+    "base-late": "base_digest",
+    "bitflip": "lock_step",
+    "bitflip-exp": "lock_step",
+    "bitflip-late": "lock_step",
+    "scale": "lock_step",
+    "zero": "lock_step",
+    "noise": "lock_step",
+    "signflip": "lock_step",
+    "post-bitflip": "adapter_digest",
+    "post-bitflip-once": "adapter_digest",
+    "post-scale": "adapter_digest",
+    "post-signflip": "adapter_digest",
+    "wrongdata": "data_digest",
+    "dupdata": "data_digest",
+    "straggler": "step_time_spread",
+    "truncate-ckpt": "restore",
+}
+"""Faults of one rank, and the check that finds each: the table of docs/finetune/checks.md."""
+
 RUNS: dict[str, dict[str, Any]] = {
     "clean": {},
     "lr0": {"fault": "lr0"},
@@ -75,6 +99,33 @@ RUNS: dict[str, dict[str, Any]] = {
     "resumed": {"checkpoint_every": 3, "resume": "auto"},
 }
 """The runs of the pair of ranks, one after the other; `resumed` continues from step 3 of `checkpointed`."""
+
+
+def options(settings: dict[str, Any]) -> list[str]:
+    """``settings`` as options of the command line."""
+    found = []
+    for name, value in settings.items():
+        option = "--" + name.replace("_", "-")
+        found += [option if value else f"--no-{option[2:]}"] if isinstance(value, bool) else [f"{option}={value}"]
+    return found
+
+
+def result(printed: str) -> dict[str, Any]:
+    """The RESULT in the last line of what a run printed."""
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1].removeprefix("RESULT "))
+    return found
+
+
+def failed(outcome: dict[str, Any]) -> set[str]:
+    """Names of the checks that did not pass."""
+    return {name for name, check in outcome["checks"].items() if not check["passed"]}
+
+
+def flip_a_bit(path: Path) -> None:
+    """Flip a bit in the middle of a file; its size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def torchrun(*arguments: str | Path, timeout_s: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
