@@ -119,36 +119,35 @@ def all_ranks() -> Iterator[Ranks]:
     with gloo: one exit in six hung).
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if dist.is_initialized():
-        try:
-            yield _default_group("nccl" in str(dist.get_backend()))
-        finally:
-            _release()
-    elif world_size > 1:
+    is_ours = not dist.is_initialized()
+    if is_ours and world_size == 1:
+        with single_rank() as ranks:
+            yield ranks
+        return
+    if is_ours:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group(
-            "nccl" if cuda else "gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S), **_rendezvous(world_size)
-        )
-        try:
-            yield _default_group(cuda)
-        except BaseException as error:
+        deadline = timedelta(seconds=SETUP_DEADLINE_S)
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=deadline, **_rendezvous(world_size))
+    try:
+        device = _device(cuda="nccl" in str(dist.get_backend()))
+        yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
+    except BaseException as error:
+        if is_ours:
             traceback.clear_frames(error.__traceback__)
-            raise
-        finally:
-            _release()
+        raise
+    finally:
+        _release()
+        if is_ours:
             dist.destroy_process_group()
-    else:
-        with single_rank() as ranks:
-            yield ranks
 
 
 @contextmanager
 def single_rank() -> Iterator[Ranks]:
     """This process as a single rank, whatever group it is in and whatever torchrun's variables say."""
     try:
-        yield Ranks(rank=0, world_size=1, device=_device(torch.cuda.is_available()))
+        yield Ranks(rank=0, world_size=1, device=_device(cuda=torch.cuda.is_available()))
     finally:
         _release()
 
@@ -174,11 +173,7 @@ def _release() -> None:
     torch.cuda.empty_cache()  # does nothing if CUDA was not started
 
 
-def _default_group(cuda: bool) -> Ranks:  # noqa: FBT001 -- the backend's kind, used twice above
-    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=_device(cuda))
-
-
-def _device(cuda: bool) -> torch.device:  # noqa: FBT001 -- as above
+def _device(*, cuda: bool) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 

@@ -62,9 +62,8 @@ def measure(run: TrainingRun, seen_ms: Sequence[float]) -> ForwardTime:
 def _timed(run: TrainingRun, call: Callable[[], None]) -> ForwardTime:
     """Median time of ``call`` by the host's clock (on a CPU, this thread's CPU time), without the first run.
 
-    FSDP's forward in training waits for its gathers, and its streams cannot be captured. So it is run again here, with all
-    layers gathered. A model that is worth sharding is not launch bound. Preset ``small`` is: healthy H200s differed by a
-    factor of 1.45 in it (2026-11-22). So the time of issuing the kernels is returned too.
+    Under FSDP all layers are gathered by then. Preset ``small`` is launch bound here too: healthy H200s differed by a factor
+    of 1.45 (2026-11-22). So the time of issuing the kernels is returned as well.
     """
     on_gpu = run.ranks.device.type == "cuda"
     clock = time.perf_counter if on_gpu else time.thread_time

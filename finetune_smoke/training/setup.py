@@ -18,8 +18,6 @@ from finetune_smoke.settings.config import Config, require_limit_below_floor
 
 def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> TrainingRun:
     """Make everything that step 0 needs; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
-    from finetune_smoke.model import lora  # noqa: PLC0415 -- brings peft
-
     require_same_settings(config, ranks)
     if config.compile == "layers":
         strategy.start_compilers()
@@ -37,6 +35,8 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
     model = build.SummedLoss(ranks.run_on_all_ranks(lambda: build.add_adapters(base, config)))
     model.train()
     adapters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    from finetune_smoke.model import lora  # noqa: PLC0415 -- brings peft, which is there by now
+
     ours = ranks.run_on_all_ranks(lambda: config.own_lora and lora.take_over(model))
     if config.compile == "layers":
         strategy.compile_layers(model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,13 +24,6 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "ranks"
     folder.mkdir(exist_ok=True)
     return folder
-
-
-@pytest.fixture
-def two_rank_checkpoints(outcomes: dict[str, list[dict[str, Any]]], shared_folder: Path, tmp_path: Path) -> Path:
-    """What two ranks had saved by step 3 of 6."""
-    shutil.copytree(shared_folder / "checkpoints" / "step-3", tmp_path / "step-3")
-    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,10 @@ def test_words_of_yaml_1_1_are_text(tmp_path: Path) -> None:
         ("- steps\n", "run.yaml:1: a mapping ('key: value') was expected"),
         ("steps: 3\n---\nsteps: 4\n", "a second document"),
         ("steps: [\n", "not YAML"),
-        ("", "empty: a mapping was expected"),
+        ("", "run.yaml:1: empty: a mapping was expected"),
+        ("trainng: {max_steps: 3}\n", "lora, training, data, distributed, each with its keys; did you mean training?"),
+        ('learning_rate: "1e-4"\n', "run.yaml:1: learning_rate is '1e-4': a number is needed: write it without quotes"),
+        ("scratch: ''\n", "run.yaml:1: scratch is empty: a name or path is needed"),
         ("# " + "x" * (1 << 20), "run.yaml: larger than 1048576 bytes"),
     ],
 )

@@ -35,35 +35,21 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     return {name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in (0, 1)] for name in pairs}
 
 
-def test_row_that_is_no_good(reports: dict[str, list[dict[str, Any]]]) -> None:
-    """One rank reads a bad row in the middle of the training."""
-    assert [rank["error"] for rank in reports["row"]] == [ELSEWHERE, "an example has 99 tokens: more than row_tokens = 64"]
+CASES = {
+    "a row that is no good, in the middle": ("row", None, [ELSEWHERE, "an example has 99 tokens: more than row_tokens = 64"]),
+    "a full temporary folder": ("room", None, [ELSEWHERE, "no room for a temporary folder"]),
+    "shares over two adapters would describe neither": ("stale", 2, ["rank 1 has another adapter, or other prompts,", ""]),
+    "each node may have its own copy": ("twins", 0, ["", ""]),
+    "other settings, so other prompts": ("prompts", 2, ["rank 1 was given another heldout_rows than rank 0", ""]),
+    "a node without the checkpoints": ("absent", 2, [ELSEWHERE, "no complete checkpoint in"]),
+}
+"""What differs on rank 1 -> the run, the exit code of ``evaluate``, and what each rank says."""
 
 
-def test_restore_that_cannot_be_tried(reports: dict[str, list[dict[str, Any]]]) -> None:
-    """One node's temporary folder is full."""
-    assert [rank["error"] for rank in reports["room"]] == [ELSEWHERE, "no room for a temporary folder"]
-
-
-def test_stale_adapter_on_a_node(reports: dict[str, list[dict[str, Any]]]) -> None:
-    """Shares over two different adapters would describe neither."""
-    assert [rank["code"] for rank in reports["stale"]] == [2, 2]
-    assert "rank 1 has another adapter, or other prompts, than rank 0" in reports["stale"][0]["error"]
-
-
-def test_the_same_adapter_elsewhere(reports: dict[str, list[dict[str, Any]]]) -> None:
-    """Each node may have its own copy."""
-    assert [rank["code"] for rank in reports["twins"]] == [0, 0]
-
-
-def test_other_settings(reports: dict[str, list[dict[str, Any]]]) -> None:
-    """Another seed would give other prompts."""
-    assert [rank["code"] for rank in reports["prompts"]] == [2, 2]
-    assert "rank 1 was given another heldout_rows than rank 0" in reports["prompts"][0]["error"]
-
-
-def test_checkpoints_that_one_node_does_not_have(reports: dict[str, list[dict[str, Any]]]) -> None:
-    """The rank that misses the file prints the message."""
-    assert [rank["code"] for rank in reports["absent"]] == [2, 2]
-    assert ELSEWHERE in reports["absent"][0]["error"]
-    assert "no complete checkpoint in" in reports["absent"][1]["error"]
+@pytest.mark.parametrize("case", CASES)
+def test_all_ranks_end_with_their_message(reports: dict[str, list[dict[str, Any]]], case: str) -> None:
+    """The rank concerned has the reason, the other one names that rank."""
+    name, code, errors = CASES[case]
+    for report, said in zip(reports[name], errors, strict=True):
+        assert report.get("code") == code
+        assert said in report["error"]

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
 
 
-def test_majority_of_three_names_the_odd_rank() -> None:
-    """Three and more ranks have a majority."""
-    assert difference([7, 7, 7]) == (None, ())
-    assert difference([7, 8, 7]) == ("rank 1 of 3 not like the others", (1,))
-    assert difference([7, 8, 7, 7, 9]) == ("ranks 1, 4 of 5 not like the others", (1, 4))
-
-
-@pytest.mark.parametrize("values", [[1, 2], [1, 1, 2, 2], [1, 2, 3]])
-def test_without_a_majority_nobody_is_named(values: list[int]) -> None:
-    """Two ranks, a draw, or all different."""
-    problem, odd = difference(values)
-    assert problem
-    assert odd == ()
+@pytest.mark.parametrize(
+    ("values", "problem", "odd"),
+    [
+        ([7, 7, 7], None, ()),
+        ([7, 8, 7], "rank 1 of 3 not like the others", (1,)),
+        ([7, 8, 7, 7, 9], "ranks 1, 4 of 5 not like the others", (1, 4)),
+        ([1, 2], "ranks 0 and 1 differ; it takes three to say which is wrong", ()),
+        ([1, 1, 2, 2], "4 ranks hold 2 different values, none of them in the majority", ()),
+        ([1, 2, 3], "3 ranks hold 3 different values, none of them in the majority", ()),
+    ],
+)
+def test_a_majority_of_three_names_the_odd_rank(values: list[int], problem: str | None, odd: tuple[int, ...]) -> None:
+    """Without a majority (two ranks, a draw, or all different) nobody is named."""
+    assert difference(values) == (problem, odd)
 
 
 def test_equal_values_pass_and_one_rank_is_not_compared() -> None:
@@ -190,26 +191,18 @@ def test_rows_other_than_demanded_name_their_reader(everyone: list[tuple[int, ..
     assert only_result(record, "data_digest")["ranks"] == at_fault
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_loss_that_is_no_number_is_caught(value: float) -> None:
-    """A NaN in one step is enough."""
-    record = Checks(ALONE)
-    exact.record_finite(record, values=[1.0, 2.0])
-    assert only_result(record, "finite")["passed"]
-    exact.record_finite(record, values=[1.0, value])
-    assert not only_result(record, "finite")["passed"]
-
-
-@pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_weight_that_is_no_number_is_caught(value: float) -> None:
-    """One of many, though every loss before it was fine."""
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_value_that_is_no_number_is_caught(value: float) -> None:
+    """A NaN in one step is enough, and so is one weight of many, though every loss before it was fine."""
     record = Checks(ALONE)
     weights = [torch.ones(5, 5), torch.zeros(7)]
-    exact.record_finite(record, values=[1.0], weights=weights)
+    exact.record_finite(record, values=[1.0, 2.0], weights=weights)
     assert only_result(record, "finite")["passed"]
     weights[1][6] = value
-    exact.record_finite(record, values=[1.0], weights=weights)
-    assert "not finite: 1 on rank 0" in only_result(record, "finite")["detail"]
+    for found in ({"values": [1.0, value]}, {"values": [1.0], "weights": weights}):
+        record = Checks(ALONE)
+        exact.record_finite(record, **found)
+        assert "not finite: 1 on rank 0" in only_result(record, "finite")["detail"]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, real_model: Path) -> dict
     (texts / "same.jsonl").write_text((json.dumps({"text": "USER: what is the weather in Oslo"}) + "\n") * 40)
     runs = fault_settings(BY_DAY)
     runs |= {"clean": {"restore_check": True}, "replayed": {"cuda_graph": True}, "noallreduce": {"fault": "noallreduce"}}
-    runs |= {name: {"fault": name} for name in ("lr0", "frozen")}
     runs["equal-texts"] = {"model": str(real_model), "dataset": str(texts)}
     return three_ranks(folder, runs)
 
@@ -86,13 +85,6 @@ def test_nothing_is_found_where_nothing_is_wrong(outcomes: dict[str, dict[str, A
 def test_replayed_steps_learn_what_eager_ones_do(outcomes: dict[str, dict[str, Any]]) -> None:
     """The replayed steps are those of this run."""
     assert outcomes["replayed"]["losses"] == pytest.approx(outcomes["clean"]["losses"], rel=1e-5)
-
-
-@pytest.mark.parametrize("fault", ["lr0", "frozen"])
-def test_adapters_that_do_not_learn_are_seen(outcomes: dict[str, dict[str, Any]], fault: str) -> None:
-    """The check names all ranks; they agree about everything else."""
-    assert failed(outcomes[fault]) == {"adapters_moved"}
-    assert outcomes[fault]["checks"]["adapters_moved"]["ranks"] == [0, 1, 2]
 
 
 def test_ranks_that_never_exchange_gradients_blame_nobody(outcomes: dict[str, dict[str, Any]]) -> None:

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.support.finetune.runs import CHEAP, SCRIPTS, options, result, torchru
 from tests.support.processes import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
@@ -77,12 +78,10 @@ def test_launches_of_two_ranks_killed_twenty_times(tmp_path: Path) -> None:
         folder = tmp_path / f"round{round_}"
         command = [sys.executable, "-m", "torch.distributed.run", *arguments, f"--checkpoint-dir={folder}"]
         with (tmp_path / "output").open("w+") as output:
-            child = subprocess.Popen(command, env=SURROUNDINGS, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
             try:
-                child.wait(rng.uniform(0.3, 1.0) * seconds)
+                with started(command, output) as child:
+                    child.wait(rng.uniform(0.3, 1.0) * seconds)
             except subprocess.TimeoutExpired:
-                end_all_below(child.pid)
-                child.wait(30)
                 kills += 1
                 continue
             output.seek(0)
@@ -92,6 +91,19 @@ def test_launches_of_two_ranks_killed_twenty_times(tmp_path: Path) -> None:
     assert last.returncode == 0, last.stderr[-4000:]
     assert last_result(last.stdout)["adapter_digest"] == last_result(whole.stdout)["adapter_digest"]
     assert last_result(last.stdout)["losses"] == last_result(whole.stdout)["losses"]
+
+
+@contextmanager
+def started(command: list[str], output: IO[str], **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that prints to ``output``; what it started ends with the block, if it runs still."""
+    surroundings = {**SURROUNDINGS, **environment}
+    child = subprocess.Popen(command, env=surroundings, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            end_all_below(child.pid)
+        child.wait(30)
 
 
 def end_all_below(pid: int) -> None:
@@ -105,7 +117,7 @@ def end_all_below(pid: int) -> None:
 
 @pytest.mark.slow
 def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
-    """Rank 1 kills itself after the checkpoint of step 4; torchrun restarts the run."""
+    """Rank 1 kills itself after the checkpoint of step 4 and before that of step 6; torchrun restarts the run."""
     settings = options({**OFTEN, "steps": 6, "checkpoint_every": 2, "window_steps": 2})
     whole = torchrun("-m", "finetune_smoke", *settings, "--checkpoint-dir", tmp_path / "whole")
     again = torchrun(
@@ -128,23 +140,15 @@ def test_smaller_world_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
     arguments = ["-m", "finetune_smoke", *options(long), f"--checkpoint-dir={tmp_path / 'shared'}", "--resume=auto"]
     command = [sys.executable, "-m", "torch.distributed.run", *meeting, *arguments]
     nodes = []
-    with (tmp_path / "first").open("w+") as first, (tmp_path / "second").open("w+") as second:
-        try:
-            for output in (first, second):
-                nodes.append(
-                    subprocess.Popen(command, env=SURROUNDINGS, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-                )
-                wait_for(lambda: accepts(port), nodes)  # the first one makes the meeting point, and outlives the second
-            wait_for((tmp_path / "shared" / "step-20" / "_SUCCESS").exists, nodes)
-            end_all_below(nodes[1].pid)
-            assert nodes[0].wait(480) == 0, (tmp_path / "first").read_text()[-4000:]
-        finally:
-            for node in nodes:
-                if node.poll() is None:
-                    end_all_below(node.pid)
-                node.wait(30)
-        first.seek(0)
-        ended = last_result(first.read())
+    with ExitStack() as stack:
+        for name in ("first", "second"):
+            output = stack.enter_context((tmp_path / name).open("w"))
+            nodes.append(stack.enter_context(started(command, output)))
+            wait_for(lambda: accepts(port), nodes)  # the first one makes the meeting point, and outlives the second
+        wait_for((tmp_path / "shared" / "step-20" / "_SUCCESS").exists, nodes)
+        end_all_below(nodes[1].pid)
+        assert nodes[0].wait(480) == 0, (tmp_path / "first").read_text()[-4000:]
+    ended = last_result((tmp_path / "first").read_text())
     assert ended["world_size"] == 1
     assert ended["resumed_at"] >= 20
     assert len(ended["losses"]) == 400

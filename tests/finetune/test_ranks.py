@@ -63,10 +63,12 @@ def test_two_ranks_cannot_say_which_differs(outcomes: Outcomes) -> None:
 
 
 def test_learning_rate_of_zero_is_caught_by_the_loss(outcomes: Outcomes) -> None:
-    """It ends where it began, where the clean run has come down; nothing differs between ranks."""
+    """It ends where it began, where the clean run has come down. As with frozen adapters, all ranks are named, and agree."""
     clean, lr0 = outcomes["clean"][0], outcomes["lr0"][0]
     assert lr0["losses"][-1] > lr0["first_loss"] - 0.2 > clean["losses"][-1]
-    assert failed(lr0) == {"adapters_moved"}
+    for outcome in (lr0, outcomes["frozen"][0]):
+        assert failed(outcome) == {"adapters_moved"}
+        assert outcome["checks"]["adapters_moved"]["ranks"] == [0, 1]
 
 
 def test_curve_does_not_depend_on_the_number_of_ranks(outcomes: Outcomes) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,15 +17,16 @@ from finetune_smoke.training.loop import Outcome, finetune
 from tests.support.finetune.runs import CHEAP, QUICK, flip_a_bit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.long
 
 
-def run(folder: Path, **settings: Any) -> Outcome:
-    """A quick run of a single rank, with checkpoints in ``folder``."""
-    return finetune(preset("tiny", **{**CHEAP, "checkpoint_dir": str(folder), **settings}))
+def run(folder: Path, *, heard: list[str] | None = None, **settings: Any) -> Outcome:
+    """A quick run of a single rank, with checkpoints in ``folder``; ``heard`` gets what it tells."""
+    told = [] if heard is None else heard
+    config = preset("tiny", **{**CHEAP, "checkpoint_dir": str(folder), **settings})
+    return finetune(config, progress=lambda step, _: told.append(step))
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
@@ -63,8 +65,7 @@ def test_checkpoint_is_marked_and_complete(whole: tuple[Path, Outcome]) -> None:
 def test_resume_takes_the_newest_and_ends_the_same(copied: Path, whole: tuple[Path, Outcome]) -> None:
     """From step 4 the curve and the adapter are those of the run that was not interrupted."""
     heard: list[str] = []
-    settings = {**CHEAP, "checkpoint_dir": str(copied), "resume": "auto"}
-    resumed = finetune(preset("tiny", **settings), progress=lambda step, _: heard.append(step))
+    resumed = run(copied, heard=heard, resume="auto")
     assert "resumed at step 4" in heard
     assert resumed.losses == whole[1].losses
     assert resumed.adapter_digest == whole[1].adapter_digest
@@ -95,41 +96,32 @@ def edit_marker(checkpoint: Path, **fields: Any) -> None:
     marker.write_text(json.dumps({**json.loads(marker.read_text()), **fields}))
 
 
-SPOILT = {
-    "no marker": "its saving was cut short",
-    "half a marker": "its saving was cut short",
-    "foreign marker": "its saving was cut short",
-    "other row": "its saving was cut short",
-    "short file": "files are missing or have another size",
-    "file gone": "files are missing or have another size",
-    "flipped bit": "damaged: files cannot be read or have another content",
-    "other state": "damaged: adapters or optimiser have another digest",
-    "draft": "its saving was cut short",
-}
+CUT = "its saving was cut short"
+SPOILT: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
+    "no marker": (CUT, lambda step, _: (step / "_SUCCESS").unlink()),
+    "half a marker": (CUT, lambda step, _: (step / "_SUCCESS").write_text('{"step": 4')),
+    "foreign marker": (CUT, lambda step, _: (step / "_SUCCESS").write_text("[]")),
+    "other row": (CUT, lambda step, _: edit_marker(step, next_row=31)),
+    "short file": ("files are missing or have another size", lambda _, data: data.write_bytes(data.read_bytes()[:-1])),
+    "file gone": ("files are missing or have another size", lambda _, data: data.unlink()),
+    "flipped bit": ("damaged: files cannot be read or have another content", lambda _, data: flip_a_bit(data)),
+    "other state": (
+        "damaged: adapters or optimiser have another digest", lambda step, _: edit_marker(step, state_digest="1234"),
+    ),
+    "draft": (CUT, lambda step, _: step.rename(step.with_suffix(".tmp"))),
+}  # fmt: skip
+"""What is done to a checkpoint and the file in it, and what is said of it."""
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_incomplete_or_damaged_checkpoint_is_passed_over(copied: Path, spoil: str, whole: tuple[Path, Outcome]) -> None:
     """The next older one is resumed, which a note says; the run ends with the same bits."""
-    newest = copied / "step-4"
-    data = next(newest.glob("*.safetensors"))
-    spoilt: dict[str, Callable[[], object]] = {
-        "no marker": (newest / "_SUCCESS").unlink,
-        "half a marker": lambda: (newest / "_SUCCESS").write_text('{"step": 4'),
-        "foreign marker": lambda: (newest / "_SUCCESS").write_text("[]"),
-        "other row": lambda: edit_marker(newest, next_row=31),
-        "short file": lambda: data.write_bytes(data.read_bytes()[:-1]),
-        "file gone": data.unlink,
-        "flipped bit": lambda: flip_a_bit(data),
-        "other state": lambda: edit_marker(newest, state_digest="1234"),
-        "draft": lambda: newest.rename(copied / "step-4.tmp"),
-    }
-    spoilt[spoil]()
+    said, work = SPOILT[spoil]
+    work(copied / "step-4", next((copied / "step-4").glob("*.safetensors")))
     heard: list[str] = []
-    settings = {**CHEAP, "checkpoint_dir": str(copied), "resume": "auto"}
-    resumed = finetune(preset("tiny", **settings), progress=lambda step, _: heard.append(step))
+    resumed = run(copied, heard=heard, resume="auto")
     (note,) = resumed.notes
-    assert f"is passed over: {SPOILT[spoil]}" in note.replace("it has no _SUCCESS or a damaged one: ", "")
+    assert f"is passed over: {said}" in note.replace("it has no _SUCCESS or a damaged one: ", "")
     assert note in heard
     assert "resumed at step 2" in heard
     assert resumed.resumed_at == 2
@@ -206,8 +198,11 @@ def test_newest_checkpoints_are_kept(tmp_path: Path, keep: int, left: list[str])
     assert sorted(path.name for path in tmp_path.glob("step-*")) == left
 
 
-def test_saved_by_two_ranks_resumed_by_one(outcomes: dict[str, list[dict[str, Any]]], two_rank_checkpoints: Path) -> None:
-    """The losses continue as without the change of ranks, to 1e-5 in float32."""
-    outcome = finetune(preset("tiny", **{**QUICK, "checkpoint_dir": str(two_rank_checkpoints), "resume": "auto"}))
+def test_saved_by_two_ranks_resumed_by_one(
+    outcomes: dict[str, list[dict[str, Any]]], shared_folder: Path, tmp_path: Path
+) -> None:
+    """From step 3 of 6; the losses continue as without the change of ranks, to 1e-5 in float32."""
+    shutil.copytree(shared_folder / "checkpoints" / "step-3", tmp_path / "step-3")
+    outcome = finetune(preset("tiny", **{**QUICK, "checkpoint_dir": str(tmp_path), "resume": "auto"}))
     assert outcome.world_size == 1
     assert outcome.losses == pytest.approx(outcomes["checkpointed"][0]["losses"], rel=1e-5)

@@ -122,27 +122,6 @@ def test_same_recipe_written_in_other_ways(change: tuple[str, str], tmp_path: Pa
     assert configfile.read(file) == MEANT
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "1: empty: a mapping was expected"),
-        ("- a\n", "1: a mapping ('key: value') was expected at the top"),
-        ("trainng: {max_steps: 3}\n", "1: no such section: trainng; a recipe has model, lora, training, data, distributed"),
-        ('learning_rate: "1e-4"\n', "1: learning_rate is '1e-4': a number is needed: write it without quotes"),
-        ("scratch: ''\n", "1: scratch is empty: a name or path is needed"),
-    ],
-)  # fmt: skip
-def test_what_is_no_recipe_is_one_line(content: str, said: str, tmp_path: Path) -> None:
-    """With file and line."""
-    file = tmp_path / "c.yaml"
-    file.write_text(content)
-    with pytest.raises(InputError) as found:
-        configfile.read(file)
-    assert str(found.value).startswith(f"{file}:{said}")
-    assert ("did you mean training?" in str(found.value)) == ("trainng" in content)
-    assert "\n" not in str(found.value)
-
-
 def test_every_key_stands_for_a_setting_or_is_fixed() -> None:
     """None is taken and forgotten; no name stands in two sections, or a table of names would mean both."""
     keys = [(name, setting) for keys in configfile.RECIPE.values() for name, setting in keys.items()]

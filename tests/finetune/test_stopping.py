@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ import torch.distributed.run
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.training import loop, stopping
-from tests.finetune.test_kills import SURROUNDINGS, end_all_below, last_result
+from tests.finetune.test_kills import last_result, started
 from tests.finetune.test_recipe_file import MEANT, RECIPE
 from tests.support.finetune.fixed_ranks import ALONE
 from tests.support.finetune.runs import QUICK, options, result
@@ -113,22 +112,16 @@ def test_signal_to_torchrun_leaves_a_checkpoint(
     text = RECIPE.replace(MEANT["model"], str(real_model)).replace(MEANT["dataset"], str(real_dataset))
     file.write_text(text.replace("max_steps: 100", "max_steps: 100000").replace("4096", "64"))
     start = ["--standalone", "--nproc-per-node=2", "-m", "finetune_smoke", f"--config={file}", f"--checkpoint-dir={folder}"]
-    handled = {**SURROUNDINGS, "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"}
-    with printed.open("w") as output:
-        command = [sys.executable, "-m", "torch.distributed.run", *start]
-        child = subprocess.Popen(command, env=handled, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            deadline = time.monotonic() + 300
-            while "of 100000: loss" not in printed.read_text():
-                assert child.poll() is None, printed.read_text()[-4000:]
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            child.send_signal(number)
-            child.wait(120)
-        finally:
-            if child.poll() is None:
-                end_all_below(child.pid)
-                child.wait(30)
+    command = [sys.executable, "-m", "torch.distributed.run", *start]
+    signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    with printed.open("w") as output, started(command, output, PET_SIGNALS_TO_HANDLE=signals) as child:
+        deadline = time.monotonic() + 300
+        while "of 100000: loss" not in printed.read_text():
+            assert child.poll() is None, printed.read_text()[-4000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        child.send_signal(number)
+        child.wait(120)
     ended = last_result(printed.read_text())
     assert ended["stopped"]
     assert (folder / f"step-{ended['steps']}" / "_SUCCESS").exists()

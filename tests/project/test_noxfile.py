@@ -259,7 +259,6 @@ NIGHT_ONLY = {
     "tests/e2e/test_deploy_container.py": "builds an image for 8 minutes; the session `container` runs it",
     "tests/finetune/test_compatibility.py": "20 restarts in other worlds; by day, one of two ranks by one (test_reading.py)",
     "tests/finetune/test_errors_on_one_rank.py": "an error in each function; test_ranks.py has two by day",
-    "tests/finetune/test_tiny.py": "trains until it has learned; shorter trainings run by day",
 }
 """Files of which CI runs no test, each with the reason."""
 

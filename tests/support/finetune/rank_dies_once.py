@@ -1,4 +1,4 @@
-"""The command line of finetune_smoke; rank 1 kills itself after step 4 of the first start."""
+"""The command line of finetune_smoke; rank 1 kills itself after step 6 of the first start, before its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ progress_text = loop._progress_text
 
 
 def progress(config: Any, step: int, log: Any) -> str:
-    """Kill this process after step 4, whose checkpoint is complete by then."""
-    if step == 4 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    """Kill this process after step 6, when the checkpoint of step 4 is complete."""
+    if step == 6 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     return progress_text(config, step, log)
 
