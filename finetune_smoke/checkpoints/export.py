@@ -1,9 +1,5 @@
 """The trained adapter in peft's own layout: ``final/`` in the checkpoint directory, or ``--output``.
 
-A new adapter is written under a hidden name. An older one is moved to another hidden name (``_draft_and_old``) before the
-new one takes its name, and is removed after that. If a kill leaves these names behind, the next run repairs the folder
-(``_repair``).
-
 ``peft.PeftModel.from_pretrained`` reads ``adapter_model.safetensors`` and ``adapter_config.json``. ``finetune_smoke.json``
 says which run made them, ``config.yaml`` starts that run again, and ``summary.txt`` is its summary.
 """
@@ -140,7 +136,10 @@ def _claim(run: TrainingRun, folder: Path) -> None:
 
 
 def _write(run: TrainingRun, folder: Path) -> None:
-    """Write the adapter under a hidden name, then rename: what lies under the name ``folder`` is always whole."""
+    """Write the adapter under a hidden name, then rename: what lies under the name ``folder`` is always whole.
+
+    If a kill leaves hidden names behind, the next run repairs the folder (``_repair``).
+    """
     from safetensors import SafetensorError  # noqa: PLC0415 -- slow import
     from safetensors.torch import save_file  # noqa: PLC0415 -- as above
 

@@ -40,8 +40,7 @@ def finetune(
 ) -> Outcome:
     """Run ``config`` on this rank and return the outcome, which is equal on every rank.
 
-    An initialised default process group is used as it is. Otherwise torchrun's variables make a group if WORLD_SIZE is
-    above 1, and the group is destroyed at the end. Without either, the run has a single rank.
+    The ranks are those of ``ranks.all_ranks``: of the default process group, of torchrun's variables, or a single one.
 
     Args:
         config: what to train.

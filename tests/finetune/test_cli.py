@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -201,11 +202,6 @@ def crash() -> int:
     raise RuntimeError("boom")
 
 
-def interrupted() -> int:
-    """End as Ctrl-C does."""
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     ("work", "code"),
     [
@@ -214,7 +210,7 @@ def interrupted() -> int:
         (lambda: sys.exit(2), 2),
         (sys.exit, 0),
         (crash, 1),
-        (interrupted, 1),
+        (Mock(side_effect=KeyboardInterrupt), 1),
     ],
 )
 def test_however_it_ends_the_process_leaves_at_once(

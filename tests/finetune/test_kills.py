@@ -51,17 +51,12 @@ def killed(folder: Path, kills: int, **settings: Any) -> dict[str, Any]:
     return found
 
 
-def test_killed_three_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_killed_many_times(tmp_path: Path, kills: int) -> None:
     """The kills come at random moments of a run that saves after every step."""
-    seen = killed(tmp_path, 3, keep_checkpoints=2)
-    assert seen["killed"] == 3
+    seen = killed(tmp_path, kills, keep_checkpoints=2)
+    assert seen["killed"] == kills
     assert max(seen["newest_at_kill"]) > 0
-
-
-@pytest.mark.soak
-def test_killed_twenty_times(tmp_path: Path) -> None:
-    """The same with more kills."""
-    assert killed(tmp_path, 20, keep_checkpoints=2)["killed"] == 20
 
 
 @pytest.mark.soak

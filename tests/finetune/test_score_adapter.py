@@ -159,16 +159,11 @@ def test_rows_of_instructions_have_calls_or_none(tmp_path: Path) -> None:
     assert found.unreadable == 1
 
 
-def glaive(folder: Path, rows: int) -> None:
-    """A data set with one call a row."""
-    chat = """USER: weather in {0} ASSISTANT: <functioncall> {{"name": "w", "arguments": '{{"city": "{0}"}}'}} <|endoftext|>"""
-    lines = [json.dumps({"chat": chat.format(f"c{number}")}) for number in range(rows)]
-    (folder / "rows.jsonl").write_text("\n".join(lines))
-
-
 def test_questions_come_from_the_held_out_rows(tmp_path: Path) -> None:
-    """The last tenth, cut before the call."""
-    glaive(tmp_path, 30)
+    """The last tenth of rows with one call each, cut before the call."""
+    chat = """USER: weather in {0} ASSISTANT: <functioncall> {{"name": "w", "arguments": '{{"city": "{0}"}}'}} <|endoftext|>"""
+    lines = [json.dumps({"chat": chat.format(f"c{number}")}) for number in range(30)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     codec = batches.own_codec(calls.Tokenizer())
     asked = generation.held_out(preset("model", model="m", dataset=str(tmp_path)), codec).questions
     assert [generation.call_of(one.answer) for one in asked] == [("w", {"city": f"c{number}"}) for number in (27, 28, 29)]
