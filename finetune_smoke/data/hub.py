@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -47,16 +48,12 @@ def load_codec(name: str) -> Codec:
     def encode(text: str) -> list[int]:
         return checked(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def decode(ids: list[int]) -> str:
-        text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
     # Padding follows all tokens that are read and predicted in a row, or is masked, so any token would do.
     # A class of transformers may add its own pad token to a vocabulary without one, behind the model's last token.
     unpadded = tokenizer.pad_token_id is None or tokenizer.pad_token_id >= known
     return Codec(
         encode=encode,
-        decode=decode,
+        decode=functools.partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         end_id=checked([tokenizer.eos_token_id])[0],
         pad_id=tokenizer.eos_token_id if unpadded else tokenizer.pad_token_id,
         digest=_tokenizer_digest(tokenizer),

@@ -96,12 +96,10 @@ def judge(record: exact.Checks, base: float, adapter: Shares) -> None:
 
 def _why_not_judged(run: TrainingRun) -> str | None:
     """Why the generated calls are not judged, None if they are."""
-    if not run.source.answers:
-        return "rows are running text: there is no call to generate"
-    if not run.config.greedy_rows:
-        return "greedy_rows is 0: no call is generated"
-    if run.config.model is not None:
-        return "nobody knows how many calls a real model has to get right; see `evaluate`"
-    if run.config.loss_limit is None:
-        return "no loss is promised, so no call either"
-    return None
+    reasons = {
+        "rows are running text: there is no call to generate": not run.source.answers,
+        "greedy_rows is 0: no call is generated": not run.config.greedy_rows,
+        "nobody knows how many calls a real model has to get right; see `evaluate`": run.config.model is not None,
+        "no loss is promised, so no call either": run.config.loss_limit is None,
+    }
+    return next((why for why, holds in reasons.items() if holds), None)

@@ -29,17 +29,14 @@ ROUND_TO = 64
 
 def obstacle(config: Config, ranks: Ranks) -> str | None:
     """Why this run cannot be captured, or None."""
-    if ranks.device.type != "cuda":
-        return "there is no GPU"
-    if config.fault.partition(":")[0] not in {"none", "graph-bitflip"}:
-        return "a planted fault needs every step run afresh"
-    if config.strategy == "fsdp":
-        return "strategy fsdp has collectives in forward and backward"
-    if config.lora_dropout:
-        return "dropout draws random numbers"
-    if config.gradient_checkpointing:
-        return "gradient checkpointing asks the host for random state"
-    return None
+    reasons = {
+        "there is no GPU": ranks.device.type != "cuda",
+        "a planted fault needs every step run afresh": config.fault.partition(":")[0] not in {"none", "graph-bitflip"},
+        "strategy fsdp has collectives in forward and backward": config.strategy == "fsdp",
+        "dropout draws random numbers": config.lora_dropout > 0,
+        "gradient checkpointing asks the host for random state": config.gradient_checkpointing,
+    }
+    return next((why for why, holds in reasons.items() if holds), None)
 
 
 def capacity(batches: Sequence[batches.Batch], rows: int) -> int:
