@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.config.strict_json import strict_json
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.reporting import journal as writer
 from pytest_gpucluster.reporting import rebuild as rebuilding
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
-from pytest_gpucluster.reporting.rebuild import rebuild
+from pytest_gpucluster.reporting.rebuild import read_journal, rebuild
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.entries import limit
 from tests.support.operations import operations
@@ -213,3 +215,10 @@ def test_a_planned_row_that_is_none_damages_the_journal(tmp_path: Path, wrong: d
         verdict = rebuild(folder)
         assert verdict.word == "INCOMPLETE"
         assert "damaged at line 4" in verdict.line
+
+
+def test_a_pipe_in_the_place_of_a_journal_is_not_waited_for(tmp_path: Path) -> None:
+    """As with a results.json: whoever writes into it may never come."""
+    os.mkfifo(tmp_path / "journal.jsonl")
+    with pytest.raises(ConfigurationError, match=r"journal\.jsonl is no file"):
+        read_journal(tmp_path / "journal.jsonl")
