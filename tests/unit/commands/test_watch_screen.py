@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.cells import cell_len
 
-from pytest_gpucluster.commands.watch_screen import plain_text, screen_lines
+from pytest_gpucluster.commands.watch_screen import plain_text, progress_line, screen_lines
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.reporting.watched_run import RunPicture
 from tests.support import REPOSITORY
 from tests.support.screens import kept_screen
 from tests.support.watched import gpu, port, reading, settled, view, write_run
@@ -176,3 +177,9 @@ def test_the_picture_of_the_docs_shows_what_is_shown_today() -> None:
     kept = (draw.IMAGES / "watch.svg").read_text(encoding="utf-8")
     assert draw.watch_picture() == kept
     assert "url(http" not in kept
+
+
+def test_the_share_of_a_run_is_a_whole_percent() -> None:
+    """29 of 100 were 28 % on the plain screen."""
+    run = RunPicture(source="", facts={}, counts={"passed": 29}, expected=100, places={})
+    assert progress_line(run).plain == "  [#####---------------] 29 %, 29 of 100 checks after 0:00"

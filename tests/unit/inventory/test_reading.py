@@ -15,6 +15,7 @@ from pytest_gpucluster.inventory.reading import (
     NotAvailable,
     all_or_why,
     apply,
+    as_plain,
     healthy,
     judged,
     or_none,
@@ -97,3 +98,10 @@ def test_healthy_values_are_of_the_types_of_their_fields(kind: type) -> None:
     for name, one in rows(kind).items():
         if one.source is not None:
             assert is_of(one.value_of(one.healthy), hints[name]), name
+
+
+def test_plain_data_say_why_a_reading_is_not_available() -> None:
+    """In one way, also where a child process of NVML wrote it, and inside what this process does not know."""
+    known = {"a": NotAvailable("x"), "b": {"why": "y"}, "c": types.SimpleNamespace(d=[NotAvailable("z")])}
+    shown = {"a": {"not_available": "x"}, "b": {"not_available": "y"}, "c": {"d": [{"not_available": "z"}]}}
+    assert as_plain(known) == shown
