@@ -15,8 +15,9 @@ from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, Settled, hidden_by_median, samples_of, settle, stalls_of
 from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
+from pytest_gpucluster.judging.waivers import PLACE_ID
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.text import text_of
+from pytest_gpucluster.text import shortened, text_of
 from pytest_gpucluster.thresholds.limit import Limit
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 RANKING = (PASSED, NOISY, FAILED)
+MOST_REMARKS = 8
+"""Of one criterion at one place: a soak has thousands of values, and a cluster a thousand places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,7 @@ class Criterion:
         expected: the GPUs and nodes that values by place must cover; empty if they are not known.
         first_error: the first error of a measurement; a later valid value does not clear it.
         left_out: the error by which it said that it does not apply here.
+        remarks: what the values so far do not show, each with its place where they are by place.
     """
 
     threshold: Threshold
@@ -65,6 +69,7 @@ class Criterion:
     expected: tuple[Place, ...] = ()
     first_error: MeasurementError | None = None
     left_out: DoesNotApplyError | None = None
+    remarks: tuple[str, ...] = ()
 
     def does_not_apply(self, where: str) -> NoReturn:
         """Skip the criterion: what its entry needs (a program, root, counts of errors, hardware) is not there ``where``.
@@ -149,17 +154,22 @@ class Criterion:
             raise
 
     def _decide(self, value: Any, finding: Finding, blamed: tuple[Place, ...]) -> None:
-        values = value if isinstance(value, Mapping) else {self.place: value}
-        gap = _coverage_error(self, value) if isinstance(value, Mapping) else None
+        by_place = isinstance(value, Mapping)
+        foreign = _foreign(value, self.expected) if by_place else {}
+        gap = _coverage_error(self, value, foreign) if by_place else None
+        values = {name: one for name, one in value.items() if name not in foreign} if by_place else {self.place: value}
         self.first_error = self.first_error or gap
         readings = {place: self._reading(one, place) for place, one in values.items()}
         clear = {place: reading for place, reading in readings.items() if reading.doubt is None}
         doubtful = {place: reading for place, reading in readings.items() if reading.doubt is not None}
         if clear and (not self._holds(clear) or not (doubtful or gap)):
             self._judge(clear, finding, blamed, is_final=all(reading.is_final for reading in readings.values()))
-            remarks = [finding.remark, *(reading.remark for reading in clear.values())]
-            if self.judged is not None and any(remarks):
-                self.judged = replace(self.judged, remark="; ".join(dict.fromkeys(filter(None, remarks))))
+            found = {_at(place): reading.remark for place, reading in clear.items()}
+            own = [f"{at}: {remark}" if by_place else remark for at, remark in found.items() if remark]
+            told = self.remarks = tuple(dict.fromkeys((*self.remarks, *filter(None, (finding.remark, *own)))))
+            more = [f"{len(told) - MOST_REMARKS} more"] if len(told) > MOST_REMARKS else []
+            if self.judged is not None and told:
+                self.judged = replace(self.judged, remark="; ".join([*told[:MOST_REMARKS], *more]))
         elif gap is not None:
             raise gap
         else:
@@ -258,7 +268,7 @@ class Criterion:
         """
         worst = self._worst(readings)
         reading, places = readings[worst], self._places_of(worst)
-        facts = {**finding.evidence, **reading.evidence}
+        facts = _bounded({**finding.evidence, **reading.evidence})
         if reading.limit.holds(reading.value):
             self._keep(self._record(PASSED, reading, facts))
             return
@@ -292,7 +302,7 @@ class Criterion:
         """
         worst = self._worst(readings)
         reading, places = readings[worst], self._places_of(worst)
-        facts, who = {**finding.evidence, **reading.evidence}, reading.disturbed_by or finding.disturbed_by
+        facts, who = _bounded({**finding.evidence, **reading.evidence}), reading.disturbed_by or finding.disturbed_by
         self._raise_not_idle(who, reading, places, facts)
         why = f"{reading.doubt}; host not idle: {who}" if who is not None else str(reading.doubt)
         message = failure_text.describe_noise(self.threshold, reading.limit, reading.value, places=places, why=why)
@@ -324,7 +334,7 @@ class Criterion:
 
     def _places_of(self, name: Any) -> tuple[Place, ...]:
         """The place, or the two places of a pair, that a value belongs to."""
-        return _places_in(name) or _places_in(self.place)
+        return _places_in(name, {place.id: place for place in self.expected}) or _places_in(self.place, {})
 
     # The record.
 
@@ -363,15 +373,25 @@ class Criterion:
         return record.value < before.value if self.limit.is_floor else record.value > before.value
 
 
-def _coverage_error(criterion: Criterion, values: Mapping[Any, Any]) -> MeasurementError | None:
+def _bounded(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: shortened(one) if isinstance(one, str) else one for name, one in evidence.items()}
+
+
+def _foreign(values: Mapping[Any, Any], expected: Sequence[Place]) -> dict[Any, str]:
+    """The names of values, places or ids of places, that are none of the expected ones, and the ids of these places."""
+    ids = {place.id for place in expected} if expected else {_at(name) for name in values}
+    named = {name: _at(name) for name in values if isinstance(name, (Place, str))}
+    return {name: at for name, at in named.items() if at not in ids and (isinstance(name, Place) or PLACE_ID.match(at))}
+
+
+def _coverage_error(criterion: Criterion, values: Mapping[Any, Any], foreign: Mapping[Any, str]) -> MeasurementError | None:
     """Why the values are not those of all places that this criterion covers; None if they are, or name no places."""
     key = criterion.threshold.key
     if not values:
         return MeasurementError(f"{key}: no values at all were measured")
     by_id = {place.id: place for place in criterion.expected}
-    names = [by_id.get(name, name) if isinstance(name, str) else name for name in values]
-    found = {place for name in names for place in _places_in(name)}
-    if not found or not criterion.expected:
+    found = {place for name in values for place in _places_in(name, by_id)}
+    if not (found or foreign) or not criterion.expected:
         return None
     kinds = {place.gpu is not None for place in found}
     expected = [place for place in criterion.expected if (place.gpu is not None) in kinds]
@@ -380,11 +400,10 @@ def _coverage_error(criterion: Criterion, values: Mapping[Any, Any]) -> Measurem
         number = f"{len(expected) - len(missing)} of {len(expected)} expected places have one"
         text = f"{key}: no value for {_ids(missing)}: {number}"
         return MeasurementError(text, culprits=missing, blame=Blame(part="software", cause="no value"))
-    foreign = [name for name in names if isinstance(name, Place) and name not in {*expected}]
     if not foreign:
         return None
     here = f"at {criterion.place}" if criterion.place is not None else "here"
-    return MeasurementError(f"{key}: a value for {_ids(foreign)}, which is not required {here}")
+    return MeasurementError(f"{key}: a value for {', '.join(foreign.values())}, which is not required {here}")
 
 
 def _is_outside(value: Any, limit: Limit) -> bool:
@@ -400,9 +419,15 @@ def _all_miss(samples: Sequence[float], limit: Limit) -> bool:
     return len(samples) >= FEWEST and not any(map(limit.holds, samples))
 
 
-def _places_in(name: Any) -> tuple[Place, ...]:
-    """The places that a value is named by: one, the two of a pair, or none."""
-    return tuple(place for place in (name if isinstance(name, tuple) else (name,)) if isinstance(place, Place))
+def _places_in(name: Any, by_id: Mapping[str, Place]) -> tuple[Place, ...]:
+    """The places that a value is named by, or by whose ids: one, the two of a pair, or none."""
+    parts = name if isinstance(name, tuple) else (name,)
+    found = (by_id.get(part) if isinstance(part, str) else part for part in parts)
+    return tuple(place for place in found if isinstance(place, Place))
+
+
+def _at(name: Any) -> str:
+    return name.id if isinstance(name, Place) else text_of(name)
 
 
 def _part_of(places: tuple[Place, ...]) -> Part | None:

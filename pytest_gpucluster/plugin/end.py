@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 CAME_TO_ITS_END = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 PATIENCE_S = 4.0
 """After so many seconds a SIGTERM interrupts what is not a call: collection, or a loop of a test's own."""
+REPORTING_S = 10.0
+"""For so many seconds a Ctrl-C is too late: whoever presses it twice wants to leave, and has the reports all the same."""
 
 
 class End:
@@ -58,8 +61,10 @@ class End:
         selftest = self._session.state.selftest
         return bool(self._disk_errors) or (selftest is not None and bool(selftest["objections"]))
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember what stopped the session: Ctrl-C, or ``pytest.exit``, which may choose any exit status."""
+        self._termination.ignore()
         is_exit = isinstance(excinfo.value, pytest.exit.Exception)
         self._stopped_by = "pytest.exit was called" if is_exit else "the run was interrupted"
 
@@ -99,7 +104,7 @@ class End:
         finally:
             self._terminal.hidden.restore(terminalreporter)
             if self.verdict is not None:
-                self._terminal.conclude(self.verdict)
+                self._terminal.conclude(self.verdict, is_whole=not self._disk_errors)
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_terminal_summary")
     def pytest_show_short_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -163,7 +168,8 @@ class End:
             return NOT_SELECTED, str(session.shouldfail or session.shouldstop)
         if self._stopped_by is not None or session.exitstatus == pytest.ExitCode.INTERRUPTED:
             return MISSING, self._stopped_by or "the run was interrupted"
-        return MISSING, "the session ended early"
+        came_to_its_end = session.exitstatus in CAME_TO_ITS_END
+        return MISSING, "a hook of another plugin took its place" if came_to_its_end else "the session ended early"
 
     def _exit_status(self, session: pytest.Session) -> int:
         """Keep pytest's own status, but never 0 when something is not as it should be."""
@@ -200,10 +206,13 @@ class Termination:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def ignore(self) -> None:
-        """Ignore SIGTERM from now on. Called when the session finishes: an interruption could only damage the reports."""
+        """Ignore SIGTERM from now on, and Ctrl-C while reports are written: a second one could only damage them."""
         self._is_ignored = True
         if self._timer is not None:
             self._timer.cancel()
+        if threading.current_thread() is threading.main_thread() and callable(before := signal.getsignal(signal.SIGINT)):
+            ends_s = time.monotonic() + REPORTING_S
+            signal.signal(signal.SIGINT, lambda *facts: before(*facts) if time.monotonic() > ends_s else None)
 
     def _on_sigterm(self, *_: Any) -> None:
         """Called in the main thread when SIGTERM comes, and again by the timer if the run has not ended by then.

@@ -88,8 +88,8 @@ class Terminal:
             noise={key: entry.noise for key, entry in self._session.setup.criteria.items() if entry.noise is not None},
         )
 
-    def conclude(self, verdict: Verdict) -> None:
-        """Print the verdict, after every other section."""
+    def conclude(self, verdict: Verdict, *, is_whole: bool) -> None:
+        """Print the verdict, after every other section. Reports that the disk refused are not named: ``is_whole`` is false."""
         setup = self._session.setup
         folder = setup.settings.results_dir
         files = [name for name in (REPORT, RESULTS) if (folder / name).is_file()]
@@ -98,7 +98,7 @@ class Terminal:
             mode=header.mode(setup) if setup.rehearsal and setup.simulation is None else None,
             timings=self._session.state.timings(),
             folder=str(folder),
-            files=[*files, *([str(junit)] if junit else [])],
+            files=[*files, *([str(junit)] if junit else [])] if is_whole else ["incomplete, see above"],
         )
         quiet = self._config.get_verbosity() < 0
         self.screen.print(self._printed(verdict_block(verdict, ending, width=self.screen.width, quiet=quiet)))

@@ -164,18 +164,22 @@ def require_unread(file: Path, read: Iterable[Path]) -> None:
         raise ConfigurationError(f"the report {file} cannot be written: {why}")
 
 
-def require_apart(reports: Iterable[Path | None], *, folder: Path, read: Iterable[Path]) -> None:
-    """Make sure that no report of a run takes the place of an input, or of another report.
+def require_apart(reports: Iterable[Path | None], *, folder: Path, read: Iterable[Path], emptied: Path | None = None) -> None:
+    """Make sure that no report of a run takes the place of an input, or of another report, and that none is removed.
 
     Args:
         reports: where the user wants reports besides those in the results directory; None: nowhere.
         folder: the results directory, whose files may be inputs no more than the others may.
         read: the inputs.
+        emptied: the folder that pytest empties for the temporary folders of tests; None: a new one.
 
     Raises:
         ConfigurationError: one would.
     """
-    inputs = [*read]
+    inputs, cleared = [*read], Path(os.path.realpath(emptied or os.devnull))
+    parts = [Path(os.path.realpath(folder)) / name for name in ("", *RUN_FILES, PREVIOUS)]
+    if parts[0].is_relative_to(cleared) or any(cleared.is_relative_to(part) for part in parts[1:]):
+        raise ConfigurationError(f"pytest empties --basetemp={emptied}, and {folder}, where the run writes; keep them apart")
     for name in RUN_FILES:
         own = os.path.realpath(folder / name)
         moved = next((one for one in inputs if Path(os.path.realpath(one)).is_relative_to(own)), None)

@@ -87,6 +87,15 @@ def test_a_part_of_the_packaged_suite_is_no_acceptance(tmp_path: Path) -> None:
     assert found.case("gpucluster.verdict").outcome == "error"
 
 
+def test_a_hook_that_runs_no_test_is_named(tmp_path: Path) -> None:
+    """The session came to its end, so nothing ended it early."""
+    hook = "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_runtest_protocol():\n    return True\n"
+    (tmp_path / "conftest.py").write_text(hook, encoding="utf-8")
+    found = run(tmp_path, "test_own.py")
+    assert (found.returncode, found.outcomes("own_rate")["node0-cpu0"]) == (1, "missing")
+    assert found.row("own_node", "node0")["reason"] == "not run: a hook of another plugin took its place"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

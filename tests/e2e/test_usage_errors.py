@@ -73,6 +73,7 @@ CASES = {
     "report over another name": ("--junitxml=hard.xml", {"test_a.py": JUDGES}, "would replace"),
     "report over results": ("--gpucluster-metrics=gpucluster-results/results.json", {"test_a.py": JUDGES}, "would replace"),
     "report over waivers": ("--junitxml=waivers.yaml", {"test_a.py": JUDGES, "waivers.yaml": WAIVERS}, "would replace"),
+    "basetemp over results": ("--basetemp=gpucluster-results", {"test_a.py": JUDGES}, "pytest empties --basetemp"),
     "two reports in one": ("--gpucluster-summary=./junit.xml", {"test_a.py": JUDGES}, "another report"),
     "JUnit file of a long name": (f"--junitxml={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),
     "summary of a long name": (f"--gpucluster-summary={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),

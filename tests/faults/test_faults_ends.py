@@ -158,6 +158,23 @@ def test_signal_in_a_long_test_body(starter: Starter, started: str, number: int)
     assert launch.junit()["gpucluster.verdict"] == "error"
 
 
+@pytest.mark.parametrize(("hook", "code", "outcome"), [("runtest_setup", 2, "error"), ("sessionfinish", 0, "passed")])
+def test_ctrl_c_again_costs_no_report(starter: Starter, hook: str, code: int, outcome: str) -> None:
+    """Whoever presses it several times, before or while reports are written, has them all, and they say the same."""
+    starter.write(
+        conftest=f"import time\ndef pytest_{hook}():\n    open('busy', 'w').close()\n    time.sleep(3)\n",
+        test_plain="def test_fine(cluster):\n    pass\n",
+    )
+    launch = starter.pytest(*CHOSEN, "test_plain.py")
+    launch.until((starter.folder / "busy").exists, what="busy hook")
+    for _ in range(5):
+        os.kill(launch.pid, signal.SIGINT)
+        time.sleep(0.1)
+    assert (launch.end(), launch.results()["verdict"]) == (code, "INCOMPLETE"), launch.output
+    assert [line for line in launch.output.splitlines() if line.startswith("verdict INCOMPLETE")]
+    assert launch.junit()["test_fine"] == outcome
+
+
 @pytest.mark.slow
 def test_agent_killed_during_a_long_test_body(starter: Starter) -> None:
     """Torchrun kills the node 30 s later: the test that never looks up is interrupted before that, and reported."""

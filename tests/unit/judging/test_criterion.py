@@ -347,6 +347,25 @@ def test_a_value_of_another_place() -> None:
         judge.require({A: 800.0, B: 800.0})
 
 
+@pytest.mark.parametrize("other", [B, B.id])
+def test_a_bad_value_of_another_place_blames_nobody_here(other: object) -> None:
+    """Also where it is named by its id: that place has its own test, and this one only a value too many."""
+    judge = replace(criterion(), expected=(A,))
+    with pytest.raises(MeasurementError, match="a value for node0-gpu1, which is not required at node0-gpu0"):
+        judge.require({A.id: 800.0, other: 100.0})
+    assert judge.judged is None
+
+
+@pytest.mark.parametrize(("name", "culprits"), [(B.id, (B.id,)), ((A.id, B.id), (A.id, B.id)), (B, (B.id,)), ("read", ())])
+def test_an_id_names_its_place(name: object, culprits: tuple[str, ...]) -> None:
+    """A value by the id of a place is that place's, as one by the place itself."""
+    judge = replace(criterion(None), expected=(A, B))
+    with pytest.raises(CriterionFailedError):
+        judge.require({name: 100.0} if name == "read" else {A: 800.0, name: 100.0})
+    assert judge.judged is not None
+    assert judge.judged.culprits == culprits
+
+
 @pytest.mark.parametrize(
     ("repeats", "outcome", "waivable"),
     [
@@ -456,6 +475,31 @@ def test_a_remark_stays_with_the_value(value: float) -> None:
         judge.require(value, remark="compared with itself")
     assert judge.judged is not None
     assert judge.judged.remark == ("compared with itself" if value > 700 else None)
+
+
+@pytest.mark.parametrize("value", [800.0, 100.0])
+def test_a_text_in_the_evidence_is_bounded(value: float) -> None:
+    """The output of a tool of 50 MB made a journal of 79 MB and results of 155."""
+    judge = criterion()
+    with contextlib.suppress(CriterionFailedError):
+        judge.require(value, evidence={"log": "x" * 50_000_000, "lines": 7})
+    assert judge.judged is not None
+    assert (len(judge.judged.evidence["log"]) < 101_000, judge.judged.evidence["lines"]) == (True, 7)
+    assert len(judge.judged.reason or "") < 102_000
+
+
+def test_each_remark_says_whose_it_is() -> None:
+    """The worst value is on record; what the repeats of another one do not show stands beside it with its place."""
+    judge = criterion(None, noise=0.5)
+    judge.require({A: 800.0, B: Repeats(value=900.0, samples=[900.0] * 18 + [300.0] * 2)})
+    judge.require(750.0, remark="compared with itself")
+    assert judge.judged is not None
+    assert judge.judged.remark is not None
+    own, later = judge.judged.remark.split("; compared with ")
+    assert (own.startswith("node0-gpu1: "), later) == (True, "itself")
+    for number in range(1000):
+        judge.require(750.0, remark=f"round {number}")
+    assert judge.judged.remark.endswith("round 5; 994 more")
 
 
 # A host that others keep busy.

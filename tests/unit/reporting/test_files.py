@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
@@ -352,6 +353,26 @@ def test_two_reports_at_one_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="another report"):
         require_apart([tmp_path / "a.xml", tmp_path / "results" / ".." / "a.xml"], folder=folder, read=())
     require_apart([Path("/dev/null"), Path("/dev/null"), tmp_path / "a.xml", folder / "junit.xml"], folder=folder, read=())
+
+
+@pytest.mark.parametrize(
+    ("emptied", "is_apart"),
+    [
+        ("results", False),
+        (".", False),
+        ("link", False),
+        ("results/logs", False),
+        ("results/previous/x", False),
+        ("results/tmp", True),
+        ("result", True),
+    ],
+)
+def test_a_folder_that_pytest_empties(tmp_path: Path, emptied: str, *, is_apart: bool) -> None:
+    """It may hold nothing that the run writes, by whatever name."""
+    folder = tmp_path / "results"
+    (tmp_path / "link").symlink_to("results")
+    with contextlib.nullcontext() if is_apart else pytest.raises(ConfigurationError, match="pytest empties --basetemp"):
+        require_apart([], folder=folder, read=(), emptied=tmp_path / emptied)
 
 
 @pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}.py", "loop", "file/x", "y/" * 3000 + "z"])
