@@ -48,13 +48,20 @@ class Option:
         return {"metavar": self.metavar, "type": self.type, "help": self.help, **repeats}
 
 
+def _folder(text: str) -> Path:
+    """A folder; an empty text, of a variable that is not set, would be the folder that the run starts in."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path")
+    return Path(text)
+
+
 OPTIONS = (
     Option(name="--gpucluster", help="treat these tests as an acceptance run"),
     Option(name="--gpucluster-thresholds", metavar="FILE", type=Path, help="limits to judge by, instead of the packaged"),
     Option(name="--gpucluster-profile", metavar="NAME", help="profile of the thresholds file (default: by GPU name)"),
     Option(name="--gpucluster-expect", metavar="nodes=N,gpus_per_node=M", help="the inventory that was promised"),
     Option(name="--gpucluster-level", metavar="LEVEL", help="quick, standard (default), soak or soak:8h"),
-    Option(name="--gpucluster-results", metavar="DIR", type=Path, help=f"results directory (default: {RESULTS_DIR})"),
+    Option(name="--gpucluster-results", metavar="DIR", type=_folder, help=f"results directory (default: {RESULTS_DIR})"),
     Option(name="--gpucluster-gate", help="exit 0 only for the verdict ACCEPTED"),
     Option(name="--gpucluster-inline", help="run functions in this process, for one place (pdb)"),
     Option(

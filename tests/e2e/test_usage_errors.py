@@ -77,6 +77,7 @@ CASES = {
     "two reports in one": ("--gpucluster-summary=./junit.xml", {"test_a.py": JUDGES}, "another report"),
     "JUnit file of a long name": (f"--junitxml={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),
     "summary of a long name": (f"--gpucluster-summary={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),
+    "results in no folder": ("--gpucluster-results=", {"test_a.py": JUDGES}, "--gpucluster-results: an empty path"),
     "results of a long name": (f"--gpucluster-results={'x' * 300}", {"test_a.py": JUDGES}, "cannot be written"),
     "limits of a long name": (f"--gpucluster-thresholds={'x' * 300}", {"test_a.py": JUDGES}, "File name too long"),
     "forked": ("--forked", {"conftest.py": FORKED, "test_a.py": JUDGES}, "--forked is set: pytest-forked runs each test"),
@@ -94,6 +95,9 @@ CASES = {
 
 IN_EMPTY_FOLDER = ("no entry", "unknown level", "exit code left out")
 """Refused by day in a folder without an earlier run too: by collection, by an option, by pytest. The others at night."""
+
+EARLY = ("exit code left out", "misspelt option", "results in no folder")
+"""Refused before it is known where the results are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +156,7 @@ def test_nothing_is_touched(refused: dict[tuple[str, bool], Refused], case: str,
     assert error, run.output
     assert CASES[case][2] in last, run.output
     assert "=====" not in last, run.output
-    can_tell = case not in ("exit code left out", "misspelt option")  # refused before it is known where the results are
+    can_tell = case not in EARLY
     assert ("are of an earlier run" in last) is (has_earlier_run and can_tell)
     assert not re.search(r"[.?!:]; |\n.*; the results in", last), last
     assert "verdict" not in run.output.replace("asks for a verdict", "")
