@@ -21,6 +21,7 @@ from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite, memory_remark
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
+from pytest_gpucluster.judging.verdict import SHOWN_LIMITS
 from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
@@ -30,6 +31,7 @@ from pytest_gpucluster.plugin.verdict_item import VerdictItem, add_verdict
 from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, digests_of
 from pytest_gpucluster.plugin.whole_run.run_readings import SelectedTests
 from pytest_gpucluster.reporting.files import KEPT_RUNS
+from pytest_gpucluster.text import shortlist
 
 if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
@@ -114,8 +116,17 @@ class Collection:
         if items and self._session.setup.settings.only:
             chosen = self._places_of_parts()
             deselect(config, items, [item for item in items if item.stash[PAIR].key[1] not in chosen])
+        self._session.state.changed_terms += self._judged_by_others(items)
         deselect(config, items, self.earlier.leave_out_kept(items))
         self._in_order(items)
+
+    def _judged_by_others(self, items: Iterable[pytest.Item]) -> list[str]:
+        """A term that names the packaged criteria that tests of the user's judge: these may require any number."""
+        packaged = self._session.setup.thresholds.packaged.content.criteria
+        others = [item.stash[PAIR] for item in items if PACKAGED not in item.path.parts]
+        keys = dict.fromkeys(pair.criterion for pair in others if pair.judges and pair.criterion in packaged)
+        names = shortlist([*keys], most=SHOWN_LIMITS)
+        return [f"judged by tests of your own, not by the packaged ones: {names}"] if keys else []
 
     def _in_order(self, items: list[pytest.Item]) -> None:
         soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}

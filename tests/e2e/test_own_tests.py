@@ -96,6 +96,16 @@ def test_a_hook_that_runs_no_test_is_named(tmp_path: Path) -> None:
     assert found.row("own_node", "node0")["reason"] == "not run: a hook of another plugin took its place"
 
 
+def test_who_judges_a_packaged_criterion_is_told(tmp_path: Path) -> None:
+    """A test of that name in the place of the packaged one may require any number: the verdict line names it."""
+    text = "def test_drift(node, criterion):\n    criterion.require(0)\n"
+    (tmp_path / "test_other.py").write_text(text, encoding="utf-8")
+    found = run(tmp_path, "test_other.py", "test_own.py")
+    term = "judged by tests of your own, not by the packaged ones: drift"
+    assert (found.row("drift", "node0")["outcome"], found.results["changed_terms"]) == ("passed", [term])
+    assert found.verdict_line.endswith(f"; terms changed: {term}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
