@@ -125,8 +125,7 @@ class Collection:
         packaged = self._session.setup.thresholds.packaged.content.criteria
         others = [item.stash[PAIR] for item in items if PACKAGED not in item.path.parts]
         keys = dict.fromkeys(pair.criterion for pair in others if pair.judges and pair.criterion in packaged)
-        names = shortlist([*keys], most=SHOWN_LIMITS)
-        return [f"judged by tests of your own, not by the packaged ones: {names}"] if keys else []
+        return [f"judged by tests of your own, not the packaged ones: {shortlist([*keys], most=SHOWN_LIMITS)}"] if keys else []
 
     def _in_order(self, items: list[pytest.Item]) -> None:
         soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}

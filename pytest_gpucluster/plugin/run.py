@@ -267,8 +267,7 @@ def spare(config: pytest.Config, junit: Path | None, settings: Settings, read: I
         ConfigurationError: one would.
     """
     wanted = (junit, settings.summary, settings.metrics, settings.termination)
-    given = getattr(config.option, "basetemp", None)
-    emptied = config.invocation_params.dir / given if given else None
+    emptied = config.invocation_params.dir / (getattr(config.option, "basetemp", None) or "/dev/null")
     try:
         require_apart(wanted, folder=settings.results_dir, read=read, emptied=emptied)
     except ConfigurationError:

@@ -101,7 +101,7 @@ def test_who_judges_a_packaged_criterion_is_told(tmp_path: Path) -> None:
     text = "def test_drift(node, criterion):\n    criterion.require(0)\n"
     (tmp_path / "test_other.py").write_text(text, encoding="utf-8")
     found = run(tmp_path, "test_other.py", "test_own.py")
-    term = "judged by tests of your own, not by the packaged ones: drift"
+    term = "judged by tests of your own, not the packaged ones: drift"
     assert (found.row("drift", "node0")["outcome"], found.results["changed_terms"]) == ("passed", [term])
     assert found.verdict_line.endswith(f"; terms changed: {term}")
 
