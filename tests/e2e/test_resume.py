@@ -65,6 +65,17 @@ def test_the_other_program_has_left(folder: Path) -> None:
     assert rebuild(folder / RESULTS).line == run.results["verdict_line"]
 
 
+def test_what_another_test_found_is_measured_again(folder: Path) -> None:
+    """A test of that name in another file may have required any number: `tests_acceptance` took its outcome for its own."""
+    journal = folder / RESULTS / "journal.jsonl"
+    text = journal.read_text(encoding="utf-8")
+    assert "test_memory.py::test_hbm_bandwidth" in text
+    journal.write_text(text.replace("test_memory.py::test_hbm_bandwidth", "test_own.py::test_hbm_bandwidth"), encoding="utf-8")
+    run = go_on(folder)
+    assert (run.row("hbm_bandwidth", "node0-gpu0")["part"], run.row("hbm_bandwidth", "node0-gpu1")["part"]) == (2, 2)
+    assert run.case("test_hbm_bandwidth[node0-gpu0]").outcome == "passed"
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from pytest_gpucluster.reporting.unfinished_run import NothingUnfinishedError, U
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
+    from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.plugin.whole_run.run_readings import Readings
     from pytest_gpucluster.session import Session
 
@@ -108,8 +109,8 @@ class EarlierParts:
         unfinished = self._session.unfinished
         if unfinished is None:
             return []
-        kept = unfinished.kept
-        found = [item for item in items if item.stash[PAIR].key in kept and not _is_again(item)]
+        kept, nodeids = unfinished.kept, unfinished.state.nodeids
+        found = [item for item in items if item.stash[PAIR].key in kept and _lasts(item, nodeids)]
         for name, digest in digests_of(found).items():
             if unfinished.state.history.files.get(name, digest) != digest:
                 raise pytest.UsageError(
@@ -126,7 +127,8 @@ class EarlierParts:
         unfinished, plan = self._session.unfinished, self._session.plan
         if unfinished is None:
             return
-        lasting = {item.stash[PAIR].key for item in given if PAIR in item.stash and not _is_again(item)}
+        nodeids = unfinished.state.nodeids
+        lasting = {item.stash[PAIR].key for item in given if PAIR in item.stash and _lasts(item, nodeids)}
         kept = lasting & {*unfinished.kept}
         for key, record in unfinished.state.records.items():
             nodeid = unfinished.state.nodeids.get(key, key[0])
@@ -188,5 +190,6 @@ def digests_of(items: Iterable[pytest.Item]) -> dict[str, str]:
     return found
 
 
-def _is_again(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) is not None for name in AGAIN)
+def _lasts(item: pytest.Item, nodeids: Mapping[Key, str]) -> bool:
+    """Whether what this very test found stays. Another test of that name judges anew, and so does one with a mark for that."""
+    return nodeids.get(item.stash[PAIR].key) == item.nodeid and not any(map(item.get_closest_marker, AGAIN))
