@@ -20,7 +20,6 @@ from pytest_gpucluster.reporting.unfinished_run import NothingUnfinishedError, U
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.plugin.whole_run.run_readings import Readings
     from pytest_gpucluster.session import Session
 
@@ -127,8 +126,7 @@ class EarlierParts:
         unfinished, plan = self._session.unfinished, self._session.plan
         if unfinished is None:
             return
-        nodeids = unfinished.state.nodeids
-        lasting = {item.stash[PAIR].key for item in given if PAIR in item.stash and _lasts(item, nodeids)}
+        lasting = {item.stash[PAIR].key for item in given if PAIR in item.stash and _lasts(item, unfinished.state.nodeids)}
         kept = lasting & {*unfinished.kept}
         for key, record in unfinished.state.records.items():
             nodeid = unfinished.state.nodeids.get(key, key[0])
@@ -190,6 +188,6 @@ def digests_of(items: Iterable[pytest.Item]) -> dict[str, str]:
     return found
 
 
-def _lasts(item: pytest.Item, nodeids: Mapping[Key, str]) -> bool:
+def _lasts(item: pytest.Item, nodeids: Mapping[tuple[str, str | None], str]) -> bool:
     """Whether what this very test found stays. Another test of that name judges anew, and so does one with a mark for that."""
     return nodeids.get(item.stash[PAIR].key) == item.nodeid and not any(map(item.get_closest_marker, AGAIN))
