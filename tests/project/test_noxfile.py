@@ -190,13 +190,13 @@ def test_a_fresh_environment_gets_the_project(
 def test_files_of_tests_lie_in_memory(
     sessions: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: tuple[int, int], *, taken: bool
 ) -> None:
-    """Where there is room and programs may start; nothing is left there."""
+    """Where there is room and programs may start; every user has a way to them, and nothing is left there."""
     shown = SimpleNamespace(f_flag=found[0], f_bavail=found[1] << 18, f_frsize=4096)
     given: list[str | None] = []
 
     def run(_session: object, *_words: str, **variables: str) -> None:
         given.append(variables.get("TMPDIR"))
-        assert all(Path(folder).is_dir() for folder in given if folder)
+        assert all(Path(folder).stat().st_mode & 0o777 == 0o711 for folder in given if folder)
 
     monkeypatch.setattr(sessions, "IN_MEMORY", tmp_path)
     monkeypatch.setattr(sessions.os, "statvfs", lambda _folder: shown)
