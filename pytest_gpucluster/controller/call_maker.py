@@ -138,7 +138,8 @@ class CallMaker:
         except ChannelLostError as lost:
             why = self._context.link.silence or lost
             raise MeasurementError(f"not run: {why}; nothing can be measured without it", kind="missing") from lost
-        self.clock.add(call, began_s=started_s, ended_s=time.monotonic())
+        finally:
+            self.clock.add(call, began_s=started_s, ended_s=time.monotonic())
         self._keep_output(call, replies)
         self._drop_broken_groups(replies)
         return replies
@@ -192,19 +193,21 @@ class CallMaker:
         """Wait until each rank has answered, or will not; release ranks that wait for one that failed."""
         channel, began_s = self._context.link.channel, time.monotonic()
         keys = keys_of_call(pending.call_id, pending.waiting, pending.groups)
-        while pending.waiting:
-            self._context.early_end.check()
-            self._work_meanwhile(pending, began_s)
-            self._report_progress(pending.call_id, pending.waiting)
-            self.report_wait()
-            for rank, lost in self._context.members.silent(pending.waiting, channel).items():
-                pending.add(rank, lost)
-            if time.monotonic() > pending.give_up_s:
-                for rank in list(pending.waiting):
-                    pending.add(rank, lost_reply("its agent did not answer within the deadline"))
-            if (release := pending.to_release()) is not None:
-                self._context.link.send(release)
-        self.clock.add_work(began_s=began_s, ended_s=pending.complete_s or time.monotonic())
+        try:
+            while pending.waiting:
+                self._context.early_end.check()
+                self._work_meanwhile(pending, began_s)
+                self._report_progress(pending.call_id, pending.waiting)
+                self.report_wait()
+                for rank, lost in self._context.members.silent(pending.waiting, channel).items():
+                    pending.add(rank, lost)
+                if time.monotonic() > pending.give_up_s:
+                    for rank in list(pending.waiting):
+                        pending.add(rank, lost_reply("its agent did not answer within the deadline"))
+                if (release := pending.to_release()) is not None:
+                    self._context.link.send(release)
+        finally:  # an interrupted call was work, too
+            self.clock.add_work(began_s=began_s, ended_s=pending.complete_s or time.monotonic())
         self._context.link.forget(self._keys_of_last)  # an agent may still look for the replies of others to this call
         self._keys_of_last = keys
         return pending.replies

@@ -99,6 +99,21 @@ def test_the_ranks_wait_for_what_is_no_call(monkeypatch: pytest.MonkeyPatch, tmp
     assert made.maker.clock.waited_s == pytest.approx(4.0 + 2.0 + 0.5)
 
 
+def test_a_call_that_was_interrupted_is_measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For the 20 s of a call that Ctrl-C ended, a run said that its ranks had waited."""
+    made = Gathered(monkeypatch, tmp_path, looks=9, books_s=0.0)
+
+    def interrupted(_keys: Any, *, within_s: float) -> list[str]:
+        made.now_s += 20 + within_s
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made, "missing", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.call()
+    assert made.maker.clock.measuring_s >= 20
+    assert made.maker.clock.waited_s == pytest.approx(0.0)
+
+
 def test_books_beside_a_call_cost_nobody_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The ranks still work after them."""
     made = Gathered(monkeypatch, tmp_path, looks=4, books_s=0.0)
