@@ -60,7 +60,8 @@ class FactRow:
     """One fact over all parts.
 
     ``usual`` is what the majority has; None without one. ``alike`` parts have it. ``demanded`` is what the recipe asks for,
-    None for nothing. ``outliers`` have something else, ``unread`` did not give the value.
+    None for nothing. ``outliers`` have something else, ``unread`` did not give the value. ``is_judged`` is false for a fact
+    that is shown only.
     """
 
     kind: PartKind
@@ -71,6 +72,7 @@ class FactRow:
     demanded: str | None
     outliers: tuple[Deviation, ...]
     unread: tuple[Deviation, ...]
+    is_judged: bool = True
 
     @property
     def is_compared(self) -> bool:
@@ -83,12 +85,14 @@ class DriftRules:
     """How facts are compared.
 
     Attributes:
-        ignore: names of facts that may differ, as shell patterns.
+        ignore: names of facts that are not compared, as shell patterns.
+        shown: names of facts that may differ, as shell patterns: whose do is shown. One that is demanded is judged.
         demanded: by name of a fact what it must be: a shell pattern, or ``>= 570.86`` for a version at least.
         percent: numbers that differ by no more are alike.
     """
 
     ignore: Collection[str] = ()
+    shown: Collection[str] = ()
     demanded: Mapping[str, str] | None = None
     percent: float = 0.0
 
@@ -101,18 +105,22 @@ def compare_facts(facts: Iterable[Fact], rules: DriftRules) -> list[FactRow]:
     """
     groups: dict[tuple[PartKind, str, str], list[Fact]] = defaultdict(list)
     for fact in facts:
-        if not any(fnmatch.fnmatchcase(fact.name, pattern) for pattern in rules.ignore):
+        if not _fits(fact.name, rules.ignore):
             groups[fact.kind, fact.name, fact.among].append(fact)
     demanded = rules.demanded or {}
     unknown = sorted({*demanded} - {name for _, name, _ in groups})
     if unknown:
         known = ", ".join(sorted({name for _, name, _ in groups}))
         raise ValueError(f"nothing is known of {', '.join(unknown)}, which the recipe demands; known are {known}")
-    return [_row(group, demanded.get(name), rules.percent) for (_, name, _), group in groups.items()]
+    return [_row(group, demanded.get(name), rules) for (_, name, _), group in groups.items()]
 
 
-def _row(group: Sequence[Fact], demanded: str | None, percent: float) -> FactRow:
-    words = _in_words(group, percent)
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _row(group: Sequence[Fact], demanded: str | None, rules: DriftRules) -> FactRow:
+    words = _in_words(group, rules.percent)
     usual = majority([text for text in words if text is not None])
     pairs = list(zip(group, words, strict=True))
     right = [text is not None and text == usual and (demanded is None or meets(text, demanded)) for text in words]
@@ -127,6 +135,7 @@ def _row(group: Sequence[Fact], demanded: str | None, percent: float) -> FactRow
         demanded=demanded,
         outliers=tuple(outliers),
         unread=tuple(unread),
+        is_judged=demanded is not None or not _fits(group[0].name, rules.shown),
     )
 
 
@@ -169,7 +178,7 @@ def judge_drift(rows: Iterable[FactRow], node: str) -> Finding:
     """What deviates at a node, and what was not read there but elsewhere."""
     bad, unknown = [], []
     for row in rows:
-        if row.is_compared:
+        if row.is_compared and row.is_judged:
             bad += [f"{_named(row, one)} {one.value}, {_should(row)}" for one in row.outliers if one.node == node]
             unknown += [f"{_named(row, one)} {one.value}" for one in row.unread if one.node == node]
     return Finding(bad={HERE: bad}, unknown={HERE: unknown}, kind="host")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pytest_gpucluster.health.drift import (
     Fact,
     FactRow,
     compare_facts,
+    facts_of_gpus,
     facts_of_hosts,
     facts_of_nics,
     judge_drift,
@@ -28,6 +30,7 @@ from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.nvml import GpuState
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.measurements.host import HostState
+from pytest_gpucluster.thresholds.lint import load
 from tests.support.findings import NOTHING, said
 
 HIDDEN = NotAvailable("Permission denied (/sys)")
@@ -145,6 +148,28 @@ def test_ignored_facts() -> None:
     """By pattern."""
     both = [*facts(["6.8", "6.5"]), *facts(["1", "2"], name="variable NCCL_X")]
     assert [one.name for one in compare_facts(both, DriftRules(ignore=["variable *"]))] == ["kernel"]
+
+
+def test_a_shown_fact_accuses_nobody() -> None:
+    """Who differs stands in the table and in the summary. What is demanded is judged all the same."""
+    boards = [*facts(["692-2G520", "965-2G520"], name="GPU board", kind="gpu"), *facts([HIDDEN], name="GPU board", kind="gpu")]
+    rows = compare_facts(boards, DriftRules(shown=["GPU *"]))
+    assert [said(judge_drift(rows, node)) for node in ("node0", "node1")] == [NOTHING] * 2
+    assert odd_nodes(rows[0]) == ["node0", "node1"]
+    assert "2 parts differ: node0 (GPU board), node1 (GPU board)" in summary(rows, num_nodes=1)
+    demanded = compare_facts(boards, DriftRules(shown=["GPU *"], demanded={"GPU board": "692-*"}))
+    assert judge_drift(demanded, "node1").facts == ("node1 GPU board: 965-2G520, demanded is 692-*",)
+
+
+def test_two_boards_of_one_model_are_no_fault() -> None:
+    """By the packaged limits: two healthy H200 of one host, 692-2G520-0282-001 and 965-2G520-0041-000, were rejected."""
+    packaged = load(None)
+    recipe = packaged.criteria(packaged.profiles["h200-sxm"])["drift"].recipe
+    one = healthy(GpuState, index=0, visible=True, cuda_index=0)
+    two = {f"node0-gpu{at}": replace(one, board_part_number=board) for at, board in enumerate(("692-2G520", "965-2G520"))}
+    other = {**two, "node0-gpu1": replace(one, vbios="96.00.D0.00.02")}
+    rows = [compare_facts(facts_of_gpus("node0", gpus), DriftRules(**recipe)) for gpus in (two, other)]
+    assert [len(judge_drift(found, "node0").facts) for found in rows] == [0, 2]
 
 
 def test_only_like_with_like() -> None:
