@@ -62,7 +62,8 @@ def run_tests(session: nox.Session, *arguments: str, name: str = "dev", **variab
     """
     with ExitStack() as kept:
         if has_room(IN_MEMORY):
-            folder = kept.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY, prefix="gpucluster-"))
+            made = tempfile.TemporaryDirectory(dir=IN_MEMORY, prefix="gpucluster-", ignore_cleanup_errors=True)
+            folder = kept.enter_context(made)
             Path(folder).chmod(0o711)  # some tests are two users, who both have a way to /tmp
             variables["TMPDIR"] = folder
         run(session, *arguments, name=name, **FOR_TESTS, **variables)
