@@ -6,6 +6,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyError, MeasurementError, Part
@@ -58,7 +59,7 @@ class Criterion:
         expected: the GPUs and nodes that values by place must cover; empty if they are not known.
         first_error: the first error of a measurement; a later valid value does not clear it.
         left_out: the error by which it said that it does not apply here.
-        remarks: what the values so far do not show, each with its place where they are by place.
+        remarks: what the values so far do not show, each once and in order, with its place where they are by place.
     """
 
     threshold: Threshold
@@ -69,7 +70,7 @@ class Criterion:
     expected: tuple[Place, ...] = ()
     first_error: MeasurementError | None = None
     left_out: DoesNotApplyError | None = None
-    remarks: tuple[str, ...] = ()
+    remarks: dict[str, None] = field(default_factory=dict)
 
     def does_not_apply(self, where: str) -> NoReturn:
         """Skip the criterion: what its entry needs (a program, root, counts of errors, hardware) is not there ``where``.
@@ -164,12 +165,11 @@ class Criterion:
         doubtful = {place: reading for place, reading in readings.items() if reading.doubt is not None}
         if clear and (not self._holds(clear) or not (doubtful or gap)):
             self._judge(clear, finding, blamed, is_final=all(reading.is_final for reading in readings.values()))
-            found = {_at(place): reading.remark for place, reading in clear.items()}
-            own = [f"{at}: {remark}" if by_place else remark for at, remark in found.items() if remark]
-            told = self.remarks = tuple(dict.fromkeys((*self.remarks, *filter(None, (finding.remark, *own)))))
-            more = [f"{len(told) - MOST_REMARKS} more"] if len(told) > MOST_REMARKS else []
-            if self.judged is not None and told:
-                self.judged = replace(self.judged, remark="; ".join([*told[:MOST_REMARKS], *more]))
+            own = [f"{_at(place)}: {one.remark}" if by_place else one.remark for place, one in clear.items() if one.remark]
+            self.remarks.update(dict.fromkeys(filter(None, (finding.remark, *own))))
+            more = [f"{len(self.remarks) - MOST_REMARKS} more"] if len(self.remarks) > MOST_REMARKS else []
+            if self.judged is not None and self.remarks:
+                self.judged = replace(self.judged, remark="; ".join([*islice(self.remarks, MOST_REMARKS), *more]))
         elif gap is not None:
             raise gap
         else:

@@ -196,7 +196,7 @@ class SecondChance:
         item.stash[FIRST_LOOK] = item.stash[RECORD]
         del item.stash[RECORD]
         if CRITERION in item.stash:
-            item.stash[CRITERION] = replace(item.stash[CRITERION], judged=None, first_error=None, left_out=None, remarks=())
+            item.stash[CRITERION] = replace(item.stash[CRITERION], judged=None, first_error=None, left_out=None, remarks={})
         item.user_properties[:] = waited.properties
 
     def _report_first(self, item: pytest.Item, waited: _Waiting) -> None:

@@ -231,7 +231,7 @@ def _where(worst: Mapping[str, Any]) -> str:
 def _provisional(kept: RoundResult, criterion: Criterion) -> Record:
     """The record as it would be if the soak ended now."""
     place = None if kept.place == CLUSTER else kept.place
-    trial = replace(criterion, place=place, judged=None, first_error=None, remarks=())
+    trial = replace(criterion, place=place, judged=None, first_error=None, remarks={})
     error: MeasurementError | None = None
     with contextlib.suppress(CriterionFailedError):
         try:
