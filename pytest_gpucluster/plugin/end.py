@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -206,13 +207,18 @@ class Termination:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def ignore(self) -> None:
-        """Ignore SIGTERM from now on, and Ctrl-C while reports are written: a second one could only damage them."""
+        """Ignore SIGTERM from now on, and Ctrl-C while reports are written: a second one could only damage them.
+
+        Python gives up its handlers when it exits, and a signal would take the exit code away: both are ignored then.
+        """
         self._is_ignored = True
         if self._timer is not None:
             self._timer.cancel()
         if threading.current_thread() is threading.main_thread() and callable(before := signal.getsignal(signal.SIGINT)):
             ends_s = time.monotonic() + REPORTING_S
             signal.signal(signal.SIGINT, lambda *facts: before(*facts) if time.monotonic() > ends_s else None)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                atexit.register(signal.signal, number, signal.SIG_IGN)
 
     def _on_sigterm(self, *_: Any) -> None:
         """Called in the main thread when SIGTERM comes, and again by the timer if the run has not ended by then.

@@ -158,17 +158,26 @@ def test_signal_in_a_long_test_body(starter: Starter, started: str, number: int)
     assert launch.junit()["gpucluster.verdict"] == "error"
 
 
-@pytest.mark.parametrize(("hook", "code", "outcome"), [("runtest_setup", 2, "error"), ("sessionfinish", 0, "passed")])
-def test_ctrl_c_again_costs_no_report(starter: Starter, hook: str, code: int, outcome: str) -> None:
-    """Whoever presses it several times, before or while reports are written, has them all, and they say the same."""
+@pytest.mark.parametrize(
+    ("busy", "code", "outcome"),
+    [
+        ("def pytest_runtest_setup():\n    wait()\n", 2, "error"),
+        ("def pytest_sessionfinish():\n    wait()\n", 0, "passed"),
+        ("class Last:\n    def __del__(self, wait=wait):\n        wait()\n\nlast = Last()\n", 0, "passed"),
+    ],
+    ids=["test", "reports", "exit"],
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_pressed_again_costs_no_report(starter: Starter, busy: str, code: int, outcome: str, number: int) -> None:
+    """Whoever presses it several times, before or while reports are written, or later, has them all, and the exit code."""
     starter.write(
-        conftest=f"import time\ndef pytest_{hook}():\n    open('busy', 'w').close()\n    time.sleep(3)\n",
+        conftest=f"import time\ndef wait(open=open, sleep=time.sleep):\n    open('busy', 'w').close()\n    sleep(3)\n{busy}",
         test_plain="def test_fine(cluster):\n    pass\n",
     )
     launch = starter.pytest(*CHOSEN, "test_plain.py")
     launch.until((starter.folder / "busy").exists, what="busy hook")
     for _ in range(5):
-        os.kill(launch.pid, signal.SIGINT)
+        os.kill(launch.pid, number)
         time.sleep(0.1)
     assert (launch.end(), launch.results()["verdict"]) == (code, "INCOMPLETE"), launch.output
     assert [line for line in launch.output.splitlines() if line.startswith("verdict INCOMPLETE")]
