@@ -329,4 +329,4 @@ def soak(session: nox.Session) -> None:
     """Repeat the fault tests, 10 rounds or as many as said (`-- 50`); the first round that fails ends it."""
     install(session, "tests")
     for _ in range(int(session.posargs[0] if session.posargs else 10)):
-        run_tests(session, "pytest", "-q", "-x", "-m", FAST, "tests/faults")
+        run_tests(session, "pytest", "-q", "-x", "-m", FAST, *WORKERS, "tests/faults")
