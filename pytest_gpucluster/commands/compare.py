@@ -288,7 +288,7 @@ def _runs(found: RunComparison) -> Iterator[str]:
     for name, run in (("A", found.before), ("B", found.after)):
         facts = run.get("run", {})
         when = f"{facts.get('started') or 'no date'}, run {facts.get('id') or 'unknown'}"
-        yield f"{name}: {one_line(run['verdict_line'])} ({when})"
+        yield one_line(f"{name}: {run['verdict_line']} ({when})")
 
 
 def _labels(found: RunComparison) -> Callable[[PartKey], str]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.text import Text
 
 from pytest_gpucluster.commands.info_tables import NOTHING, number_or_nothing, print_parts, table_by_heading
@@ -26,17 +25,8 @@ SECONDS = 19
 """So many characters of a moment in ISO 8601 say it to the second."""
 DIGITS = 12
 """Of a digest."""
-
-
-class _Head(msgspec.Struct, kw_only=True):
-    """The members of results.json that a list of runs shows."""
-
-    verdict: str
-    profile: str | None = None
-    level: str | None = None
-    expected: dict[str, int] = {}
-    run: dict[str, Any] = {}
-    limits_sha256: str | None = None
+TABLES = ("criteria", "values", "limits", "places", "hardware")
+"""Members of results.json that no list of runs shows: not kept in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +43,7 @@ class KeptRun:
     """
 
     folder: Path
-    head: _Head
+    head: Mapping[str, Any]
     median: float | None = None
     worst: float | None = None
     value: float | None = None
@@ -63,7 +53,7 @@ class KeptRun:
     @property
     def started(self) -> str:
         """When it began, in ISO 8601; empty where its file does not say it."""
-        return str(self.head.run.get("started") or "")
+        return str(self.head.get("run", {}).get("started") or "")
 
 
 def find_runs(folder: Path) -> tuple[list[Path], list[str]]:
@@ -91,10 +81,7 @@ def read_run(folder: Path, *, criterion: str | None = None, part: str | None = N
         ConfigurationError: the file cannot be read, is damaged, or is of a newer version.
     """
     document = read_results(folder)
-    try:
-        kept = KeptRun(folder=folder, head=msgspec.convert(document, _Head))
-    except msgspec.ValidationError as wrong:
-        raise ConfigurationError(f"{folder / RESULTS} is damaged: {wrong}") from None
+    kept = KeptRun(folder=folder, head={name: one for name, one in document.items() if name not in TABLES})
     return kept if criterion is None else _with_values(kept, document, criterion, part)
 
 
@@ -159,11 +146,11 @@ def _require(runs: Sequence[KeptRun], chosen: argparse.Namespace) -> None:
 
 def _line(run: KeptRun, chosen: argparse.Namespace) -> dict[str, str]:
     head = run.head
-    cells = {"began": _when(run), "verdict": head.verdict}
+    cells = {"began": _when(run), "verdict": head["verdict"]}
     if chosen.criterion is None:
-        shape = f"{head.expected.get('nodes', '?')} x {head.expected.get('gpus_per_node', '?')}"
-        limits = (head.limits_sha256 or NOTHING)[:DIGITS]
-        cells |= {"nodes x GPUs": shape, "profile": head.profile or "", "level": head.level or "", "limits": limits}
+        shape = " x ".join(str(head.get("expected", {}).get(name, "?")) for name in ("nodes", "gpus_per_node"))
+        cells |= {"nodes x GPUs": shape, **{name: head.get(name) or "" for name in ("profile", "level")}}
+        cells["limits"] = (head.get("limits_sha256") or NOTHING)[:DIGITS]
     else:
         cells |= {"median": number_or_nothing(run.median), "worst": number_or_nothing(run.worst), "unit": run.unit or NOTHING}
     if chosen.part is not None:

@@ -36,6 +36,7 @@ from pytest_gpucluster.reporting.recorder import planned_facts
 from pytest_gpucluster.reporting.results import place_facts
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
+from pytest_gpucluster.text import one_line, visible
 
 GOOD = ("ACCEPTED", "ACCEPTED_WITH_WAIVERS", "REHEARSED")
 
@@ -71,13 +72,13 @@ def main(chosen: argparse.Namespace) -> int:
         said = write_outputs(folder, Wanted(environment=on_github))
     for problem in said.problems:
         sys.stderr.write(f"gpucluster report: {problem}\n")
-    sys.stdout.write("".join(f"{line}\n" for line in (*said.annotations, f"verdict {verdict.line}")))
+    sys.stdout.write("".join(f"{line}\n" for line in (*said.annotations, f"verdict {one_line(verdict.line)}")))
     return 0 if verdict.is_good else 1
 
 
 def _page(source: Path, output: Path | None) -> int:
     file, run = page_about(source, output=output)
-    sys.stdout.write(f"verdict {run.facts.get('verdict_line', run.word)}\npage {file}\n")
+    sys.stdout.write(f"verdict {one_line(run.facts['verdict_line'])}\npage {visible(str(file))}\n")
     return 0 if run.word in GOOD else 1
 
 

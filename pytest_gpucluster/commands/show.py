@@ -99,7 +99,7 @@ def _head(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _line_of(name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> dict[str, str]:
-    summary = values.get("summary", {})
+    summary = values.get("summary") or {}
     worst = next((row for row in rows if place_of(row) == summary.get("worst_place") and row["value"] is not None), None)
     where = NOTHING if worst is None else place_of(worst) or "the cluster"
     return {

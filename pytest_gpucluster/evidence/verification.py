@@ -10,8 +10,10 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import TimeoutError as TimedOut  # Python's own only since 3.11
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,7 +118,7 @@ def limits(bundle: Bundle) -> Found:
         return Found(NOT_OK, f"the limits in {RESULTS} are not those of its limits_sha256")
     packaged = hashlib.sha256(bundle.file(AS_PACKAGED)).hexdigest()
     if packaged != DIGEST.read_text(encoding="ascii").strip():
-        return Found(STALE, "the packaged limits are not those of this version; the verdict is about its own limits")
+        return bundle.other("the packaged limits are not those of this version; the verdict is about its own limits")
     if as_read is None:
         return Found(STALE, f"the file that the run read is not in the bundle; {RESULTS} has each limit")
     if entries and _resolved(as_read, str(facts.get("profile"))) != facts.get("limits_sha256"):
@@ -252,6 +254,8 @@ CHECKS: dict[str, Callable[[Bundle], Found]] = {
 
 BESIDE = ("limits", "page")
 """Checks that need nothing of the journal, and so go on beside it in another process."""
+WITHIN_S = 600.0
+"""For each of them. A minute is the most that was computed, of 1,024 nodes; what takes longer is done again here."""
 
 
 def _checked(name: str, bundle: Bundle) -> Found:
@@ -305,8 +309,10 @@ def steps(archive: Archive, *, signers: Path | None) -> Iterator[VerifyStep]:
         beside = {name: pool.submit(_checked, name, bundle) for name in BESIDE}
         for name in CHECKS:
             try:
-                yield VerifyStep(name, *(beside[name].result() if name in beside else _checked(name, bundle)))
-            except BrokenExecutor:  # it was killed
+                yield VerifyStep(name, *(beside[name].result(WITHIN_S) if name in beside else _checked(name, bundle)))
+            except (BrokenExecutor, TimedOut):  # it was killed, or hangs
+                for process in active_children():
+                    process.kill()
                 yield VerifyStep(name, *_checked(name, bundle))
 
 

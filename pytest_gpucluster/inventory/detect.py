@@ -65,10 +65,15 @@ def survey_gpus(within_s: float | None = None) -> dict[str, Any]:
             f"NVML did not answer within {deadline_s:g} s: the driver hangs. Look at the kernel log (Xid), then reboot the node"
         ) from None
     try:
-        return dict(json.loads(ended.printed if ended.exit_code == 0 else ""))
+        return dict(json.loads(ended.printed if ended.exit_code == 0 else "", object_hook=as_written))
     except ValueError:
         tail = ended.complained.strip().splitlines()[-1:] or [f"exit code {ended.exit_code}"]
         raise ConfigurationError(f"NVML could not be read: {tail[0]}") from None
+
+
+def as_written(read: dict[str, Any]) -> Any:
+    """What the child process wrote as ``{"why": ...}`` was a reading that is not available."""
+    return NotAvailable(**read) if read.keys() == {"why"} else read
 
 
 def detect_gpus() -> Detected:

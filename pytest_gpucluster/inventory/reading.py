@@ -55,10 +55,7 @@ def unavailable(value: Any) -> str | None:
 
 
 def as_plain(value: Any) -> Any:
-    """Data classes, and namespaces of those that this process does not know, as mappings; why a reading is not available.
-
-    A child process of NVML has written that as ``{"why": ...}``.
-    """
+    """Data classes, and namespaces of those that this process does not know, as mappings; why a reading is not available."""
     if isinstance(value, NotAvailable):
         return {"not_available": value.why}
     if isinstance(value, SimpleNamespace):
@@ -66,9 +63,7 @@ def as_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return (
-            {"not_available": value["why"]} if value.keys() == {"why"} else {key: as_plain(one) for key, one in value.items()}
-        )
+        return {key: as_plain(one) for key, one in value.items()}
     return [as_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 

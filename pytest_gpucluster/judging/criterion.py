@@ -378,10 +378,18 @@ def _bounded(evidence: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _foreign(values: Mapping[Any, Any], expected: Sequence[Place]) -> dict[Any, str]:
-    """The names of values, places or ids of places, that are none of the expected ones, and the ids of these places."""
-    ids = {place.id for place in expected} if expected else {_at(name) for name in values}
-    named = {name: _at(name) for name in values if isinstance(name, (Place, str))}
-    return {name: at for name, at in named.items() if at not in ids and (isinstance(name, Place) or PLACE_ID.match(at))}
+    """The names of values, places or ids of places, that are none of the expected ones, and what they are called.
+
+    So is a pair of one place with itself, one without an expected place, and one that leaves several expected places.
+    """
+    ids, found = {place.id for place in expected}, {}
+    for name in values if expected else ():
+        parts = name if isinstance(name, tuple) else (name,)
+        places = [_at(part) for part in parts if isinstance(part, Place) or (isinstance(part, str) and PLACE_ID.match(part))]
+        known = ids.intersection(places)
+        if places and (len({*places}) < len(places) or not known or (len(ids) > 1 and len(known) < len(places))):
+            found[name] = " to ".join(places)
+    return found
 
 
 def _coverage_error(criterion: Criterion, values: Mapping[Any, Any], foreign: Mapping[Any, str]) -> MeasurementError | None:

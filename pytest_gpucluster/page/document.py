@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -27,7 +26,6 @@ from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 TABLES = ("criteria", "values", "culprits", "hardware", "places", "limits")
 """Members that become records, places and entries; all others are facts."""
-NODE = re.compile(r"node(\d+)\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ def document_of(content: bytes, *, name: str = "results.json") -> RunDocument:
         records = tuple(map(_record, rows_of({**members, "criteria": listed})))
         return RunDocument(
             facts={name: value for name, value in members.items() if name not in TABLES},
-            places=_places(members, records),
+            places=_places(members),
             records=records,
             entries=dict(members.get("limits") or {}),
             culprits=tuple(members.get("culprits") or ()),
@@ -129,7 +127,7 @@ def _limit(kind: Any, value: float, unit: str | None) -> Limit:
     return Limit(kind=kind, value=value, unit=unit or "")
 
 
-def _places(members: Mapping[str, Any], records: Iterable[Record]) -> dict[str, Place]:
+def _places(members: Mapping[str, Any]) -> dict[str, Place]:
     """Every place that the file names, nodes and GPUs in order."""
     boards = {
         row["place"]: {key: str(text) for key, text in row.items() if key != "place"} for row in members.get("hardware", ())
@@ -143,15 +141,7 @@ def _places(members: Mapping[str, Any], records: Iterable[Record]) -> dict[str, 
             slot = {"slot": str(facts["slot"])} if facts.get("slot") else {}
             board = {**slot, **boards.get(facts["id"], {})}
             found[facts["id"]] = Place(board=board, **{key: facts.get(key) for key in PLACE_FIELDS})
-    for record in records:
-        if record.place is not None and record.place not in found:
-            found[record.place] = Place(id=record.place, node=_node_of(record.place))
     return dict(sorted(found.items(), key=lambda item: (item[1].node, -1 if item[1].gpu is None else item[1].gpu)))
-
-
-def _node_of(name: str) -> int:
-    match = NODE.match(name.partition("-")[0])
-    return int(match[1]) if match is not None else 0
 
 
 TEMPLATES = Path(__file__).with_name("templates")

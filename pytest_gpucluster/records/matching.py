@@ -140,8 +140,8 @@ def _whole_nodes(places: Iterable[Mapping[str, Any]], sizes: Mapping[int, int]) 
 def places_of(document: Mapping[str, Any]) -> Places:
     """The places of a run by id, also of an older results.json, which has them in its rows."""
     listed = [place for place in document.get("places", ()) if isinstance(place, dict)]
-    rows = [] if listed else [row["place"] for row in document["criteria"] if row["place"] is not None]
-    return {place["id"]: place for place in (*listed, *rows)}
+    rows = [row["place"] for row in document["criteria"] if row["place"] is not None]
+    return {place["id"]: place for place in (*rows, *listed)}
 
 
 NAMES = ("id", "hostname", "uuid", "serial")

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+"""Of a node, or of a GPU in its node: a page draws a cell for each."""
+
+
 class _Place(msgspec.Struct, kw_only=True):
     """What every reader asks of a place."""
 
     id: str
-    node: int
-    gpu: int | None
+    node: _Number
+    gpu: _Number | None
     hostname: str | None = None
     uuid: str | None = None
     serial: str | None = None
@@ -49,19 +53,84 @@ class _Row(msgspec.Struct, kw_only=True):
     criterion: str
     outcome: str
     place: _Place | None
-    value: Any
+    value: float | None
     unit: str | None
     limit: str | None
     limit_kind: str | None
-    limit_value: Any
+    limit_value: float | None
     evidence: dict[str, Any]
     waiver: dict[str, Any] | None = None
+    reason: str | None = None
+    remark: str | None = None
+
+
+class _Limit(msgspec.Struct, kw_only=True):
+    """A limit in numbers and in words."""
+
+    text: str | None = None
+    value: float | None = None
+
+
+class _Summary(msgspec.Struct, kw_only=True):
+    """The worst of the outcomes of a criterion."""
+
+    worst: float | None = None
+    worst_margin_percent: float | None = None
+
+
+class _Note(msgspec.Struct, kw_only=True):
+    """What is said of some outcomes."""
+
+    reason: str | None = None
+    remark: str | None = None
+    waiver: dict[str, Any] | None = None
+
+
+class _Named(msgspec.Struct, kw_only=True):
+    """A column of evidence."""
+
+    key: str
 
 
 class _Column(msgspec.Struct, kw_only=True):
     """The outcomes of a criterion."""
 
+    criterion: str
     outcome: list[str]
+    unit: str | None = None
+    limit: _Limit | None = None
+    summary: _Summary | None = None
+    place: list[str | None] = []
+    value: list[float | None] = []
+    margin_percent: list[float | None] = []
+    notes: list[_Note] = []
+    other_limits: list[dict[str, Any]] = []
+    evidence: list[_Named] = []
+
+
+class _LimitUsed(msgspec.Struct, kw_only=True):
+    """What a criterion asked."""
+
+    noise: float | None = None
+    ids: list[str] = []
+    recipe: dict[str, Any] = {}
+
+
+class _Run(msgspec.Struct, kw_only=True):
+    """Which run it was."""
+
+    started: str | None = None
+    command: list[str] = []
+    hosts: list[str] = []
+
+
+class _Environment(msgspec.Struct, kw_only=True):
+    """What was there."""
+
+    versions: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
+    overridden_variables: dict[str, Any] = {}
+    gpus: list[Any] = []
 
 
 class _Culprit(msgspec.Struct, kw_only=True):
@@ -70,6 +139,8 @@ class _Culprit(msgspec.Struct, kw_only=True):
     kind: str
     criteria: list[str]
     place: _Place | None = None
+    places: list[str] = []
+    evidence: list[str] = []
 
 
 class _Document(msgspec.Struct, kw_only=True):
@@ -81,9 +152,19 @@ class _Document(msgspec.Struct, kw_only=True):
     values: list[_Column] = []
     culprits: list[_Culprit] = []
     places: list[_Place] = []
-    run: dict[str, Any] = {}
-    environment: dict[str, Any] = {}
-    limits: dict[str, dict[str, Any]] = {}
+    profile: str | None = None
+    level: str | None = None
+    limits_sha256: str | None = None
+    run: _Run = msgspec.field(default_factory=_Run)
+    environment: _Environment = msgspec.field(default_factory=_Environment)
+    expected: dict[str, int] = {}
+    limits: dict[str, _LimitUsed] = {}
+    changed_limits: list[str] = []
+    changed_terms: list[str] = []
+    objections: list[str] = []
+    remarks: list[str] = []
+    waivers: list[dict[str, Any]] = []
+    timings: dict[str, Any] = {}
 
 
 NEWEST = 2
@@ -141,18 +222,39 @@ def checked(content: bytes, file: str, *, advice: str = "") -> dict[str, Any]:
             )
     if (schema := document.get("schema")) not in (1, None):
         raise ConfigurationError(f"{file} has the schema {schema!r}, and this program reads 1: another version wrote it")
-    try:
-        typed = msgspec.convert(document, _Document)
-    except msgspec.ValidationError as wrong:
-        raise ConfigurationError(f"{file} is damaged: {wrong}") from None
+    typed = with_types(document, file)
     if document["verdict"] not in VERDICTS:
         raise ConfigurationError(f"{file} is damaged: there is no verdict {shortened(document['verdict'])!r}")
+    _require_places(typed, file)
     found = {WAIVED if row.outcome in WAIVABLE and row.waiver is not None else row.outcome for row in typed.criteria}
     columns = {outcome for column in typed.values for outcome in column.outcome}  # which know no waiver
     found |= columns.difference(WAIVABLE) if WAIVED in found else columns
     if (contradiction := contradiction_in(typed.verdict, found)) is not None:
         raise ConfigurationError(f"{file} {contradiction}")
     return document
+
+
+def with_types(document: Mapping[str, Any], file: str) -> _Document:
+    """The members that readers take for granted.
+
+    Raises:
+        ConfigurationError: one has another type.
+    """
+    try:
+        return msgspec.convert(document, _Document)
+    except msgspec.ValidationError as wrong:
+        raise ConfigurationError(f"{file} is damaged: {wrong}") from None
+
+
+def _require_places(typed: _Document, file: str) -> None:
+    """Refuse columns with a part that the record does not describe, or with two outcomes of one criterion at one place."""
+    described = {place.id for place in (*typed.places, *(row.place for row in typed.criteria)) if place is not None}
+    keys = [(column.criterion, place) for column in typed.values for place in column.place]
+    foreign = sorted({place for _, place in keys if place is not None} - described)
+    if foreign:
+        raise ConfigurationError(f"{file} is damaged: it has an outcome of {foreign[0]!r}, which is none of its places")
+    if len({*keys}) < len(keys):
+        raise ConfigurationError(f"{file} is damaged: one criterion has two outcomes at one place")
 
 
 def contradiction_in(verdict: str, outcomes: set[str]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_gpucluster.places import PLACE_FIELDS
 from pytest_gpucluster.records.reading import rows_of
+from pytest_gpucluster.text import visible
 
 OUTCOME = "outcome"
 """What ``member`` says of a line that is an outcome; of every other line it is the path of a number."""
@@ -52,9 +53,9 @@ def other_numbers(document: Mapping[str, Any]) -> Iterator[tuple[str, int | floa
         if name not in IN_THE_OUTCOMES:
             yield from ((path, number, None) for path, number in _numbers(value, name))
     for values in document.get("values", ()):
-        for path, number in _numbers(values["summary"], f"values.{values['criterion']}.summary"):
+        for path, number in _numbers(values.get("summary"), f"values.{values['criterion']}.summary"):
             is_value = path.endswith((".worst", ".median"))
-            yield path, number, values["unit"] if is_value else "%" if path.endswith("percent") else "count"
+            yield path, number, values.get("unit") if is_value else "%" if path.endswith("percent") else "count"
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, int | float]]:
@@ -84,7 +85,7 @@ def _cell(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return repr(value)
-    return as_text(str(value))
+    return as_text(visible(str(value)))
 
 
 def as_text(text: str) -> str:

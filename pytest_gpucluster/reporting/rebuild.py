@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, RESULTS
-from pytest_gpucluster.config.settings import JUNIT_FORMS
+from pytest_gpucluster.config.settings import JUNIT_FORMS, MOST_EXPECTED
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.plan import Key
 from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
-from pytest_gpucluster.records.reading import bytes_of, run_facts, zoned
+from pytest_gpucluster.records.reading import bytes_of, run_facts, with_types, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark, texts_of, write_reports
 from pytest_gpucluster.reporting.results import JunitForm, Part, ReportedTest, RunReport, last_known, parts_facts, parts_remarks
@@ -26,7 +26,7 @@ from pytest_gpucluster.text import counted
 
 CUT_SHORT = "not run: the run was cut short, its controller died"
 NO_VERDICT = "the run ended before its verdict"
-NOT_AN_EVENT = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+NOT_AN_EVENT = (ArithmeticError, AttributeError, ConfigurationError, LookupError, RecursionError, TypeError, ValueError)
 """What a line raises that is no event of a journal, wherever that comes to light."""
 TRIED = ("started", "resumed", "planned", "bound", "selftest", "soak_resumed", "verdict")
 
@@ -268,7 +268,7 @@ def state_after(state: JournalState, event: dict[str, Any]) -> JournalState:
     taken = _copy(state)
     taken.take(event)
     tried = replace(_copy(taken), records=_sample(taken.records, is_by_place=event["event"] != "verdict"))
-    texts_of(tried.report(tried.close()))
+    with_types(json.loads(texts_of(tried.report(tried.close()))[0]), RESULTS)
     return taken
 
 
@@ -372,6 +372,8 @@ def unbound_places(state: JournalState) -> dict[str, Place]:
     expected = state.facts.get("expected")
     if expected is None:
         return {}
+    if any(expected[name] > most for name, most in MOST_EXPECTED.items()):
+        raise ValueError(expected)
     device: Device = "cpu" if state.terms.rehearsal else "cuda"
     inventory = Inventory(num_nodes=expected["nodes"], gpus_per_node=expected["gpus_per_node"], device=device)
     return {place.id: place for place in (*inventory.places, *inventory.nodes)}

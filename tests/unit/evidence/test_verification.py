@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -250,6 +251,11 @@ BY_THE_SIGNER: dict[str, tuple[Callable[[Files], object], str, str]] = {
         "results",
         "the journal gives",
     ),
+    "other packaged limits": (
+        replaced("limits/packaged.json", b"h200", b"h201"),
+        "limits",
+        "the packaged limits are not those of this version",
+    ),
     "another statement": (
         replaced("statements/test-result.json", b'"result": "FAILED"', b'"result": "PASSED"'),
         "statements",
@@ -317,13 +323,16 @@ def test_a_valid_bundle(capsys: pytest.CaptureFixture[str], bundle: Path, key: P
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("end", ["killed", "hangs"])
 def test_a_check_whose_process_is_killed_is_done_here(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bundle: Path, key: Path
+    end: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bundle: Path, key: Path
 ) -> None:
     """Limits and page are checked in a second process. What became of it changes no verdict."""
     here, check = os.getpid(), verification.CHECKS["limits"]
-    killed: Callable[[Any], Any] = lambda found: check(found) if os.getpid() == here else os._exit(9)  # noqa: E731
+    away = {"killed": lambda: os._exit(9), "hangs": lambda: time.sleep(600)}[end]
+    killed: Callable[[Any], Any] = lambda found: check(found) if os.getpid() == here else away()  # noqa: E731
     monkeypatch.setitem(verification.CHECKS, "limits", killed)
+    monkeypatch.setattr(verification, "WITHIN_S", 5.0 if end == "hangs" else 600.0)
     code, found, last = verify(capsys, bundle, "--signers", signers_of(key))
     assert (code, last, {state for state, _ in found.values()}) == (0, "valid", {"ok"})
 

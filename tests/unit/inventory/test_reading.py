@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 import typing
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.inventory import nvlinks, nvml
+from pytest_gpucluster.inventory import detect, nvlinks, nvml
 from pytest_gpucluster.inventory.reading import (
     NOBODY,
     NotAvailable,
@@ -102,6 +103,13 @@ def test_healthy_values_are_of_the_types_of_their_fields(kind: type) -> None:
 
 def test_plain_data_say_why_a_reading_is_not_available() -> None:
     """In one way, also where a child process of NVML wrote it, and inside what this process does not know."""
-    known = {"a": NotAvailable("x"), "b": {"why": "y"}, "c": types.SimpleNamespace(d=[NotAvailable("z")])}
-    shown = {"a": {"not_available": "x"}, "b": {"not_available": "y"}, "c": {"d": [{"not_available": "z"}]}}
+    known = {"a": NotAvailable("x"), "c": types.SimpleNamespace(d=[NotAvailable("z")])}
+    shown = {"a": {"not_available": "x"}, "c": {"d": [{"not_available": "z"}]}}
     assert as_plain(known) == shown
+    survey = json.loads(json.dumps({"b": {"why": "y"}}), object_hook=detect.as_written)
+    assert as_plain(survey) == {"b": {"not_available": "y"}}
+
+
+def test_a_user_s_own_word_is_no_missing_reading() -> None:
+    """``gpucluster run --json`` showed a function's ``{"why": text}`` as not available."""
+    assert as_plain({"why": "text"}) == {"why": "text"}

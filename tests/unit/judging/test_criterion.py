@@ -356,6 +356,34 @@ def test_a_bad_value_of_another_place_blames_nobody_here(other: object) -> None:
     assert judge.judged is None
 
 
+@pytest.mark.parametrize(
+    ("expected", "name", "said"),
+    [
+        ((A,), (A, A), "node0-gpu0 to node0-gpu0"),
+        ((A,), (A.id, A), "node0-gpu0 to node0-gpu0"),
+        ((A,), (B, C), "node0-gpu1 to node1-gpu0"),
+        ((A, B), (B, B), "node0-gpu1 to node0-gpu1"),
+        ((A, B), (A, C), "node0-gpu0 to node1-gpu0"),
+        ((A, B), (A, "node9-gpu9"), "node0-gpu0 to node9-gpu9"),
+    ],
+)
+@pytest.mark.parametrize("value", [800.0, 100.0])
+def test_a_pair_of_one_place_or_outside_is_no_pair(expected: tuple[Place, ...], name: Any, said: str, value: float) -> None:
+    """It passed, or blamed parts that this test is not about."""
+    judge = replace(criterion(None), expected=expected)
+    with pytest.raises(MeasurementError, match=f"a value for {said}, which is not required here"):
+        judge.require({**dict.fromkeys(expected, 800.0), name: value})
+    assert judge.judged is None
+
+
+def test_a_test_of_one_place_may_judge_the_pairs_that_hold_it() -> None:
+    """Whatever stands at their other end; a name that is no pair of places is as good as any."""
+    judge = replace(criterion(), expected=(A,))
+    judge.require({(A, B): 800.0, (C, A): 900.0, (A, "read"): 800.0, ("read", 4096): 800.0})
+    assert judge.judged is not None
+    assert judge.judged.outcome == PASSED
+
+
 @pytest.mark.parametrize(("name", "culprits"), [(B.id, (B.id,)), ((A.id, B.id), (A.id, B.id)), (B, (B.id,)), ("read", ())])
 def test_an_id_names_its_place(name: object, culprits: tuple[str, ...]) -> None:
     """A value by the id of a place is that place's, as one by the place itself."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
+from pytest_gpucluster.page.document import read_document
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 from pytest_gpucluster.reporting.rebuild import event_of, rebuild, require_journal_of, take_over
 from tests.support import reports
@@ -156,6 +157,32 @@ def test_a_damaged_replica_or_first_line(tmp_path: Path) -> None:
     (tmp_path / "run" / "journal.jsonl").write_bytes(b"\xff\n")
     with pytest.raises(ConfigurationError, match="the first line of the journal"):
         require_journal_of("4711", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("number", "changes"),
+    [
+        *[
+            (0, {"facts": {"expected": {"nodes": 1, "gpus_per_node": 1}, **facts}})
+            for facts in (
+                {"expected": {"nodes": 10**30, "gpus_per_node": 1}},
+                {"run": {"command": [None]}},
+                {"changed_limits": None},
+                {"limits": {"a": {"noise": "x"}}},
+            )
+        ],
+        (2, {"places": [{**PLACE, "uuid": 7}]}),
+        (2, {"places": [{**PLACE, "gpu": 10**30}]}),
+        (4, {"timings": [1]}),
+    ],
+    ids=repr,
+)
+def test_an_event_that_no_reader_could_read(tmp_path: Path, number: int, changes: dict[str, Any]) -> None:
+    """It is damage, and results.json can be read. One of 10^30 nodes had no end."""
+    event = json.dumps({"at_s": float(number), **EVENTS[number], **changes}).encode() + b"\n"
+    word, line = rebuilt(tmp_path, b"".join([*LINES[:number], event, *LINES[number + 1 :]]))
+    assert (word, f"the journal is damaged at line {number + 1}" in line) == ("INCOMPLETE", True), line
+    assert read_document(tmp_path / "results.json").word == word
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Record)])
