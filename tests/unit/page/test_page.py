@@ -494,6 +494,23 @@ def test_a_node_that_is_absent_is_one_line() -> None:
     assert texts.count("<b>node1</b><pre>not run: node1 is absent</pre>") == 3
 
 
+def test_a_ticket_about_many_criteria_is_short() -> None:
+    """An absent node takes every criterion along, and none is bad: twelve are named, the others counted."""
+    absent = fleet(2, 4, absent=[1])
+    rows = [replace(one, criterion=f"c{number}") for number in range(30) for one in outcomes(absent)]
+    (part,) = [one for one in model_of(document_of(text_of(document(rows, absent)))).parts if len(one.more_criteria) > 12]
+    assert len(part.more_criteria) == 30
+    named = [line for line in part.ticket.splitlines() if line.startswith("* Also: ")]
+    assert named == [f"* Also: {', '.join(sorted(part.more_criteria)[:12])} and 18 more"]
+
+
+def test_the_signatures_stand_beside_the_verdict() -> None:
+    """Who signs reads it there once more, and that only an acceptance accepts."""
+    words = {html: Page(html).all("section", id="sign")[0].text for html in (HTML, page(outcomes(PLACES)))}
+    assert "REJECTED. Signed, it is a record: only ACCEPTED accepts the cluster." in words[HTML]
+    assert "ACCEPTED. Read above what is not proven." in words[page(outcomes(PLACES))]
+
+
 def test_many_bad_parts() -> None:
     """All are on the page: 40 in full, the others with a line."""
     places = fleet(100, 4)
