@@ -266,6 +266,16 @@ def test_evidence_in_words_is_open_where_no_value_stands_beside_it(records: list
     assert ["open" in attributes for attributes in found] == [is_open]
 
 
+PLAIN = Record(criterion="sum", place="node1-gpu2", outcome=FAILED, reason="assert 1 == 2", culprits=("node1-gpu2",))
+
+
+@pytest.mark.parametrize(("records", "classes"), [(BUSY, "part is-open"), ([BAD], "part"), ([PLAIN], "part")])
+def test_only_what_failed_is_red(records: list[Record], classes: str) -> None:
+    """A GPU that another program holds was not measured, and nothing is wrong with it."""
+    assert [one.attributes["class"] for one in Page(page(records)).all("article")][-1] == classes
+    assert ".part.is-waived, .part.is-open { border-left-color: var(--open); }" in HTML
+
+
 def test_only_an_acceptance_is_green() -> None:
     """The banner of anything else is not."""
     simulated = {"nodes": 2, "gpus_per_node": 4, "gpu": "h200-sxm", "seed": 0, "faults": []}
