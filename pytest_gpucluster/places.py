@@ -79,7 +79,7 @@ class Place:
         """For messages, all by which the part is known: host, id, rank, serial number, UUID, PCI address."""
         known = (
             self.id if self.hostname is not None else None,
-            f"rank {self.rank}" if self.rank is not None else "no rank",
+            f"rank {self.rank}" if self.rank is not None else "no rank" if self.gpu is not None else None,
             f"serial {self.serial}" if self.serial else None,
             self.uuid,
             f"PCI {self.pci}" if self.pci else None,

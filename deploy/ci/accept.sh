@@ -10,7 +10,7 @@ KEY=${KEY:-}                            # an SSH key that signs the bundle; empt
 # --------------------------
 
 # shellcheck source=/dev/null
-. "$VENV/bin/activate"
+. "$VENV/bin/activate" || exit 2
 level=${1:-standard} last=$RUNS/accepted-${1:-standard} results=$RUNS/$(date -u +%Y%m%dT%H%M%SZ)-${1:-standard}-$$
 options=("--gpucluster-level=$level" "--gpucluster-expect=$EXPECT" "--gpucluster-results=$results")
 options+=("--junitxml=$results/junit.xml" "--gpucluster-summary=$results/summary.md")

@@ -122,7 +122,7 @@ def _places_of(name: PartName, places: Collection[Place]) -> Sequence[Place]:
     if not here:
         hosts = [place.hostname for place in places if place.gpu is None and place.hostname is not None]
         raise ConfigurationError(
-            f"{ONLY} {name}: no host of this run has that name; there are {shortlist(hosts, most=SHOWN_HOSTS) or 'none'}."
+            f"{ONLY} {name}: no host of this run has that name; its hosts: {shortlist(hosts, most=SHOWN_HOSTS) or 'none'}."
             f"{did_you_mean(name.host, hosts)}"
         )
     if name.part is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from pytest_gpucluster.commands.arguments import JudgingTests, read_tests, tests_beside
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.config.yaml_lines import Problem
+from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.thresholds import no_effect, versions
 from pytest_gpucluster.thresholds.file import ThresholdsFile
@@ -28,7 +29,7 @@ def main(chosen: argparse.Namespace) -> int:
     """Check each file; the exit code, 1 where one has a problem.
 
     Raises:
-        ConfigurationError: a path of ``--tests`` is absent or no Python.
+        ConfigurationError: a path of ``--tests`` is absent or no Python; or two files have waivers.
     """
     if chosen.schema:
         sys.stdout.write(json.dumps(File.model_json_schema(by_alias=True), indent=1) + "\n")
@@ -39,7 +40,10 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _lint(path: Path, named: list[JudgingTests], *, has_tests: bool) -> bool:
-    """Print what is to say of one file; whether it has no problem."""
+    """Print what is to say of one file, and of the waivers of a run with it; whether there is no problem."""
+    if path.name == waivers.NAME:
+        sys.stdout.write(f"{path}: waivers are checked with the limits of their run: gpucluster lint [FILE of limits]\n")
+        return False
     file, problems = check(path)
     remarks: list[Problem] = []
     if file is not None and not problems:
@@ -48,6 +52,8 @@ def _lint(path: Path, named: list[JudgingTests], *, has_tests: bool) -> bool:
         is_problem = has_tests or _is_about_the_suite(file)
         for one, name in _without_test(file, named):
             (problems if is_problem or _is_near(name, file) else remarks).append(one)
+        waived = waivers.find(path, Path.cwd())
+        problems += waivers.check(waived, criteria=file.criteria(None))[1] if waived is not None else ()
     own = {one.message for one in problems if one.file == str(path)}
     problems = [one for one in problems if one.file == str(path) or one.message not in own]
     for one in sorted({*problems, *remarks}, key=lambda one: (one.file, one.line, one.message)) if file else problems:

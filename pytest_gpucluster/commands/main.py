@@ -168,8 +168,8 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
     parser.add_argument("--version", action="version", version=f"pytest-gpucluster {version('pytest-gpucluster')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     _add_report(commands.add_parser("report", help="the reports of a run again, from its journal, and its page"))
-    lint = commands.add_parser("lint", help="check thresholds files; nothing is run")
-    lint.add_argument("files", type=Path, nargs="*", metavar="FILE", help="default: the packaged file")
+    lint = commands.add_parser("lint", help="check thresholds files and waivers; nothing is run")
+    lint.add_argument("files", type=Path, nargs="*", metavar="FILE", help="limits; default: the packaged ones")
     words = "files and folders of your own tests; default: those beside each FILE"
     lint.add_argument("--tests", type=Path, nargs="+", action="extend", metavar="PATH", help=words)
     lint.add_argument("--schema", action="store_true", help="print the JSON schema for editors instead")
@@ -237,7 +237,7 @@ def _add_watch(watch: argparse.ArgumentParser) -> None:
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.usage = "gpucluster demo [--fleet NxM] [--bad PART:FAULT ...] [--seed N] [--profile NAME] [-- PYTEST ARGUMENTS]"
-    demo.description = f"Faults: {'; '.join(f'{kind} ({words})' for kind, words in FAULTS.items())}."
+    demo.description = f"Results: gpucluster-demo. Faults: {'; '.join(f'{kind} ({words})' for kind, words in FAULTS.items())}."
     demo.add_argument("--fleet", default="1x8", metavar="NODESxGPUS", help="the shape of the fleet (default: 1x8)")
     words = "a planted fault: node3-gpu5:slow, node7:absent"
     demo.add_argument("--bad", action="append", default=[], metavar="PART:FAULT", help=words)

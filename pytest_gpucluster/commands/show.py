@@ -61,7 +61,7 @@ def _picked(rows: Sequence[Mapping[str, Any]], subject: str) -> list[Mapping[str
     if found:
         return found
     names = dict.fromkeys(row["criterion"] for row in rows)
-    places = dict.fromkeys(str(row["place"]["id"]) for row in rows if row["place"] is not None)
+    places = [str(row["place"].get(key)) for key in ("hostname", "id") for row in rows if row["place"] is not None]
     hint = did_you_mean(subject, [*names, *places])
     raise ConfigurationError(f"{subject!r} is no criterion and no place (id, hostname, UUID, serial) of this run.{hint}")
 

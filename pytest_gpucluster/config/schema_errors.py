@@ -47,8 +47,9 @@ class FileSection:
 
 
 def closest(word: str, known: Sequence[str], *, most: int = 1) -> list[str]:
-    """The known words nearest to ``word``, nearest first; empty where none is near."""
-    return get_close_matches(word, known, n=most, cutoff=_CLOSE)
+    """The known words that begin with ``word``, else those nearest to it, nearest first; empty where none is near."""
+    begun = [one for one in known if one.startswith(word)] if word else []
+    return begun[:most] or get_close_matches(word, known, n=most, cutoff=_CLOSE)
 
 
 def did_you_mean(word: str, known: Sequence[str], *, most: int = 1) -> str:

@@ -161,7 +161,7 @@ def read_archive(path: Path) -> Archive:
         OSError: it cannot be read.
     """
     if not path.is_file():
-        raise ConfigurationError(f"{path} is no file" if path.exists() else f"there is no {path}")
+        raise ConfigurationError(f"{path} is no file; gpucluster bundle makes one" if path.exists() else f"there is no {path}")
     if path.stat().st_size > MOST_PACKED_BYTES:
         raise ConfigurationError(f"{path} is larger than {MOST_PACKED_BYTES >> 20} MiB, which no bundle is")
     content = path.read_bytes()

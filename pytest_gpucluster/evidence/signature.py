@@ -94,7 +94,7 @@ def _why_not(signature: bytes, key: str, signers: Path, said: str) -> str:
         named = NAMESPACES.search(line)
         if named is not None and NAMESPACE not in named[1].split(","):
             return f"{key} may not sign for {NAMESPACE}: {signers} says namespaces {named[1]}"
-    return f"{key} is not accepted by {signers}: {said}"
+    return f"{key} is not accepted by {signers}: {said.rstrip('.')}; a line there is NAME ssh-ed25519 AAAA..."
 
 
 def _key_of(signature: bytes) -> str:

@@ -154,7 +154,7 @@ def results(bundle: Bundle) -> Found:
     for name in changed:
         path, one, other = first_difference(kept.get(name), made.get(name), name)
         return bundle.other(f"{path} is {_short(one)}, and the journal gives {_short(other)}")
-    return Found(OK, f"the verdict {kept['verdict']} and {counted(len(bundle.run.records), 'outcome')} from the journal")
+    return Found(OK, f"the verdict {kept['verdict']} and {counted(len(bundle.run.records), 'outcome')} follow from the journal")
 
 
 def _other_outcome(kept: RunDocument, made: RunDocument) -> str | None:

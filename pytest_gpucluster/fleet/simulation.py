@@ -308,7 +308,7 @@ def require_model(gpu: str) -> None:
     specs = _specs()
     if gpu not in specs:
         known = [*{**dict.fromkeys(MODELS), **specs}]
-        hint = did_you_mean(gpu, known)
+        hint = did_you_mean(gpu, known) or " Your own profile: -- --gpucluster-thresholds FILE --gpucluster-profile NAME"
         raise ConfigurationError(f"there is no simulated {gpu}; simulated GPUs: {', '.join(known)}.{hint}")
 
 

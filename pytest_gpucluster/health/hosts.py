@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pytest_gpucluster.health.growth import CounterGroup, Counters, Limits, compare_counters
 from pytest_gpucluster.inventory.host import UNLIMITED, HostFacts, MachineChecks, MemoryController, PcieErrors
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
-from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.judging.finding import HERE, NOBODY, Finding
 from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ def read_skews(
 def judge_clock(skew: Skew | None, *, limit_s: float) -> Finding:
     """How far a host's clock is from those of the others, in seconds; None: no other host answered."""
     if skew is None:
-        return Finding(unknown={HERE: ("its clock cannot be compared: no other host answered",)}, unknown_kind="unknown")
+        return Finding(unknown={NOBODY: ("its clock cannot be compared: no other host answered",)})
     if not skew.is_known(limit_s):
         why = f"its clock cannot be compared: {skew.skew_s:.3g} s, up to {skew.doubt_s:.3g} s more or less"
         return Finding(unknown={HERE: (why,)}, unknown_kind="unknown")

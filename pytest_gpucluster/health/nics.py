@@ -190,8 +190,8 @@ def _unread(nics: Sequence[Nic] | NotAvailable, ports: Iterable[_Port], fabric: 
 
 def _nothing_to_compare(promise: PortPromise) -> str:
     return (
-        f"one host is there, so nothing says how many of its {promise.fabric} ports should be up; "
-        "give the profile's recipe ports, the number of a host's ports"
+        f"one host answers, so nothing says how many of its {promise.fabric} ports should be up; measure it beside others, "
+        "or write it: nic_ports: {profiles: {NAME: {recipe: {ports: N}}}}"
     )
 
 

@@ -209,7 +209,7 @@ class Criterion:
             limit=self.limit,
             doubt=doubt,
             is_final=settled.is_final,
-            confirmed=_all_miss(samples, self.limit),
+            confirmed=len(samples) >= FEWEST and not any(map(self.limit.holds, samples)),
             evidence=evidence,
             remark=hidden_by_median(samples, limit=self.limit, allowed=self.threshold.noise, stalls=self.threshold.stalls),
             disturbed_by=disturbed_by,
@@ -406,7 +406,7 @@ def _coverage_error(criterion: Criterion, values: Mapping[Any, Any], foreign: Ma
     missing = tuple(place for place in expected if place not in found)
     if missing:
         number = f"{len(expected) - len(missing)} of {len(expected)} expected places have one"
-        text = f"{key}: no value for {_ids(missing)}: {number}"
+        text = f"{key}: no value for {', '.join(place.id for place in missing)}: {number}"
         return MeasurementError(text, culprits=missing, blame=Blame(part="software", cause="no value"))
     if not foreign:
         return None
@@ -420,11 +420,6 @@ def _is_outside(value: Any, limit: Limit) -> bool:
         return any(_is_outside(one, limit) for one in value.values())
     number = getattr(value, "value", value)
     return isinstance(number, numbers.Real) and not limit.holds(number)
-
-
-def _all_miss(samples: Sequence[float], limit: Limit) -> bool:
-    """Whether there are enough repeats to confirm a failure, and each of them misses the limit."""
-    return len(samples) >= FEWEST and not any(map(limit.holds, samples))
 
 
 def _places_in(name: Any, by_id: Mapping[str, Place]) -> tuple[Place, ...]:
@@ -443,7 +438,3 @@ def _part_of(places: tuple[Place, ...]) -> Part | None:
     if len(places) > 1:
         return "link"
     return None if not places else "node" if places[0].gpu is None else "gpu"
-
-
-def _ids(places: Iterable[Place]) -> str:
-    return ", ".join(place.id for place in places)

@@ -44,7 +44,7 @@ SHOWN_EVIDENCE = 8
 LONGEST_SELECTION = 300
 """Characters of the arguments that select the tests of a culprit, in reports without a terminal's width."""
 REPLACE: Mapping[Part, str] = {
-    "gpu": "take the GPU out of service; run the health criteria there, then replace it if they fail again",
+    "gpu": "take the GPU out of service; measure it once more, and replace it if it fails again",
     "link": "look at both ends, the cable and the switch between them; replace what fails again",
     "nic": "look at the port, its cable and the switch's end of it; replace what fails again, the cable first",
     "node": "take the node out of service; look at its power, cabling and driver",
@@ -327,7 +327,7 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
             place=None,
             places=names,
             records=tuple(records),
-            headline=f"{shared or 'nothing shows which of these'} is to blame: {_named(names, places)}",
+            headline=f"{shared or 'nothing shows which of these'} is to blame: {', '.join(places[one].named for one in names)}",
             is_confirmed=shared is not None and any(map(_is_confirmed_part, records)),
         )
         for (shared, names), records in alike.items()
@@ -337,10 +337,6 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
 def _is_confirmed_part(record: Record) -> bool:
     """Whether a failure was confirmed, and is that of a part that somebody can replace."""
     return record.confirmed and record.outcome == FAILED and record.blames != "software"
-
-
-def _named(names: Iterable[str], places: Mapping[str, Place]) -> str:
-    return ", ".join(places[name].named for name in names)
 
 
 def absent_nodes(places: Mapping[str, Place]) -> dict[str, str]:
@@ -395,5 +391,12 @@ def name_of(record: Record) -> str:
 
 def describe_remarks(records: Iterable[Record]) -> list[str]:
     """What passed values could not show; one line for each remark, with all criteria and places that have it."""
-    alike = grouped((record.remark, name_of(record)) for record in records if record.remark is not None)
-    return [f"remark: {shortlist(names, most=SHOWN_NAMES)}: {remark}" for remark, names in alike.items()]
+    alike = grouped((record.remark, record) for record in records if record.remark is not None)
+    return [f"remark: {shortlist(_in_short(some), most=SHOWN_NAMES)}: {remark}" for remark, some in alike.items()]
+
+
+def _in_short(records: Sequence[Record]) -> list[str]:
+    """``a at node0, b at 8 places``: the names of the records, those of more than two places of a criterion counted."""
+    by_criterion = grouped((record.criterion, name_of(record)) for record in records)
+    shown = (names if len(names) < 3 else [f"{key} at {len(names)} places"] for key, names in by_criterion.items())
+    return [name for names in shown for name in names]

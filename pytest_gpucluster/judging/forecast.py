@@ -234,7 +234,7 @@ def forecast(
         threshold = criteria.get(key)
         if threshold is not None and threshold.level == "soak" and soak_s is not None:
             subject = SOAK
-            takes_s = 0.0 if SOAK in counted else soak_s + _half_a_round_s(soaking)
+            takes_s = 0.0 if SOAK in counted else soak_s + sum(one.takes_s or 0.0 for one in soaking) / 2  # a round ends it
             counted.add(SOAK)
         elif threshold is not None:
             owners = _owners(threshold, criteria, suite.fixtures)
@@ -306,8 +306,3 @@ def memory_remark(tests: int, *, available_gib: float) -> str | None:
         f"{available_gib:.1f} GiB are available: the kernel may end the run. Give its job more memory (Slurm: --mem=0), or run "
         "groups of nodes"
     )
-
-
-def _half_a_round_s(soaking: list[Threshold]) -> float:
-    """Half a round: a soak ends with the round in which its time is over, half a round late on average."""
-    return sum(threshold.takes_s or 0.0 for threshold in soaking) / 2

@@ -151,15 +151,19 @@ def find(thresholds: Path | None, start: Path) -> Path | None:
     return next(iter(files.values()), None)
 
 
+def check(path: Path, *, criteria: Collection[str]) -> tuple[Document, tuple[Problem, ...]]:
+    """Read a file of waivers, and find everything that is wrong with it; ``criteria``: the names that the limits have."""
+    document = read(path, file=shown(path))
+    return document, document.problems or tuple(_check(document, criteria))
+
+
 def load(path: Path, *, criteria: Collection[str]) -> list[Waiver]:
     """Read and check a file of waivers.
 
     Raises:
         ConfigurationError: one line per problem, ``file:line`` first.
     """
-    file = shown(path)
-    document = read(path, file=file)
-    problems = document.problems or tuple(_check(document, criteria))
+    document, problems = check(path, criteria=criteria)
     if problems:
         raise ConfigurationError(listed(problems))
     return [

@@ -240,9 +240,7 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
     limit = next((record.limit for record in records if record.limit is not None and not record.limit.is_none), None)
     more = [*([limit.value] if limit else []), *([reference[1]] if reference else [])]
     axes = axes_over(sizes, [0.0, *rates, *more], is_log=True, from_zero=True)
-    marks = (
-        (Mark(x=axes.x(reference[0]), y=axes.y(reference[1]), text=f"hand-over report: {reference[1]}"),) if reference else ()
-    )
+    marks = (Mark(x=axes.x(reference[0]), y=axes.y(reference[1]), text=f"handover: {reference[1]}"),) if reference else ()
     middle, range_ = _spread({size: by_size[size] for size in sizes}, axes)
     return Chart(
         label=f"{criterion}: bus bandwidth by message size, {counted(len(records), 'place')}",

@@ -44,7 +44,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartView:
-    """One thing that is bad, with a ticket about it in Markdown."""
+    """One thing that is bad, with a ticket about it in Markdown; ``is_open``: nothing failed there, it was not measured."""
 
     anchor: str
     name: str
@@ -57,6 +57,7 @@ class PartView:
     action: str = ""
     ticket: str = ""
     is_waived: bool
+    is_open: bool = False
 
 
 def parts_of(run: RunDocument) -> tuple[PartView, ...]:
@@ -94,9 +95,9 @@ def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion
         evidence=tuple(one_line(str(text)) for text in culprit.get("evidence") or ()),
         action=str(culprit.get("action") or ""),
         is_waived=bool(bad) and all(counted_as(record) == WAIVED for record in bad),
+        is_open=all(record.outcome != FAILED for record in bad),
     )
-    verdict = str(run.facts.get("verdict_line", run.word))
-    return replace(part, ticket=markdown("ticket.md.j2", part=part, verdict=verdict))
+    return replace(part, ticket=markdown("ticket.md.j2", part=part, verdict=str(run.facts.get("verdict_line", run.word))))
 
 
 def _nobody(index: int, failed: Sequence[Record], by_criterion: Mapping[str, Sequence[Record]]) -> PartView:

@@ -122,7 +122,7 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
     detailed = (writer.detailed(entries, whole=whole, command=command) for whole, command in forms)
     short = (writer.in_short(found) for found in [entries] if 2 * len(found) <= room)
     for body in itertools.chain(detailed, short):
-        if sum(_rows(line.plain, shown.width) for line in body) <= room:
+        if sum(max(1, -(-len(line.plain) // shown.width)) for line in body) <= room:
             return [*head, *body, *tail]
     return [*head, *writer.brief(entries), *tail]
 
@@ -159,11 +159,6 @@ def remark_lines(records: Iterable[Record], *, width: int, is_whole: bool) -> li
     more = len(every) - len(shown)
     lines = [line for text in shown for line in wrapped(text, width=width, indent="")]
     return [*lines, *([f"and {counted(more, 'more remark')}, in results.json"] if more else [])]
-
-
-def _rows(text: str, width: int) -> int:
-    """How many rows of the screen a line takes."""
-    return max(1, -(-len(text) // width))
 
 
 def _counts(culprits: Sequence[Culprit], shown: Shown) -> str:
@@ -388,7 +383,7 @@ class _Writer:
                 lines += self._framed(text)
             else:
                 more = disturbed[cause] - 1 if cause is not None else 0
-                words = f"{record.message}; so {counted(more, 'more outcome')}" if more > 0 else record.message
+                words = f"{record.message}; the same at {counted(more, 'more outcome')}" if more > 0 else record.message
                 lines += wrapped(words, width=self._shown.width, indent="    ")
             causes |= {cause} if cause is not None else set()
         return lines

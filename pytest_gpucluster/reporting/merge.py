@@ -264,7 +264,7 @@ def _add_gaps(merged: Merged, runs: Sequence[OneRun]) -> None:
 def _write_journal(merged: Merged, runs: Sequence[OneRun], out: Path) -> None:
     terms = _terms(merged, runs)
     journal = Journal(out / JOURNAL)
-    identity = run_identity(_id_of(runs))
+    identity = run_identity("+".join(str(run.run_id or "unknown")[:8] for run in runs)[:64])
     facts = _facts(merged, runs, {**identity, "started": zoned(runs[0].state.began_s)})
     journal.write("started", run=identity["id"], versions=runs[-1].state.versions, settings={}, facts=facts)
     expected = [
@@ -284,10 +284,6 @@ def _write_journal(merged: Merged, runs: Sequence[OneRun], out: Path) -> None:
     journal.close()
     if journal.failed:
         raise ConfigurationError(f"the results directory {out} cannot be written: {journal.failed}")
-
-
-def _id_of(runs: Iterable[OneRun]) -> str:
-    return "+".join(str(run.run_id or "unknown")[:8] for run in runs)[:64]
 
 
 def _terms(merged: Merged, runs: Sequence[OneRun]) -> Terms:

@@ -325,7 +325,8 @@ def _check_physics(threshold: resolve.Threshold, profile: resolve.Profile) -> It
         if number and not _BOUND_LOWEST <= share <= _BOUND_HIGHEST:
             yield (
                 f"{name}: {value:g} {threshold.unit} is {100 * share:.0f} % of {reference} = {top:g} "
-                f"(profile {profile.name!r}); a floor lies between 40 % and 105 %, or say 'bound_waived: reason'."
+                f"(profile {profile.name!r}); a floor lies between 40 % and 105 %. "
+                "For one kind of GPU write it under 'profiles: {NAME: ...}'; or say 'bound_waived: reason'."
             )
 
 

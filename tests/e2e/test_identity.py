@@ -130,7 +130,7 @@ def test_a_host_that_is_not_in_the_list(tmp_path: Path) -> None:
             ("--gpucluster-only=gpu-node-3:GPU-SIMULATED-00009-01",),
             "gpu-node-3 has no such part; it has gpu0 serial SIM-00003-00",
         ),
-        (("--gpucluster-only=gpu-node-9",), "no host of this run has that name; there are gpu-node-0, gpu-node-1"),
+        (("--gpucluster-only=gpu-node-9",), "no host of this run has that name; its hosts: gpu-node-0, gpu-node-1"),
         (("--gpucluster-only=gpu-node-1", "--collect-only"), "asks the parts who they are, and this command starts nothing"),
         (("--gpucluster-only=",), "names no part; say HOST"),
     ],

@@ -260,6 +260,14 @@ class Site:
         return (self.folder / "runs" / f"accepted-{level}").resolve()
 
 
+def test_the_script_without_its_environment(tmp_path: Path) -> None:
+    """A wrong VENV ends it: what else is on the PATH may be of another version."""
+    site = Site(tmp_path)
+    path = f"{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}"
+    assert site.run("quick", VENV=str(tmp_path / "absent"), PATH=path) == (2, [])
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_script(tmp_path: Path) -> None:
     """Its exit code is the gate; a run is compared with the last accepted one of its level; reports are kept always."""
     site = Site(tmp_path)

@@ -28,6 +28,7 @@ WORDS_BETWEEN = "bad|clean|different|expected|false|free|good|more|NVIDIA|NVLink
 COUNTS = re.compile(rf" (?:(?:{WORDS_BETWEEN}) )?(?:{NOUNS.replace(' ', '|')})\b")
 NEVER_ONE = {
     "health/shared_paths.py: {path} free inodes": "a path is no number",
+    "judging/culprits.py: {len(names)} places": "more than two",
     "judging/noise.py: {len(first.samples)} repeats": "fewer than FEWEST are judged as they are",
     "judging/noise.py: {seen.count} repeats": "as above",
     "judging/noise.py: {len(samples)} repeats": "as above",

@@ -57,8 +57,8 @@ def test_several_parts() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("d", "--gpucluster-only d: no host of this run has that name; there are a, b, c."),
-        ("node1", "--gpucluster-only node1: no host of this run has that name; there are a, b, c."),
+        ("d", "--gpucluster-only d: no host of this run has that name; its hosts: a, b, c."),
+        ("node1", "--gpucluster-only node1: no host of this run has that name; its hosts: a, b, c."),
         ("b:GPU-9", "b has no such part; it has gpu0 serial 162 GPU-2, gpu1 serial 163 GPU-3"),
         ("b:gpu2", "b has no such part; it has gpu0 serial 162 GPU-2, gpu1 serial 163 GPU-3"),
         ("b:GPU-5", "it has gpu0 serial 162 GPU-2, gpu1 serial 163 GPU-3; that part is c gpu 1 now"),
@@ -77,7 +77,7 @@ def test_a_host_that_is_absent() -> None:
     assert places_of_parts([parse_part("b")], places_of(absent=1)) == {"node1", "node1-gpu0", "node1-gpu1"}
     with pytest.raises(ConfigurationError, match="--gpucluster-only b:GPU-3: b does not answer"):
         places_of_parts([parse_part("b:GPU-3")], places_of(absent=1))
-    with pytest.raises(ConfigurationError, match="there are a, c"):
+    with pytest.raises(ConfigurationError, match="its hosts: a, c"):
         places_of_parts([parse_part("b")], places_of(absent=1, hosts=()))
 
 

@@ -93,6 +93,7 @@ def test_what_stands_after_the_dashes_goes_to_pytest(started: list[list[str]]) -
         (["--bad", "node0:slwo"], "Did you mean 'slow'"),
         (["--bad", "node1:slow"], "'node1:slow' is outside of the fleet 1x8"),
         (["--profile", "b200"], "there is no simulated b200"),
+        (["--profile", "site"], ". Your own profile: -- --gpucluster-thresholds FILE"),
         (["--profile", "h100"], "Did you mean 'h100-sxm'?"),
     ],
 )

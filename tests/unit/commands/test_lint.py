@@ -57,6 +57,26 @@ def test_a_unit_of_one_s_own_is_told_once(lint: Lint) -> None:
     assert lines[0].startswith("a.yaml:")
 
 
+def test_the_beginning_of_a_name_is_the_nearest(lint: Lint) -> None:
+    """``h200`` is cut short, and no misspelt ``gh200``."""
+    _, lines = lint("a.yaml", a=f"{OVERLAY}profiles:\n  site: {{inherits: h200}}\n")
+    assert lines[-1].endswith("Did you mean 'h200-sxm'?")
+
+
+def test_waivers_of_the_run_are_checked_too(lint: Lint) -> None:
+    """Those beside the file, or where it starts; by the criteria of the file. A file of waivers is no file of limits."""
+    good = "schema: 1\nwaivers:\n  - {criterion: bf16_tflops, until: 2026-12-31, who: J. Doe, why: known}\n"
+    assert lint("a.yaml", a=OVERLAY, waivers=good) == (0, ["a.yaml: no problems"])
+    code, lines = lint("a.yaml", waivers=good.replace("2026-12-31", "31.12.2026"))
+    assert (code, lines) == (1, ["waivers.yaml:3: 'until' must be a day like 2026-12-31, not '31.12.2026' (in waiver 1)."])
+    code, lines = lint(waivers=good.replace("bf16_tflops", "bf16_tflop"))
+    assert (code, len(lines)) == (1, 1)
+    assert "waivers.yaml:3: " in lines[0]
+    assert "Did you mean 'bf16_tflops'?" in lines[0]
+    text = "waivers.yaml: waivers are checked with the limits of their run: gpucluster lint [FILE of limits]"
+    assert lint("waivers.yaml") == (1, [text])
+
+
 def test_several_files_each_with_its_lines(lint: Lint) -> None:
     """One bad file is enough for exit code 1; the good one is said to be good."""
     good, bad = f"{OVERLAY}", f"{OVERLAY}criterias: {{}}\n"

@@ -306,6 +306,8 @@ def test_anothers_signature(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert (code, found["signature"][0]) == (1, "not ok")
     assert "does not list that key: it is another's signature" in found["signature"][1]
     assert verify(capsys, file)[0] == 0
+    nameless = verify(capsys, bundle, "--signers", key.with_suffix(".pub"))[1]["signature"]  # the vendor's key as it was sent
+    assert nameless[1].endswith("; a line there is NAME ssh-ed25519 AAAA...")
     stolen = signature_of(b"something else", key, tmp_path)
     code, found, _ = verify(capsys, changed(bundle, file, lambda files: files.update({SIGNATURE: stolen})))
     assert (code, found["signature"][0]) == (1, "not ok")

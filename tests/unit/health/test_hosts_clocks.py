@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.health.hosts import ClockReading, ClockTerms, Skew, judge_clock, read_skews, skews
+from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,6 +80,14 @@ def test_a_clock_is_judged_where_its_skew_is_known(skew: Skew | None, judged: fl
     found = judge_clock(skew, limit_s=0.1)
     assert (found.judged, bool(found.doubts)) == (judged, judged is None)
     assert ("NTP client" in str(found.advice)) == (judged is not None)
+
+
+def test_the_only_host_that_answers_is_not_blamed() -> None:
+    """Its clock cannot be compared because others are absent: they are bad, and it is not."""
+    place = Place(id="node0", node=0, gpu=None, rank=None, hostname="gpu-node-0")
+    error = judge_clock(None, limit_s=0.1).error(place)
+    assert error.culprits == ()
+    assert str(error) == "gpu-node-0 (node0): no part is named: its clock cannot be compared: no other host answered"
 
 
 # --- a controller that is busy ---

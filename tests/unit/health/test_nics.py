@@ -325,7 +325,9 @@ def test_ports_that_carry_the_promise(tmp_path: Path) -> None:
 def test_one_host_alone(tmp_path: Path) -> None:
     """Nothing to compare with: said. With a number from the profile it is judged, and the bad port is named."""
     hosts = Hosts(tmp_path, 1)
-    assert "one host is there" in hosts.judge()[0].doubts[0]
+    doubt = hosts.judge()[0].doubts[0]
+    assert "one host answers" in doubt
+    assert doubt.endswith("or write it: nic_ports: {profiles: {NAME: {recipe: {ports: N}}}}")
     error = hosts.judge()[0].error(Place(id="node0", node=0))
     assert (error.culprits, error.blames) == ((), "unknown")
     promise = PortPromise(fabric="infiniband", ports=PORTS, gbit_s=400)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_gpucluster.judging.culprits import describe_remarks, first_seen, name_of
 from pytest_gpucluster.judging.verdict import Record
+from tests.support.fleet_records import fleet
 
 TEXT = "finetune was not measured: rank 3 (node0-gpu3, h): the worker died: SIGKILL\n  Python stacks of rank 3:\n    line"
 
@@ -31,3 +32,15 @@ def test_remarks_are_shown_once() -> None:
     assert describe_remarks([*rows, Record(criterion="a", place=None, outcome="passed")]) == [
         f"remark: bits at node0-gpu0, bits at node1-gpu0: {alone}"
     ]
+
+
+def test_a_remark_of_many_places_counts_them() -> None:
+    """Of each criterion, so that one load of a host is a line and no paragraph."""
+    places = [place.id for place in fleet(2, 8).values() if place.gpu is not None]
+    rows = [
+        Record(criterion=key, place=name, outcome="passed", remark="measured again")
+        for key in ("to_gpu", "from_gpu")
+        for name in places[:8]
+    ]
+    rows.append(Record(criterion="bits", place=places[0], outcome="passed", remark="measured again"))
+    assert describe_remarks(rows) == [f"remark: to_gpu at 8 places, from_gpu at 8 places, bits at {places[0]}: measured again"]

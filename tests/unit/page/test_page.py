@@ -268,6 +268,16 @@ def test_evidence_in_words_is_open_where_no_value_stands_beside_it(records: list
     assert ["open" in attributes for attributes in found] == [is_open]
 
 
+PLAIN = Record(criterion="sum", place="node1-gpu2", outcome=FAILED, reason="assert 1 == 2", culprits=("node1-gpu2",))
+
+
+@pytest.mark.parametrize(("records", "classes"), [(BUSY, "part is-open"), ([BAD], "part"), ([PLAIN], "part")])
+def test_only_what_failed_is_red(records: list[Record], classes: str) -> None:
+    """A GPU that another program holds was not measured, and nothing is wrong with it."""
+    assert [one.attributes["class"] for one in Page(page(records)).all("article")][-1] == classes
+    assert ".part.is-waived, .part.is-open { border-left-color: var(--open); }" in HTML
+
+
 def test_only_an_acceptance_is_green() -> None:
     """The banner of anything else is not."""
     simulated = {"nodes": 2, "gpus_per_node": 4, "gpu": "h200-sxm", "seed": 0, "faults": []}
@@ -494,6 +504,23 @@ def test_a_node_that_is_absent_is_one_line() -> None:
     gone = [replace(one, reason="not run: node1 is absent") if one.reason else one for one in outcomes(absent)]
     texts = page_from(model_of(document_of(text_of(document(gone, absent)))))
     assert texts.count("<b>node1</b><pre>not run: node1 is absent</pre>") == 3
+
+
+def test_a_ticket_about_many_criteria_is_short() -> None:
+    """An absent node takes every criterion along, and none is bad: twelve are named, the others counted."""
+    absent = fleet(2, 4, absent=[1])
+    rows = [replace(one, criterion=f"c{number}") for number in range(30) for one in outcomes(absent)]
+    (part,) = [one for one in model_of(document_of(text_of(document(rows, absent)))).parts if len(one.more_criteria) > 12]
+    assert len(part.more_criteria) == 30
+    named = [line for line in part.ticket.splitlines() if line.startswith("* Also: ")]
+    assert named == [f"* Also: {', '.join(sorted(part.more_criteria)[:12])} and 18 more"]
+
+
+def test_the_signatures_stand_beside_the_verdict() -> None:
+    """Who signs reads it there once more, and that only an acceptance accepts."""
+    words = {html: Page(html).all("section", id="sign")[0].text for html in (HTML, page(outcomes(PLACES)))}
+    assert "REJECTED. Signed, it is a record: only ACCEPTED accepts the cluster." in words[HTML]
+    assert "ACCEPTED. Read above what is not proven." in words[page(outcomes(PLACES))]
 
 
 def test_many_bad_parts() -> None:

@@ -164,6 +164,9 @@ def test_words_are_not_cut_on_a_narrow_screen() -> None:
     phone = css.partition("@media (max-width: 720px)")[2].partition("@page")[0]
     assert ".without div { grid-template-columns: minmax(0, 1fr)" in phone
     assert "th { overflow-wrap: break-word; }" in css
+    assert ".part thead { display: none; }" in phone  # a bad part's value and limit stand below its criterion
+    assert '.part td:last-child::before { content: "siblings: "; }' in phone
+    assert ".strip .tick { font-size: 18px; }" in phone
     halo = next(line for line in css.splitlines() if ".mark-text" in line)
     assert "paint-order: stroke" in halo
 

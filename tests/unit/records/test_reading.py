@@ -228,6 +228,8 @@ def test_show_refuses_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFi
     """An unknown name is a sentence with the nearest one."""
     assert main.main(["show", str(keep(tmp_path, document())), "bf16_tflop"]) == 4
     assert "Did you mean 'bf16_tflops'?" in capsys.readouterr().err
+    assert main.main(["show", str(tmp_path), "hosts1"]) == 4
+    assert "Did you mean 'host1'?" in capsys.readouterr().err
 
 
 def test_csv_of_one_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -334,7 +334,7 @@ def test_what_disturbs_is_said_once(width: int) -> None:
     lines = lines_of(fleet(1, 8), records=records, width=width, command=("pytest",))
     text = " ".join(" ".join(lines).split())
     assert text.count("host not idle") == 1
-    assert "(node0-gpu0): 39.46 GB/s; so 7 more outcomes host, medium confidence: end what keeps the host busy" in text
+    assert "(node0-gpu0): 39.46 GB/s; the same at 7 more outcomes host, medium confidence: end what keeps the host busy" in text
     assert "fact" not in text
     assert max(map(len, lines)) <= width
 

@@ -193,6 +193,7 @@ def problems_of(path: Path) -> list[str]:
         ("        recipe: {it", "        recpie: {it", "site.yaml:22: 'recpie' is not a key of an override (in"),
         ("above: 700", "above: 1200", "site.yaml:11: 'bf16_tflops': 1200 TFLOPS is 121 % of gpu.bf16_tflops = 989"),
         ("above: 700", "above: 300", "is 30 % of gpu.bf16_tflops = 989 (profile 'h200-sxm'); a floor lies between"),
+        ("above: 700", "above: 300", "105 %. For one kind of GPU write it under 'profiles: {NAME: ...}'; or say 'bound_waived"),
         ("min: 0.5\n", "min: 0.3\n", "site.yaml:20: 'bf16_tflops': 296.7 TFLOPS is 30 % of gpu.bf16_tflops = 989"),
         ("above: 0.001, bound_waived: a CPU", "above: 0.001", "for profile 'rehearsal': it has no GPU. Skip it"),
         ("above: 700", "below: 700", "site.yaml:11: 'bf16_tflops': 'bound' belongs to a floor (above, min), not to"),
