@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -75,8 +75,8 @@ class Controller:
         """From now on show what goes on to this observer, and let ranks print into files in ``logs``."""
         self._calls.observe(observer, logs=logs)
 
-    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str] | Callable[[], NoReturn]:
-        """The command line of the agents of this process's own ranks, which get the two descriptors; or what a fork does."""
+    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str]:
+        """The command line of the agents of this process's own ranks, which get the two descriptors."""
         if self._launch is None:
             ranks = [Rank.local(number, self.world_size) for number in range(self.world_size)]
         else:
