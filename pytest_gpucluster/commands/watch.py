@@ -1,4 +1,8 @@
-"""``gpucluster watch``: a live picture of this node, and of a run by its files. It reads only, and touches no run."""
+"""``gpucluster watch``: a live picture of this node, and of a run by its files. It reads only, and touches no run.
+
+At a terminal each section is a box, and lines that do not fit are cut. In a log each is a heading with lines below it, and what
+does not fit goes on in the next line.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,16 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
 
-from pytest_gpucluster.commands.watch_screen import WIDE_SPARK, Shows, View, live_lines, plain_text, screen_lines
+from pytest_gpucluster.commands.watch_screen import INDENT, WIDE_SPARK, Room, Shows, View, WatchSection, rendered, sections
 from pytest_gpucluster.config.run_files import JOURNAL, RESULTS_DIR
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.watched_node import NodeReader, NodeReading
@@ -33,8 +39,79 @@ READ_S = 10.0
 STEP_BYTES = 2**21
 """Of a long journal this much is read before keys are looked at again."""
 QUIT = b"qQ\x03\x04"
+KEYS: Mapping[Shows, str] = {
+    "all": "q quit   n node   l log",
+    "node": "q quit   n all   l log",
+    "log": "q quit   n node   l all",
+}
 SHOWN_BY: Mapping[int, Shows] = {ord("n"): "node", ord("l"): "log"}
 """Keys that show one part alone, and everything when they are pressed again."""
+
+
+def live_lines(view: View, *, width: int, height: int | None, shows: Shows = "all") -> list[Text]:
+    """The lines at a terminal. Boxes stand whole, the most important first; the last line has the keys, and what did not fit.
+
+    Args:
+        view: what is known at this moment.
+        width: columns of the terminal.
+        height: its lines; None where it may be as high as it has to be, and no key is read.
+        shows: everything, this node alone, or the log alone.
+    """
+    room = Room(width=width, has_boxes=True)
+    boxes = [(one.name, _box(one, room)) for one in sections(view, room, shows)]
+    if height is None:
+        return [line for _, lines in boxes for line in lines]
+    shown: list[Text] = []
+    hidden: list[str] = []
+    for name, lines in boxes:
+        if not hidden and len(shown) + len(lines) < height:
+            shown += lines
+        elif not shown:
+            shown += lines[: height - 1]
+            hidden.append(name)
+        else:
+            hidden.append(name)
+    more = f"   below: {', '.join(hidden)} (a taller terminal shows all)" if hidden else ""
+    foot = Text(f" {KEYS[shows]}{more}", style="dim")
+    foot.truncate(width, overflow="ellipsis")
+    return [*shown, foot]
+
+
+def screen_lines(view: View, *, width: int) -> list[Text]:
+    """The lines of a log. One that is too wide goes on below, set in; only those of the logs of a run are cut."""
+    room = Room(width=width, has_boxes=False)
+    lines: list[Text] = []
+    for section in sections(view, room, "all"):
+        lines += [Text(""), *_whole(Text(section.title, style="bold"), width)]
+        for line in section.lines:
+            if section.name == "log":
+                line.truncate(room.inner, overflow="ellipsis")
+            lines += _whole(Text(INDENT) + line, width)
+    return lines[1:]
+
+
+def plain_text(lines: Iterable[Text]) -> str:
+    """The lines without colours and without any control character but newlines."""
+    return "".join(f"{line.plain}\n" for line in lines)
+
+
+def _box(section: WatchSection, room: Room) -> list[Text]:
+    """A section in a frame, none of its lines broken."""
+    for line in section.lines:
+        line.rstrip()
+        line.no_wrap, line.overflow = True, "ellipsis"
+    title = Text(section.title, style="bold default")
+    panel = Panel(Group(*section.lines), title=title, title_align="left", border_style=section.style)
+    return rendered(panel, room.width)
+
+
+def _whole(line: Text, width: int) -> list[Text]:
+    parts = [line] if line.cell_len <= width else line.wrap(Console(width=width), width - len(INDENT) * 3)
+    for one in parts:
+        one.rstrip()
+    for one in parts[1:]:
+        one.pad_left(len(INDENT) * 3)
+    return [*parts]
 
 
 class _EndedError(Exception):

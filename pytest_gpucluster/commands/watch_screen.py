@@ -1,17 +1,14 @@
-"""The screen of ``gpucluster watch``. Pure: readings in, lines out, none wider than the screen.
+"""What the screen of ``gpucluster watch`` shows. Pure: readings in, sections of lines out.
 
-It has sections. At a terminal each is a box with sparklines, and lines that do not fit are cut. In a log each is a heading with
-lines below it, and what does not fit goes on in the next line.
+At a terminal each section is a box, in a log a heading with lines below it (``watch.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from rich.console import Console, Group
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -64,11 +61,6 @@ SPARK, WIDE_SPARK, LEAST_WIDTH = 6, 12, 80
 HOT_PERCENT, FULL_PERCENT = 95, 100
 LEFT = ("", "events")
 """Columns of the GPUs that are aligned at the left: sparklines, which have no heading, and event reasons."""
-KEYS: Mapping[Shows, str] = {
-    "all": "q quit   n node   l log",
-    "node": "q quit   n all   l log",
-    "log": "q quit   n node   l all",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,78 +126,13 @@ class WatchSection:
     style: str = "blue"
 
 
-def live_lines(view: View, *, width: int, height: int | None, shows: Shows = "all") -> list[Text]:
-    """The lines at a terminal. Boxes stand whole, the most important first; the last line has the keys, and what did not fit.
-
-    Args:
-        view: what is known at this moment.
-        width: columns of the terminal.
-        height: its lines; None where it may be as high as it has to be, and no key is read.
-        shows: everything, this node alone, or the log alone.
-    """
-    room = Room(width=width, has_boxes=True)
-    boxes = [(one.name, _box(one, room)) for one in _sections(view, room, shows)]
-    if height is None:
-        return [line for _, lines in boxes for line in lines]
-    shown: list[Text] = []
-    hidden: list[str] = []
-    for name, lines in boxes:
-        if not hidden and len(shown) + len(lines) < height:
-            shown += lines
-        elif not shown:
-            shown += lines[: height - 1]
-            hidden.append(name)
-        else:
-            hidden.append(name)
-    more = f"   below: {', '.join(hidden)} (a taller terminal shows all)" if hidden else ""
-    foot = Text(f" {KEYS[shows]}{more}", style="dim")
-    foot.truncate(width, overflow="ellipsis")
-    return [*shown, foot]
-
-
-def screen_lines(view: View, *, width: int) -> list[Text]:
-    """The lines of a log. One that is too wide goes on below, set in; only those of the logs of a run are cut."""
-    room = Room(width=width, has_boxes=False)
-    lines: list[Text] = []
-    for section in _sections(view, room, "all"):
-        lines += [Text(""), *_whole(Text(section.title, style="bold"), width)]
-        for line in section.lines:
-            if section.name == "log":
-                line.truncate(room.inner, overflow="ellipsis")
-            lines += _whole(Text(INDENT) + line, width)
-    return lines[1:]
-
-
-def plain_text(lines: Iterable[Text]) -> str:
-    """The lines without colours and without any control character but newlines."""
-    return "".join(f"{line.plain}\n" for line in lines)
-
-
-def _box(section: WatchSection, room: Room) -> list[Text]:
-    """A section in a frame, none of its lines broken."""
-    for line in section.lines:
-        line.rstrip()
-        line.no_wrap, line.overflow = True, "ellipsis"
-    title = Text(section.title, style="bold default")
-    panel = Panel(Group(*section.lines), title=title, title_align="left", border_style=section.style)
-    return _rendered(panel, room.width)
-
-
-def _rendered(part: RenderableType, width: int) -> list[Text]:
+def rendered(part: RenderableType, width: int) -> list[Text]:
+    """The lines of one of rich's renderables."""
     return [Text.from_ansi(line) for line in printed([part], width=width, color=True)]
 
 
-def _whole(line: Text, width: int) -> list[Text]:
-    parts = [line] if line.cell_len <= width else line.wrap(Console(width=width), width - len(INDENT) * 3)
-    for one in parts:
-        one.rstrip()
-    for one in parts[1:]:
-        one.pad_left(len(INDENT) * 3)
-    return [*parts]
-
-
-def _sections(view: View, room: Room, shows: Shows) -> list[WatchSection]:
-    """The sections, the most important first."""
+def sections(view: View, room: Room, shows: Shows) -> list[WatchSection]:
+    """What the screen shows, the most important first."""
     run = view.run
     read = run if run is not None and run.problem is None else None
     found: list[WatchSection] = []
@@ -277,7 +204,7 @@ def _gpu_lines(view: View, now: NodeReading, room: Room) -> list[Text]:
         made.add_column(heading, justify="left" if heading in LEFT else "right", no_wrap=True)
     for row in rows:
         made.add_row(*(cell for _, cell in row))
-    lines = _rendered(made, width_of(made)) if rows else []
+    lines = rendered(made, width_of(made)) if rows else []
     for index, gpu in enumerate(or_none(now.gpus) or []):
         if isinstance(gpu, NotAvailable):
             lines.insert(index + 1, Text(safe(f"{index:>3} cannot be read: {gpu.why}"), style="red"))

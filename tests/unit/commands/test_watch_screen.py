@@ -12,7 +12,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from pytest_gpucluster.commands.watch_screen import plain_text, progress_line, screen_lines
+from pytest_gpucluster.commands.watch import plain_text, screen_lines
+from pytest_gpucluster.commands.watch_screen import progress_line
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.reporting.watched_run import RunPicture
 from tests.support import REPOSITORY
