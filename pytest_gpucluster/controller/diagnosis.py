@@ -16,7 +16,7 @@ from pytest_gpucluster.errors import Part
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.protocol.messages import Failure, FailureKind, Reply
 from pytest_gpucluster.protocol.rank import ranges
-from pytest_gpucluster.text import first_line, hung
+from pytest_gpucluster.text import barred_below, first_line
 from pytest_gpucluster.text import lines as lines_of
 
 Name = Callable[[int], str]
@@ -168,8 +168,8 @@ def _describe_each(ranks: Sequence[int], failed: Failures, name: Name) -> str:
 def _describe(failure: Failure) -> str:
     if failure.kind in ("raised", "refused") and failure.type:
         text = f"{failure.type}: {failure.error}" if failure.error else failure.type
-        return hung(f"{text}; first cause: {lines_of(failure.cause)[0]}" if failure.cause else text)
-    return hung(f"{failure.error}{_last_collective(failure)}")
+        return barred_below(f"{text}; first cause: {lines_of(failure.cause)[0]}" if failure.cause else text)
+    return barred_below(f"{failure.error}{_last_collective(failure)}")
 
 
 def _ranks(ranks: Collection[int]) -> str:
