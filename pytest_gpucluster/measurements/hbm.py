@@ -35,8 +35,8 @@ CHUNK = 1 << 26
 class HbmBandwidth:
     """Memory bandwidth in TB/s (10^12 bytes moved a second); ``tb_s`` is the better of copy and triad.
 
-    Each figure is the median of its samples. ``read_tb_s`` and ``write_tb_s`` show which direction makes a copy slow.
-    ``telemetry`` is by kind, one reading while the kind was timed.
+    Each figure is the median of its samples; ``size_bytes`` is that of one array. ``read_tb_s`` and ``write_tb_s``
+    show which direction makes a copy slow. ``telemetry`` is by kind, one reading while the kind was timed.
     """
 
     tb_s: float
@@ -48,6 +48,7 @@ class HbmBandwidth:
     samples_triad_tb_s: list[float]
     samples_read_tb_s: list[float]
     samples_write_tb_s: list[float]
+    size_bytes: int
     device: str
     telemetry: dict[str, Telemetry | None] = field(default_factory=dict)
 
@@ -77,6 +78,7 @@ def _simulated(call: SimulatedCall) -> HbmBandwidth:
         tb_s=rate,
         **medians,
         **samples,
+        size_bytes=call.kwargs["size_bytes"],
         device=call.device,
         telemetry=dict.fromkeys(rates, call.telemetry()),
     )
@@ -140,6 +142,7 @@ def _bandwidth(size_bytes: int, timed: dict[str, tuple[int, Timing]], telemetry:
         tb_s=max(medians["copy_tb_s"], medians["triad_tb_s"]),
         **medians,
         **samples,
+        size_bytes=size_bytes,
         device=timing.device_name(),
         telemetry=telemetry,
     )

@@ -386,8 +386,8 @@ def test_all_reduce_of_two_ranks(two_ranks: list[dict[str, Any]]) -> None:
     """Plain numbers that fit each other, the same on both ranks."""
     found = two_ranks[0]["all_reduce"]
     assert two_ranks[1]["all_reduce"] == found
-    assert (found["world_size"], found["size_bytes"], found["dtype"]) == (2, 1 << 20, "float32")
-    assert (found["backend"], found["nccl_version"], found["nvls"]) == ("gloo", None, None)
+    assert (found["world_size"], found["size_bytes"]) == (2, 1 << 20)
+    assert (found["nccl_version"], found["nvls"]) == (None, None)
     assert found["busbw_gb_s"] == pytest.approx(found["algbw_gb_s"])  # the factor of two ranks is 1
     assert found["algbw_gb_s"] == pytest.approx(found["size_bytes"] / found["time_us"] / 1000)
     assert len(found["spans_busbw_gb_s"]) == 2
