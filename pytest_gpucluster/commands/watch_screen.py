@@ -377,38 +377,39 @@ def _counts_lines(run: RunPicture) -> list[Text]:
 def _progress_of_nodes(run: RunPicture, room: Room) -> list[Text]:
     """A line for each of a few nodes, a cell for each of many: those with bad outcomes first."""
     if len(run.nodes) <= MOST_NODES:
-        return [_node_line(node, is_bound=run.is_bound, is_wide=room.is_wide) for node in run.nodes]
-    ordered = sorted(run.nodes, key=lambda node: not _is_notable(node, is_bound=run.is_bound))
-    cells = [_node_cell(node, is_bound=run.is_bound) for node in ordered[:MOST_CELLS]]
+        return [_node_line(node, is_wide=room.is_wide) for node in run.nodes]
+    ordered = sorted(run.nodes, key=lambda node: not _is_notable(node))
+    cells = [_node_cell(node) for node in ordered[:MOST_CELLS]]
     lines = _rows(cells, _across(room, NODE_CELL, len(cells)))
     left = ordered[MOST_CELLS:]
     if left:
-        bad = sum(_is_notable(node, is_bound=run.is_bound) for node in left)
+        bad = sum(map(_is_notable, left))
         lines.append(Text(f"and {counted(len(left), 'more node')}, {bad} of them bad or absent"))
     return lines
 
 
-def _is_notable(node: NodeProgress, *, is_bound: bool) -> bool:
-    return node.bad + node.missing > 0 or (is_bound and not node.answers)
+def _is_notable(node: NodeProgress) -> bool:
+    return node.is_absent or node.bad + node.missing > 0
 
 
-def _share(node: NodeProgress) -> str:
-    return f"{100 * node.done // node.expected} %" if node.expected else NOTHING
-
-
-def _node_cell(node: NodeProgress, *, is_bound: bool) -> Text:
-    state = "absent" if is_bound and not node.answers else f"{_share(node):>5}{f' {node.bad} bad' if node.bad else ''}"
-    style = "red" if _is_notable(node, is_bound=is_bound) else ""
-    return Text(f"{node.id:<9}{state}"[: NODE_CELL - 1].ljust(NODE_CELL), style=style)
-
-
-def _node_line(node: NodeProgress, *, is_bound: bool, is_wide: bool) -> Text:
-    name = node.id if node.hostname is None else f"{node.id} ({node.hostname})"
+def _state(node: NodeProgress) -> str:
+    """How far a node is: ``  96 %, 2 bad, 1 missing``."""
+    if node.is_absent:
+        return "absent"
+    share = f"{100 * node.done // node.expected} %" if node.expected else NOTHING
     counts = [f"{number} {word}" for number, word in ((node.bad, "bad"), (node.missing, "missing")) if number]
-    state = "absent" if is_bound and not node.answers else f"{_share(node):>5}{', '.join(['', *counts])}"
+    return ", ".join([f"{share:>5}", *counts])
+
+
+def _node_cell(node: NodeProgress) -> Text:
+    text = f"{node.id:<9}{_state(node)}"[: NODE_CELL - 1].ljust(NODE_CELL)
+    return Text(text, style="red" if _is_notable(node) else "")
+
+
+def _node_line(node: NodeProgress, *, is_wide: bool) -> Text:
+    name = node.id if node.hostname is None else f"{node.id} ({node.hostname})"
     spans = "  ".join(f"{_span(span)} {'MHz' if unit == 'SM MHz' else unit}" for unit, span in node.telemetry.items())
-    style = "red" if _is_notable(node, is_bound=is_bound) else ""
-    line = Text().append(safe(f"{name}  {state}"), style=style)
+    line = Text().append(safe(f"{name}  {_state(node)}"), style="red" if _is_notable(node) else "")
     return line.append("  ").append(reasons_of([*node.reasons], is_wide=is_wide)).append(f"  {spans}")
 
 
