@@ -145,13 +145,13 @@ class RunState:
             return self._last_timings
         total_s = time.monotonic() - self.setup.started_s
         startup_s = self.binding.startup_s if self.binding is not None else 0.0
-        measuring_s = self.controller.measuring_s
+        measuring_s = self.controller.clock.measuring_s
         return {
             "total_s": round(total_s, 3),
             "startup_s": round(startup_s, 3),
             "measuring_s": round(measuring_s, 3),
             "other_s": round(max(0.0, total_s - startup_s - measuring_s), 3),
-            "waited_s": round(self.controller.waited_s, 3),
+            "waited_s": round(self.controller.clock.waited_s, 3),
         }
 
     def _status(self) -> RunStatus:

@@ -96,7 +96,7 @@ def barred(text: str) -> str:
     return "\n".join(f"{BAR}{line}" for line in visible(text).split("\n"))
 
 
-def hung(text: str) -> str:
+def barred_below(text: str) -> str:
     """The text with every line but the first behind :data:`BAR`, to stand within a line of ours."""
     first, newline, rest = visible(text).partition("\n")
     return f"{first}{newline}{barred(rest)}" if newline else first

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from pytest_gpucluster.commands.watch import live_lines
-from pytest_gpucluster.commands.watch_screen import screen_lines
+from pytest_gpucluster.commands.watch import live_lines, screen_lines
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.table import Ending, Layout, criteria_table, verdict_block

@@ -110,24 +110,20 @@ MOST_ENDED = 1000
 """So many workers of a rank are remembered after their end, for the errors that the driver reports of them."""
 
 
-def _no_listener() -> None:
-    """There is none."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentContext:
     """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests.
 
     ``requested``: what the options on its node ask for; None for an agent that the controller itself started. ``listener``
-    finds the name of the node's listener.
+    finds the name of the node's listener; None where it could not be started.
     """
 
     rank: Rank
     channel: StoreChannel
     spawner: Spawner
     roots: tuple[str, ...]
+    listener: Callable[[], str | None]
     requested: dict[str, str] | None = None
-    listener: Callable[[], str | None] = _no_listener
 
 
 class CallRunner:

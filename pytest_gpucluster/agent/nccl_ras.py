@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_gpucluster.grouping import grouped
-from pytest_gpucluster.protocol.rank import ranges
+from pytest_gpucluster.protocol.rank import rank_list
 from pytest_gpucluster.text import one_line
 
 VARIABLE = "NCCL_RAS_ADDR"
@@ -87,15 +87,11 @@ def _lags(communicator: Mapping[str, Any]) -> Iterator[str]:
         for count in sorted(by_count):
             if count != most:
                 where = _where(ranks[min(by_count[count])])
-                behind = f"{_words(by_count[count])} launched {count} {kind}{where}"
-                yield f"{name}: {behind}; {_words(by_count[most])} launched {most}"
+                behind = f"{rank_list(by_count[count])} launched {count} {kind}{where}"
+                yield f"{name}: {behind}; {rank_list(by_count[most])} launched {most}"
     missing = [int(one["rank"]) for one in communicator["missing_ranks"]]
     if missing:
-        yield f"{name}: {_words(missing)} missing{_where(communicator['missing_ranks'][0])}"
-
-
-def _words(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(sorted(ranks))}"
+        yield f"{name}: {rank_list(missing)} missing{_where(communicator['missing_ranks'][0])}"
 
 
 def _where(rank: Mapping[str, Any]) -> str:

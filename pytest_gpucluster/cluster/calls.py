@@ -86,7 +86,8 @@ class Cluster:
         self.deadline_s = deadline_s
         self._controller = controller
         self._binding = binding
-        self._at_start = binding.at_start
+        self.at_start = binding.at_start
+        """By place, what used the GPU before this run; an error (kind ``not_idle``) where that was too much."""
         self._caller = caller
         self._reads_only = reads_only
         self._variables: dict[str, str] = {}
@@ -117,11 +118,6 @@ class Cluster:
     def promised(self) -> Inventory:
         """What was promised: shape, fabric, names of the GPU."""
         return self._binding.inventory
-
-    @property
-    def at_start(self) -> Results:
-        """By place, what used the GPU before this run; an error (kind ``not_idle``) where that was too much."""
-        return self._at_start
 
     @property
     def not_idle(self) -> dict[Place, MeasurementError]:
@@ -357,7 +353,7 @@ def look_again(cluster: Cluster) -> None:
     found = idle_again(busy, controller.call(Call(function=name, ranks=ranks, deadline_s=LOOK_DEADLINE_S)))
     kept = {place: before[place] for place in before if place not in before.errors}
     errors = {place: error for place, error in before.errors.items() if place not in found}
-    cluster._at_start = Results({**kept, **found}, errors)  # noqa: SLF001 -- as above
+    cluster.at_start = Results({**kept, **found}, errors)
 
 
 def _allowed(function: Callable[..., Any], *, reads_only: bool) -> Callable[..., Any]:

@@ -43,8 +43,8 @@ class SoakWork:
 
 
 @dataclass(slots=True, kw_only=True)
-class RoundResult:
-    """What is kept of one kind of work at one place. ``worst`` is the worst round's, the first of equally bad ones."""
+class SoakResult:
+    """What is kept of all rounds of one kind of work at one place; ``worst`` is of the worst round, the first of equal ones."""
 
     criterion: str
     place: Place
@@ -137,7 +137,7 @@ class Turn:
     criterion: str
     places: tuple[Place, ...]
     _work: SoakWork
-    _kept: Mapping[Place, RoundResult]
+    _kept: Mapping[Place, SoakResult]
     _watch: Watch
 
     def keep(self, results: Results) -> None:
@@ -178,7 +178,7 @@ class Earlier:
     round: int
     num_whole_rounds: int
     elapsed_s: float
-    kept: Mapping[tuple[str, str], RoundResult]
+    kept: Mapping[tuple[str, str], SoakResult]
 
 
 NOTHING_EARLIER = Earlier(round=0, num_whole_rounds=0, elapsed_s=0.0, kept={})
@@ -190,7 +190,7 @@ class Watch(Protocol):
     def turn(self, turn: Turn) -> None:
         """A kind of work begins."""
 
-    def seen(self, kept: Sequence[RoundResult]) -> None:
+    def seen(self, kept: Sequence[SoakResult]) -> None:
         """A turn has new values or errors; its round is not over."""
 
     def round_over(self, soak: Soak) -> None:
@@ -232,7 +232,7 @@ class Soak:
         self._earlier = NOTHING_EARLIER
         self._now = now
         self._began_s = now()
-        self._kept: dict[str, dict[Place, RoundResult]] = {}
+        self._kept: dict[str, dict[Place, SoakResult]] = {}
 
     def go_on_with(self, earlier: Earlier) -> None:
         """Begin with what was measured before the soak was cut short. Called before the first round."""
@@ -243,11 +243,11 @@ class Soak:
         """Since the first round began, without the time between a cut and what goes on after it."""
         return self._earlier.elapsed_s + self._now() - self._began_s
 
-    def __getitem__(self, key: tuple[str, Place]) -> RoundResult:
+    def __getitem__(self, key: tuple[str, Place]) -> SoakResult:
         """What is kept of a criterion at a place."""
         return self._kept[key[0]][key[1]]
 
-    def __iter__(self) -> Iterator[RoundResult]:
+    def __iter__(self) -> Iterator[SoakResult]:
         """Everything kept so far."""
         return (kept for places in self._kept.values() for kept in places.values())
 
@@ -299,10 +299,10 @@ class Soak:
             self._watch.round_over(self)
         self.is_over = self.rounds_s >= self.duration_s
 
-    def _begin(self, key: str, place: Place, work: SoakWork) -> RoundResult:
+    def _begin(self, key: str, place: Place, work: SoakWork) -> SoakResult:
         """What is kept of a work at a place before the first round: what an earlier part of the soak left, or nothing."""
         earlier = self._earlier.kept.get((key, place.id))
-        return replace(earlier, place=place) if earlier is not None else RoundResult(criterion=key, place=place, keep=work.keep)
+        return replace(earlier, place=place) if earlier is not None else SoakResult(criterion=key, place=place, keep=work.keep)
 
     def _turn(self, key: str, places: tuple[Place, ...], work: SoakWork) -> Turn:
         return Turn(round=self.round, criterion=key, places=places, _work=work, _kept=self._kept[key], _watch=self._watch)
@@ -326,7 +326,7 @@ class SoakRecord:
         self._remarks: dict[tuple[str, str], str | None] = {}
         self._doubtful: set[tuple[str, str]] = set()
 
-    def facts(self, kept: Sequence[RoundResult]) -> dict[str, Any]:
+    def facts(self, kept: Sequence[SoakResult]) -> dict[str, Any]:
         """What the measurement that ends now gave at each place that has a value; ``kept`` is of one criterion.
 
         ``places`` are said where they are others than the last time. ``values`` has those that are not ``usual``.
@@ -344,7 +344,7 @@ class SoakRecord:
         facts["details"] = {place: one for place, one in details.items() if one}
         return facts
 
-    def _details(self, kept: RoundResult) -> dict[str, Any]:
+    def _details(self, kept: SoakResult) -> dict[str, Any]:
         """The finding where this round is the worst, what is unknown, and the remark where it is another one."""
         found: dict[str, Any] = {}
         if kept.worst is not None and kept.worst_round == kept.latest_round:
@@ -373,7 +373,7 @@ def read_back(
         AttributeError, LookupError, TypeError, ValueError: these are not such facts.
     """
     by_id = {place.id: place for place in (*places, CLUSTER)}
-    kept: dict[tuple[str, str], RoundResult] = {}
+    kept: dict[tuple[str, str], SoakResult] = {}
     covered: dict[str, list[str]] = {}
     latest = num_whole_rounds
     for turn in turns:
@@ -381,7 +381,7 @@ def read_back(
         latest = max(latest, number)
         covered[key] = [str(place) for place in turn.get("places", covered.get(key, ()))]
         for place in covered[key]:
-            one = kept.setdefault((key, place), RoundResult(criterion=key, place=by_id[place], keep=_keep_of(turn)))
+            one = kept.setdefault((key, place), SoakResult(criterion=key, place=by_id[place], keep=_keep_of(turn)))
             one.add(number, _found(turn, place, by_id))
             one.unknown = _texts(turn["details"].get(place, {}).get("unknown", ()), by_id) or one.unknown
     return Earlier(round=latest, num_whole_rounds=num_whole_rounds, elapsed_s=elapsed_s, kept=kept)

@@ -13,11 +13,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from pytest_gpucluster.config import yaml_lines
 from pytest_gpucluster.config.schema_errors import did_you_mean
@@ -171,25 +170,23 @@ _NO_WAY_TO_CRITERION = {"self", "place", "node", "cluster", "recipe", "soak", "p
 _PACKAGES = {"site-packages", "node_modules", "venv", "__pycache__"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgingTests:
-    """The tests of one file that may judge: the ids of their parameters by name without ``test_``.
+TestsOfFile: TypeAlias = "Mapping[str, frozenset[str] | None]"
+"""The tests of one file that may judge: the ids of their parameters by name without ``test_``.
 
-    An empty set stands for a test without parameters, None for parameters that the source does not have as text.
-    """
-
-    parameters: Mapping[str, frozenset[str] | None]
-
-    def judges(self, key: str) -> bool:
-        """Whether one of the tests judges the entry ``key``, such as ``busbw[all_reduce]``."""
-        name, _, parameter = key.removesuffix("]").partition("[")
-        if name not in self.parameters:
-            return False
-        known = self.parameters[name]
-        return known is None or (parameter in known if parameter else not known)
+An empty set stands for a test without parameters, None for parameters that the source does not have as text.
+"""
 
 
-def read_tests(paths: Iterable[Path]) -> list[JudgingTests]:
+def judges(tests: TestsOfFile, key: str) -> bool:
+    """Whether one of the tests judges the entry ``key``, such as ``busbw[all_reduce]``."""
+    name, _, parameter = key.removesuffix("]").partition("[")
+    if name not in tests:
+        return False
+    known = tests[name]
+    return known is None or (parameter in known if parameter else not known)
+
+
+def read_tests(paths: Iterable[Path]) -> list[TestsOfFile]:
     """The tests of the named files, and of the test files below the named folders.
 
     Raises:
@@ -213,27 +210,22 @@ def _suite() -> dict[str, Path]:
     spec = importlib.util.find_spec(SUITE)
     folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
     files = sorted(file for folder in folders for file in folder.glob("test_*.py"))
-    return {name: file for file in files for found in read_tests([file]) for name in found.parameters}
-
-
-def file_in_suite(name: str) -> Path:
-    """The file of the packaged suite that has the test of a criterion, by its name without parameter."""
-    return _suite()[name]
+    return {name: file for file in files for found in read_tests([file]) for name in found}
 
 
 def nodeid_in_suite(key: str, place: str | None, *, root: Path) -> str:
     """The node id that pytest gives to the packaged test of a criterion at a place, started in ``root``."""
     name, _, parameter = key.removesuffix("]").partition("[")
-    if name not in _suite():  # an entry of one's own, whose test only pytest finds
+    file = _suite().get(name)
+    if file is None:  # an entry of one's own, whose test only pytest finds
         return f"{key}[{place}]" if place is not None else key
-    file = file_in_suite(name)
     address = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
     parts = [part for part in (place, parameter) if part]
     ids = "-".join(reversed(parts) if name in PARAMETER_FIRST else parts)
     return f"{address}::test_{name}" + (f"[{ids}]" if ids else "")
 
 
-def tests_beside(path: Path) -> list[JudgingTests]:
+def tests_beside(path: Path) -> list[TestsOfFile]:
     """The tests of the test files in the folder of a thresholds file, and a little below it. What is no Python is left out."""
     files = _test_files(path.absolute().parent, depth=MAX_DEPTH, most=MAX_FILES)
     return [names for names in map(_read, files) if names is not None]
@@ -254,7 +246,7 @@ def _is_test_file(name: str) -> bool:
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
 
-def _read(file: Path) -> JudgingTests | None:
+def _read(file: Path) -> TestsOfFile | None:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -264,7 +256,7 @@ def _read(file: Path) -> JudgingTests | None:
     for name, function in _names(tree.body):
         if name.startswith("test_") and (function is None or _may_judge(function)):
             found[name.removeprefix("test_")] = None if is_generated or function is None else _parameters(function)
-    return JudgingTests(parameters=found)
+    return found
 
 
 def _names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | None]]:

@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from pytest_gpucluster.agent.main import AgentSettings, resolved
 from pytest_gpucluster.agent.main import command as command_of
 from pytest_gpucluster.config.torchrun import Launch
-from pytest_gpucluster.controller.call import Call, EarlyEnd, Observer
+from pytest_gpucluster.controller.call import Call, CallClock, EarlyEnd, Observer
 from pytest_gpucluster.controller.call_maker import SLICE_S, CallContext, CallMaker
 from pytest_gpucluster.controller.command_link import BYE_S, CommandLink, JournalSender, Members
 from pytest_gpucluster.controller.local_agents import LocalAgents
@@ -75,8 +75,8 @@ class Controller:
         """From now on show what goes on to this observer, and let ranks print into files in ``logs``."""
         self._calls.observe(observer, logs=logs)
 
-    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str] | Callable[[], NoReturn]:
-        """The command line of the agents of this process's own ranks, which get the two descriptors; or what a fork does."""
+    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str]:
+        """The command line of the agents of this process's own ranks, which get the two descriptors."""
         if self._launch is None:
             ranks = [Rank.local(number, self.world_size) for number in range(self.world_size)]
         else:
@@ -154,14 +154,9 @@ class Controller:
         return self._calls.call(call)
 
     @property
-    def measuring_s(self) -> float:
-        """The seconds that calls took, those of the start-up left out."""
-        return self._calls.clock.measuring_s
-
-    @property
-    def waited_s(self) -> float:
-        """The seconds since the first call in which all ranks waited for this process."""
-        return self._calls.clock.waited_s
+    def clock(self) -> CallClock:
+        """How long calls took, and for how long all ranks waited for this process."""
+        return self._calls.clock
 
     # The end.
 

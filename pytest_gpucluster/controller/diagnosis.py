@@ -8,15 +8,15 @@ decision 23 says why it is not used. Pure: replies in, text out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.protocol.messages import Failure, FailureKind, Reply
-from pytest_gpucluster.protocol.rank import ranges
-from pytest_gpucluster.text import first_line, hung
+from pytest_gpucluster.protocol.rank import ranges, rank_list
+from pytest_gpucluster.text import barred_below, first_line
 from pytest_gpucluster.text import lines as lines_of
 
 Name = Callable[[int], str]
@@ -125,19 +125,20 @@ def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause
     collective = next((failed[rank].collective for rank in entered), "")
     absent = _find_absent(failed, replies, failed[entered[0]])
     if absent:
-        where = f"{collective} (collective {furthest} of the call), which {_ranks(entered)} had entered"
+        where = f"{collective} (collective {furthest} of the call), which {rank_list(entered)} had entered"
         returned = [rank for rank in absent if rank not in failed]
-        why = f"{_ranks(returned)} returned from the function; " if returned else ""
+        why = f"{rank_list(returned)} returned from the function; " if returned else ""
         return tuple(absent), lambda name: f"{_names(absent, name)} never arrived in {where}: {why}the call {late}"
     differing = find_mismatch({rank: failed[rank] for rank in entered if failed[rank].members == failed[entered[0]].members})
     if len(differing) > 1:
         odd = odd_ranks(differing)
-        each = ", ".join(f"{_ranks(ranks)} {words}" for words, ranks in differing.items())
+        each = ", ".join(f"{rank_list(ranks)} {words}" for words, ranks in differing.items())
         where = f"({each}; collective {furthest} of the call): the call {late}"
         if odd:
             return tuple(odd), lambda name: f"{_names(odd, name)} did not enter what the others did {where}"
         return (), lambda _name: f"the ranks did not enter the same collective {where}"
-    return (), lambda _name: f"{_ranks(failed)} all entered {collective or 'no collective'} and none returned: the call {late}"
+    every = f"{rank_list(failed)} all entered {collective or 'no collective'} and none returned"
+    return (), lambda _name: f"{every}: the call {late}"
 
 
 def _find_absent(failed: Failures, replies: Mapping[int, Reply], waiting: Failure) -> list[int]:
@@ -168,12 +169,8 @@ def _describe_each(ranks: Sequence[int], failed: Failures, name: Name) -> str:
 def _describe(failure: Failure) -> str:
     if failure.kind in ("raised", "refused") and failure.type:
         text = f"{failure.type}: {failure.error}" if failure.error else failure.type
-        return hung(f"{text}; first cause: {lines_of(failure.cause)[0]}" if failure.cause else text)
-    return hung(f"{failure.error}{_last_collective(failure)}")
-
-
-def _ranks(ranks: Collection[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(sorted(ranks))}"
+        return barred_below(f"{text}; first cause: {lines_of(failure.cause)[0]}" if failure.cause else text)
+    return barred_below(f"{failure.error}{_last_collective(failure)}")
 
 
 def _names(ranks: Sequence[int], name: Name) -> str:
@@ -186,7 +183,7 @@ def _consequences(ranks: Sequence[int], failed: Failures) -> list[str]:
     """What the failure did to the other ranks."""
     ranks_of = grouped((failed[rank].collective, rank) for rank in sorted(ranks))
     where = {name: f" in {name}" if name else "" for name in ranks_of}
-    return [f"{_ranks(same)} waited{where[name]} and did not finish because of it" for name, same in ranks_of.items()]
+    return [f"{rank_list(same)} waited{where[name]} and did not finish because of it" for name, same in ranks_of.items()]
 
 
 def _with_stacks(ranks: Sequence[int], failed: Failures) -> tuple[int, ...]:

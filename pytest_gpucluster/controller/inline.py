@@ -32,6 +32,7 @@ class AgentlessController:
     def __init__(self, *, rootdir: Path) -> None:
         """Start nothing."""
         self.rootdir = rootdir
+        self.clock = CallClock()
 
     def meet(self, *, within_s: float) -> None:
         """Do nothing: there is no agent to wait for."""
@@ -61,7 +62,6 @@ class InlineController(AgentlessController):
         super().__init__(rootdir=rootdir)
         self.device = device
         self.terminated: str | None = None
-        self._clock = CallClock()
         self._observer = Observer()
 
     def start(self, *, log: Path, target: ReportTarget | None = None, observer: Observer | None = None) -> None:
@@ -89,19 +89,9 @@ class InlineController(AgentlessController):
             self._observer.on_work(0.0)
         began_s = time.monotonic()
         reply = self._run(call)
-        self._clock.add(call, began_s=began_s, ended_s=time.monotonic())
-        self._clock.add_work(began_s=began_s, ended_s=time.monotonic())
+        self.clock.add(call, began_s=began_s, ended_s=time.monotonic())
+        self.clock.add_work(began_s=began_s, ended_s=time.monotonic())
         return {0: reply}
-
-    @property
-    def measuring_s(self) -> float:
-        """The seconds that calls took, those of the start-up left out."""
-        return self._clock.measuring_s
-
-    @property
-    def waited_s(self) -> float:
-        """The seconds since the first call in which no call was made."""
-        return self._clock.waited_s
 
     def _run(self, call: Call) -> Reply:
         if call.variables:

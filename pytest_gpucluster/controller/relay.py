@@ -145,7 +145,6 @@ class RelayedController(AgentlessController):
         """Connect."""
         super().__init__(rootdir=rootdir)
         self.world_size = world_size
-        self.measuring_s = self.waited_s = 0.0
         self._num_asked = 0
         self._num_made: Counter[str] = Counter()
         link = socket.socket(socket.AF_UNIX)

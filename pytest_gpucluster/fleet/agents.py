@@ -1,8 +1,8 @@
 """The agents of a simulated fleet: a few processes, each of which speaks for many ranks through the real channel.
 
-They are forks of the controller; where it has threads, ``python -m pytest_gpucluster.fleet.agents`` starts them. Hellos,
-heartbeats, replies and goodbyes are the messages of real agents. There are no workers and no process groups: the values come
-from the model. A process has three connections to the store, however many ranks it speaks for.
+``python -m pytest_gpucluster.fleet.agents`` starts them. Hellos, heartbeats, replies and goodbyes are the messages of real
+agents. There are no workers and no process groups: the values come from the model. A process has three connections to the
+store, however many ranks it speaks for.
 
 The controller of a simulated fleet: the real one, whose agents answer from a model.
 """
@@ -10,7 +10,6 @@ The controller of a simulated fleet: the real one, whose agents answer from a mo
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -27,7 +26,6 @@ from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, write_reports
 from pytest_gpucluster.agent.heartbeat import BEAT_S
 from pytest_gpucluster.controller.call_maker import SLICE_S
 from pytest_gpucluster.controller.controller import Controller
-from pytest_gpucluster.controller.local_agents import may_fork
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.fleet import model
 from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
@@ -139,11 +137,7 @@ def _in(spans: messages.Spans) -> Iterable[int]:
 
 def main() -> None:
     """Become the agents."""
-    serve(FleetSettings.read(sys.argv[1].encode()))
-
-
-def serve(settings: FleetSettings) -> NoReturn:
-    """Be the agents; does not return."""
+    settings = FleetSettings.read(sys.argv[1].encode())
     secret = Secret.from_pipe(settings.secret_fd)
     import torch.distributed  # noqa: F401 -- once, before forking
 
@@ -229,7 +223,7 @@ class FleetController(Controller):
         super().__init__(None, num_local=simulation.world_size, device="cuda", rootdir=rootdir, secret=secret)
         self._simulation = simulation
 
-    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str] | Callable[[], NoReturn]:
+    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str]:
         assert secret_fd is not None  # a run without torchrun has a secret of its own
         settings = FleetSettings(
             simulation=self._simulation,
@@ -238,8 +232,6 @@ class FleetController(Controller):
             controller_fd=controller_fd,
             target=self._target,
         )
-        if may_fork():  # the agents have imported torch then, which takes longer than all else that a small fleet does
-            return functools.partial(serve, settings)
         return [sys.executable, "-m", "pytest_gpucluster.fleet.agents", settings.to_json().decode()]
 
     def meet(self, *, within_s: float) -> None:

@@ -133,23 +133,18 @@ def _timing(call: SimulatedCall, operation: str) -> Any:
     ranks, size, iterations = len(call.group.ranks), call.kwargs["size_bytes"], call.kwargs["iterations"]
     busbw, time_us = _busbw_gb_s(call, operation), _time_us(call, operation, size)
     algbw = busbw / BUSBW_FACTOR[operation](ranks)
-    spans = max(1, iterations // 4)
     return made(
         "measurements.collectives:CollectiveTiming",
-        operation=operation,
         busbw_gb_s=busbw,
         algbw_gb_s=algbw,
         time_us=time_us,
         p50_us=time_us,
         p99_us=1.02 * time_us,
         size_bytes=size,
-        dtype=call.kwargs.get("dtype", "float32"),
         world_size=ranks,
         samples_busbw_gb_s=spread(busbw, iterations),
-        spans_busbw_gb_s=spread(busbw, spans),
-        spans_us=spread(time_us, spans),
+        spans_busbw_gb_s=spread(busbw, max(1, iterations // 4)),
         slowest_rank=0,
-        backend="nccl",
         nccl_version="simulated",
         nvls="off" if call.group.with_fault("nvls") else "default",
         **_chosen(call, operation, time_us),
@@ -171,13 +166,11 @@ def collective(call: SimulatedCall) -> Any:
 
 def by_size(call: SimulatedCall) -> Any:
     """A collective at several sizes: its rate from some size on, its latency below."""
-    operation, ranks = call.kwargs["operation"], len(call.group.ranks)
+    operation = call.kwargs["operation"]
     return made(
         "measurements.collective_sizes:CollectiveSizes",
-        operation=operation,
         rows=[_row(call, operation, dtype, size) for dtype in SHOWN_DTYPES for size in call.kwargs["sizes_bytes"]],
         left_out=[],
-        world_size=ranks,
         left_out_bytes=[],
         budget_s=call.kwargs.get("budget_s"),
     )
@@ -380,11 +373,7 @@ def pair_matrix(call: SimulatedCall) -> Any:
         latency_us=latencies_us,
         paths=paths,
         peer_access=[[None if one is None else one == DIRECT[2] for one in row] for row in paths],
-        size_bytes=call.kwargs["size_bytes"],
-        small_bytes=call.kwargs.get("small_bytes", 8),
-        world_size=len(ranks),
         shortened=0,
-        backend="nccl",
         device=call.device,
     )
 
@@ -438,9 +427,6 @@ def rail(call: SimulatedCall) -> Any:
         used=[name],
         kinds=["NET/Socket" if sockets else "NET/IB/GDRDMA"],
         size_bytes=size,
-        small_bytes=8,
-        world_size=len(group.ranks),
         shortened=0,
-        backend="nccl",
         device=call.device,
     )

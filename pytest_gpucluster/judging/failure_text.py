@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import Blame, MeasurementError
-from pytest_gpucluster.text import hung, one_line, shortlist, text_of
+from pytest_gpucluster.text import barred_below, one_line, shortlist, text_of
 from pytest_gpucluster.thresholds.limit import HOLDS, SIGNS, Bound, Limit
 
 if TYPE_CHECKING:
@@ -140,12 +140,12 @@ def describe_failure(threshold: Threshold, limit: Limit, value: float, *, at: Lo
             f"{threshold.key} at {one_line(at.text)}: {format_miss(limit, value)} "
             f"({shortfall(limit, value)}; {where_written(threshold)}{basis})"
         ),
-        hung(f"  {threshold.criterion}"),
+        barred_below(f"  {threshold.criterion}"),
     ]
     lines += [f"  {place.label}" for place in places]
     if evidence:
         lines.append(f"  {show_evidence(evidence)}")
-    lines.append(hung(f"  why: {threshold.why}"))
+    lines.append(barred_below(f"  why: {threshold.why}"))
     return "\n".join(lines)
 
 

@@ -32,10 +32,8 @@ class CollectiveSizes:
     are the dtypes that cannot count so many ranks exactly, ``left_out_bytes`` the sizes that ``budget_s`` had no time for.
     """
 
-    operation: str
     rows: list[dict[str, Any]]
     left_out: list[str]
-    world_size: int
     left_out_bytes: list[int] = field(default_factory=list)
     budget_s: float | None = None
 
@@ -82,10 +80,8 @@ def by_size(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
                 rows[dtype, possible] = _verified(operation, size_bytes=possible, dtype=dtype, **named)
     left_out = [dtype for dtype in dtypes if dtype not in counted]
     return CollectiveSizes(
-        operation=operation,
         rows=[row for dtype in counted for (of, _), row in rows.items() if of == dtype],
         left_out=left_out,
-        world_size=ranks,
         left_out_bytes=sizes if counted else [],
         budget_s=budget_s,
     )
@@ -100,7 +96,7 @@ def _launch_s(rows: Mapping[tuple[str, int], Mapping[str, Any]], size_bytes: int
 
 def _verified(operation: str, *, size_bytes: int, dtype: str, **named: Any) -> dict[str, Any]:
     try:
-        return _row(collectives.collective(operation, size_bytes=size_bytes, dtype=dtype, **named))
+        return {"dtype": dtype, **_row(collectives.collective(operation, size_bytes=size_bytes, dtype=dtype, **named))}
     except ArithmeticError as error:
         raise ArithmeticError(f"{error}, at {size_bytes} bytes of {dtype}") from error
 
@@ -114,7 +110,6 @@ def _least_bytes(operation: str, dtype: str, ranks: int) -> int:
 
 def _row(timed: CollectiveTiming) -> dict[str, Any]:
     return {
-        "dtype": timed.dtype,
         "bytes": timed.size_bytes,
         "us": round(timed.time_us, 3),
         "p50_us": round(timed.p50_us, 3),

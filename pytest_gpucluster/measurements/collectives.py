@@ -51,7 +51,7 @@ class CollectiveTiming(Watched):
 
     ``time_us``, ``algbw_gb_s`` and ``busbw_gb_s`` come from the median over spans of the slowest rank's mean a launch.
     ``samples_busbw_gb_s`` are single launches (slowest rank of each), for the spread, and
-    ``p50_us`` and ``p99_us`` are of them; ``spans_busbw_gb_s`` and ``spans_us`` are the spans. ``slowest_rank`` is the rank
+    ``p50_us`` and ``p99_us`` are of them; ``spans_busbw_gb_s`` are the spans. ``slowest_rank`` is the rank
     with the largest median of its own spans: the others of a collective wait for it, so they differ little.
     ``nvls`` is ``"off"`` where ``NCCL_NVLS_ENABLE=0`` forbids NVLink SHARP, else ``"default"``; it and
     ``nccl_version`` are None without NCCL. ``algorithm`` and ``protocol`` are those that NCCL chose (``NVLS``, ``SIMPLE``);
@@ -59,20 +59,16 @@ class CollectiveTiming(Watched):
     in each span; None without NVML. ``shortened`` says which repeats fell to keep the budget; None if none did.
     """
 
-    operation: str
     busbw_gb_s: float
     algbw_gb_s: float
     time_us: float
     p50_us: float
     p99_us: float
     size_bytes: int
-    dtype: str
     world_size: int
     samples_busbw_gb_s: list[float]
     spans_busbw_gb_s: list[float]
-    spans_us: list[float]
     slowest_rank: int
-    backend: str
     nccl_version: str | None
     nvls: str | None
     device: str
@@ -193,21 +189,17 @@ def _timed(operation: str, buffer: torch.Tensor, of_each_rank_s: list[list[float
     rates = [busbw_gb_s(operation, size_bytes=buffer.nbytes, time_s=one_s, ranks=ranks) for one_s in times_s]
     singles_us = sorted(one_s * 1e6 for one_s in times_s[spans:])
     return CollectiveTiming(
-        operation=operation,
         busbw_gb_s=busbw_gb_s(operation, size_bytes=buffer.nbytes, time_s=time_s, ranks=ranks),
         algbw_gb_s=buffer.nbytes / time_s / 1e9,
         time_us=time_s * 1e6,
         p50_us=statistics.median(singles_us),
         p99_us=singles_us[math.ceil(0.99 * len(singles_us)) - 1],
         size_bytes=buffer.nbytes,
-        dtype=str(buffer.dtype).removeprefix("torch."),
         world_size=ranks,
         samples_busbw_gb_s=[timing.rounded(rate) for rate in rates[spans:]],
         spans_busbw_gb_s=[timing.rounded(rate) for rate in rates[:spans]],
-        spans_us=[round(one_s * 1e6, 3) for one_s in times_s[:spans]],
         slowest_rank=max(range(ranks), key=lambda rank: statistics.median(of_each_rank_s[rank][:spans])),
         device=timing.device_name(),
-        backend=dist.get_backend(),
         nccl_version=_nccl_version(),
         nvls=_nvls_setting(),
         telemetry=own.telemetry,
@@ -322,7 +314,7 @@ def _nccl_version() -> str | None:
 
 def _with_choice(timed: CollectiveTiming, call: Callable[[], object]) -> CollectiveTiming:
     """With algorithm and protocol of one more launch, the same on every rank: rank 0 tells them in its log."""
-    if timed.backend != "nccl":
+    if dist.get_backend() != "nccl":
         return timed
     chosen = choice_of(call) if dist.get_rank() == 0 else call()
     timing.synchronize()

@@ -65,7 +65,7 @@ class Digests(Watched):
 
     ``digests`` holds the first round's digest by kind, ``differing`` in how many later rounds a kind had another one (0
     where all is well), ``differing_rounds`` the first :data:`ROUNDS_LISTED` of these. Of ``rounds``, which count from 0, the
-    last ``hot_rounds`` ran right after ``heat_s`` seconds of products. ``excluded``: requested kinds that cannot
+    last ``hot_rounds`` ran right after products had heated the device. ``excluded``: requested kinds that cannot
     run here, with the reason. ``model``: what the bits may depend on besides the inputs. ``telemetry`` covers the hot
     rounds, or all rounds if none were hot; None without NVML.
     """
@@ -76,10 +76,7 @@ class Digests(Watched):
     differing: dict[str, int]
     differing_rounds: dict[str, list[int]]
     excluded: dict[str, str]
-    size: int
-    seed: int
     seconds: float
-    heat_s: float
     model: str
     device: str
 
@@ -179,10 +176,7 @@ def _simulated(call: SimulatedCall) -> Digests:
         differing=dict.fromkeys(KINDS, 0),
         differing_rounds={kind: [] for kind in KINDS},
         excluded={},
-        size=call.kwargs["size"],
-        seed=call.kwargs["seed"],
         seconds=20.0,
-        heat_s=call.kwargs.get("heat_s", 0.0),
         model=f"simulated {call.device}",
         device=call.device,
         telemetry=call.telemetry(),
@@ -238,10 +232,7 @@ def digests(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         **tally.found(),
         hot_rounds=tally.rounds - cold if heat_s > 0 else 0,
         excluded=excluded,
-        size=size,
-        seed=seed,
         seconds=time.perf_counter() - start_s,
-        heat_s=heat_s,
         model=_model(),
         device=timing.device_name(),
         telemetry=sampler.summary(),

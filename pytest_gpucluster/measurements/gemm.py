@@ -79,14 +79,10 @@ class GemmRate(Watched):
     """
 
     tflops: float
-    dtype: str
     best_size: int
     by_size: dict[str, dict[str, float]]
     bursts_tflops: list[float]
     samples_tflops: list[float]
-    warmup_s: float
-    rest_s: float
-    bursts: int
     device: str
 
 
@@ -124,7 +120,7 @@ class _Product:
 def _simulated(call: SimulatedCall) -> GemmRate:
     """Dense products in bursts."""
     rate, kwargs = call.rate(call.kwargs["dtype"]), call.kwargs
-    best, bursts = kwargs["sizes"][len(kwargs["sizes"]) // 2], kwargs.get("bursts", 1)
+    best = kwargs["sizes"][len(kwargs["sizes"]) // 2]
     by_size = {
         str(size): {"median": value, "p10": 0.997 * value, "p90": 1.003 * value, "best": 1.004 * value}
         for size in kwargs["sizes"]
@@ -132,14 +128,10 @@ def _simulated(call: SimulatedCall) -> GemmRate:
     }
     return GemmRate(
         tflops=rate,
-        dtype=kwargs["dtype"],
         best_size=best,
         by_size=by_size,
-        bursts_tflops=call.repeats(rate, bursts),
+        bursts_tflops=call.repeats(rate, kwargs.get("bursts", 1)),
         samples_tflops=call.repeats(rate, kwargs["iterations"]),
-        warmup_s=kwargs["warmup_s"],
-        rest_s=kwargs.get("rest_s", 0.0),
-        bursts=bursts,
         device=call.device,
         telemetry=call.telemetry(),
     )
@@ -189,16 +181,12 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     best = max(rates, key=rates.__getitem__)
     return GemmRate(
         tflops=rates[best],
-        dtype=dtype,
         best_size=best,
         by_size={str(size): _spread(size, one) for size, one in timed.items()},
         bursts_tflops=[
             timing.rounded(_tflops(best, statistics.median(part))) for part in _in_parts(timed[best].samples_s, bursts)
         ],
         samples_tflops=[timing.rounded(_tflops(best, seconds)) for seconds in timed[best].samples_s],
-        warmup_s=warmup_s,
-        rest_s=rest_s,
-        bursts=bursts,
         device=timing.device_name(),
         telemetry=telemetry,
     )

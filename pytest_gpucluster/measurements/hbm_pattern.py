@@ -102,8 +102,6 @@ class PatternResult(Watched):
     total_bytes: int
     share_of_free: float
     share_of_total: float
-    blocks: int
-    passes: int
     seconds: float
     expected_s: float
     moved_bytes: int
@@ -316,7 +314,7 @@ def _simulated(call: SimulatedCall) -> PatternResult:
         errors_by_kind={"random": 3} if bad else {},
         first_errors=[first] if bad else [],
         tested_bytes=tested, free_bytes=free, total_bytes=total, share_of_free=tested / free, share_of_total=tested / total,
-        blocks=128, passes=1, seconds=16.0, expected_s=15.0, moved_bytes=28 * tested, tb_s=3.6, device=call.device,
+        seconds=16.0, expected_s=15.0, moved_bytes=28 * tested, tb_s=3.6, device=call.device,
         telemetry=call.telemetry(),
     )  # fmt: skip
 
@@ -375,8 +373,6 @@ def hbm_pattern(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         total_bytes=room.total_bytes,
         share_of_free=room.tested_bytes / room.free_bytes,
         share_of_total=room.tested_bytes / room.total_bytes,
-        blocks=math.ceil(room.tested_bytes / room.block_bytes),
-        passes=passes,
         seconds=seconds,
         expected_s=expected_s,
         moved_bytes=found.moved_bytes,

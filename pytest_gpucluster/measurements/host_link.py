@@ -85,7 +85,6 @@ class HostLink:
     cpus_allowed: str
     cpus_are_local: bool | None
     pages_on: list[int] | None
-    together: bool
     size_bytes: int
     device: str
     telemetry: dict[str, Telemetry | None] = field(default_factory=dict)
@@ -179,7 +178,6 @@ def _simulated(call: SimulatedCall) -> HostLink:
         cpus_allowed="0-111",
         cpus_are_local=True,
         pages_on=[socket],
-        together=together,
         size_bytes=call.kwargs["size_bytes"],
         device=call.device,
         telemetry={way: call.telemetry() for way in ("h2d", "d2h", "both")},
@@ -233,7 +231,6 @@ def host_link(*, size_bytes: int, iterations: int, warmup: int, together: bool =
         cpus_allowed=numa.format_cpulist(allowed),
         cpus_are_local=None if locality.node is None else bool(local_cpus),
         pages_on=near.pages_on,
-        together=together,
         size_bytes=8 * elements,
         device=timing.device_name(),
         telemetry={way: snapshots.summary(way) for way in ("h2d", "d2h", "both")},

@@ -44,7 +44,7 @@ BYTES_A_PAIR = 512
 class PairMatrix:
     """What each rank of a node sends to each other one; a row for each source, a column for each target, None on the diagonal.
 
-    ``gb_s`` is 10^9 bytes a second, one way. ``latency_us`` is half a round trip of ``small_bytes``. ``paths`` is what NCCL
+    ``gb_s`` is 10^9 bytes a second, one way. ``latency_us`` is half a round trip of a small one. ``paths`` is what NCCL
     logged (``P2P/CUMEM``, ``SHM/direct/direct``), None where it logged nothing. ``peer_access`` is CUDA's word whether the
     source may reach the target's memory, None where this process does not see the other GPU. ``shortened`` is how
     many pairs had one timed transfer only, to keep the budget.
@@ -54,10 +54,6 @@ class PairMatrix:
     latency_us: list[list[float | None]]
     paths: list[list[str | None]]
     peer_access: list[list[bool | None]]
-    size_bytes: int
-    small_bytes: int
-    world_size: int
-    backend: str
     device: str
     shortened: int = 0
 
@@ -212,11 +208,7 @@ def _merged(by_rank: list[dict[str, Any]], case: Transfers) -> PairMatrix:
         latency_us=_square(ranks, {pair: seconds / 2 * 1e6 for pair, seconds in trip_s.items()}),
         paths=[[by_rank[source]["paths"].get(str(target)) for target in ranks] for source in ranks],
         peer_access=[one["peers"] for one in by_rank],
-        size_bytes=case.size_bytes,
-        small_bytes=case.small_bytes,
-        world_size=len(by_rank),
         shortened=sum(any(end[3] for end in ends) for ends in times.values()),
-        backend=dist.get_backend(),
         device=timing.device_name(),
     )
 
@@ -256,9 +248,6 @@ class RailRates:
     used: list[str]
     kinds: list[str]
     size_bytes: int
-    small_bytes: int
-    world_size: int
-    backend: str
     device: str
     shortened: int = 0
 
@@ -318,10 +307,7 @@ def rail(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         used=used,
         kinds=kinds,
         size_bytes=size_bytes,
-        small_bytes=SMALL_BYTES,
-        world_size=ranks,
         shortened=sum(map(bool, (row[5] for row in rows))),
-        backend=dist.get_backend(),
         device=timing.device_name(),
     )
 

@@ -43,10 +43,7 @@ class Sustained:
     """
 
     tflops: float
-    dtype: str
-    size: int
     seconds: float
-    products: int
     slices_tflops: list[float]
     counted_clock_mhz: float | None
     counted_tflops: float | None
@@ -91,10 +88,7 @@ def _simulated(call: SimulatedCall) -> Sustained:
     num_slices = max(2, round(seconds / slice_s))
     return Sustained(
         tflops=rate,
-        dtype=call.kwargs.get("dtype", "bfloat16"),
-        size=call.kwargs.get("size", 8192),
         seconds=seconds,
-        products=round(seconds * 600),
         slices_tflops=[*call.repeats(1.02 * rate, num_slices // 2), *call.repeats(rate, num_slices - num_slices // 2)],
         counted_clock_mhz=clock_mhz,
         counted_tflops=rate,
@@ -156,10 +150,7 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     peak = peak_at_clock_tflops(peak_tflops=peak_tflops, peak_clock_mhz=peak_clock_mhz, clock_mhz=clock_mhz)
     return Sustained(
         tflops=tflops,
-        dtype=dtype,
-        size=size,
         seconds=sum(part.seconds for part in slices),
-        products=sum(part.products for part in slices),
         slices_tflops=[timing.rounded(rate) for rate in rates],
         counted_clock_mhz=clock_mhz,
         counted_tflops=counted_tflops,

@@ -23,6 +23,7 @@ RUNNER = "runner"
 """pytest's plugin that sets collectors up and tears them down. A test that was interrupted has left some of them."""
 OF_TESTS = ("session", "lfplugin", "stepwiseplugin", "gpucluster-phases")
 """Plugins that act on the outcome of a test: they count failures, stop the session, or remember what to run first next time."""
+UNDECIDED = "the verdict is not decided yet"
 PHASES = {"pytest_runtest_setup": "setup", "pytest_runtest_call": "runtest", "pytest_runtest_teardown": "teardown"}
 """What of the item runs in each phase."""
 
@@ -30,7 +31,8 @@ PHASES = {"pytest_runtest_setup": "setup", "pytest_runtest_call": "runtest", "py
 class VerdictItem(pytest.Item):
     """``gpucluster.verdict``: passed, failed, an error of the set-up, or skipped, as its testcase says."""
 
-    testcase: Testcase | None = None
+    testcase = Testcase(nodeid=NODEID, kind="error", message=UNDECIDED, text=UNDECIDED)
+    """The verdict, once it is decided."""
     is_shown = False
     """Whether its outcome reached the reporters."""
 
@@ -41,7 +43,6 @@ class VerdictItem(pytest.Item):
 
     def setup(self) -> None:
         """End here where the verdict is neither good nor bad."""
-        assert self.testcase is not None
         if self.testcase.kind == "skipped":
             pytest.skip(self.testcase.message)
         if self.testcase.kind == "error":
@@ -49,7 +50,6 @@ class VerdictItem(pytest.Item):
 
     def runtest(self) -> None:
         """Fail where the cluster is rejected."""
-        assert self.testcase is not None
         if self.testcase.kind == "failure":
             pytest.fail(self.testcase.text, pytrace=False)
 
@@ -60,13 +60,11 @@ class VerdictItem(pytest.Item):
     @property
     def bad_phase(self) -> str | None:
         """The phase whose report is not passed; None if all are."""
-        assert self.testcase is not None
         return {"passed": None, "failure": "call"}.get(self.testcase.kind, "setup")
 
     @property
     def bad_outcome(self) -> str:
         """The outcome of :attr:`bad_phase`."""
-        assert self.testcase is not None
         return "skipped" if self.testcase.kind == "skipped" else "failed"
 
 
@@ -141,7 +139,6 @@ def _show(hook: Callable[..., Any], item: VerdictItem, *, report: pytest.TestRep
 
 def _corrected(report: pytest.TestReport, item: VerdictItem) -> pytest.TestReport:
     """The report; one that a plugin changed, or that a plugin's own error is in, says again what the verdict is."""
-    assert item.testcase is not None
     is_bad = report.when == item.bad_phase
     expected, words = (item.bad_outcome, item.testcase.message) if is_bad else ("passed", "")
     is_ours = report.outcome == expected and words in report.longreprtext
@@ -150,7 +147,6 @@ def _corrected(report: pytest.TestReport, item: VerdictItem) -> pytest.TestRepor
 
 def _own_report(item: VerdictItem, when: Any = None) -> pytest.TestReport:
     """The report of a phase, by default of the one that says the verdict, as nobody changed it."""
-    assert item.testcase is not None
     phase: Any = when or item.bad_phase or "call"
     is_bad = phase == item.bad_phase
     words: Any = item.testcase.text

@@ -7,7 +7,7 @@ import functools
 import os
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -110,9 +110,14 @@ def spans(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Collection[int]) -> str:
     """``3, 5, 8-15`` for a set of whole numbers."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans(set(numbers)))
+
+
+def rank_list(ranks: Collection[int]) -> str:
+    """``rank 3``, ``ranks 3, 5, 8-15``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
 
 
 Member = TypeVar("Member")

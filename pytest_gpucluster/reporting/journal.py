@@ -11,7 +11,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,12 @@ import msgspec
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging.forecast import in_words
-from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, PASSED, PENDING, Record, Terms
+from pytest_gpucluster.judging.verdict import MISSING, OUTCOMES, PENDING, Record, Terms
 from pytest_gpucluster.reporting.files import write_atomically, write_report
 from pytest_gpucluster.reporting.junit import junit_text
 from pytest_gpucluster.reporting.results import RunReport, results_document, to_json
-from pytest_gpucluster.thresholds.limit import SIGNS
 
 ENCODER = json.JSONEncoder(allow_nan=False)
-OLD_ADVISORY = "advisory: "
 FOUND_AT_END = ("environment", "timings")
 """Members of results.json that the last event repeats, so that a report made of a whole journal is the run's own."""
 RESUMED = ("run", "folder", "rounds", "elapsed_s", "away_s")
@@ -78,8 +75,8 @@ class Journal:
             self._file.close()
 
 
-USUAL = {field.name: NO_DEFAULT if field.name == "advisory" else field.default for field in fields(Record)}
-"""What a record is where nothing else is said. Records of version 0.1.0 know no ``advisory``, so that is always said."""
+USUAL = {field.name: field.default for field in fields(Record)}
+"""What a record is where nothing else is said."""
 
 
 def record_facts(record: Record) -> dict[str, Any]:
@@ -91,41 +88,17 @@ def record_from_facts(facts: Mapping[str, Any]) -> Record:
     """The record that :func:`record_facts` described, from JSON. Its fields have the types that the class declares.
 
     Raises:
-        TypeError, KeyError, ValueError: these are not the facts of a record.
+        ValueError: these are not the facts of a record.
     """
-    record = msgspec.convert(_of_today(facts), Record)
+    record = msgspec.convert(facts, Record)
     if record.outcome not in (*OUTCOMES, PENDING):
         raise ValueError(record.outcome)
     return record
 
 
-def _of_today(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts as this version writes them.
-
-    A journal of version 0.1.0 or older has the limit and the advisory remark as text, and ``refused`` where software is to
-    blame.
-    """
-    known = dict(facts)
-    limit, reason = known.get("limit"), known.get("reason") or ""
-    if known.get("refused"):
-        known["blames"] = "software"
-    if isinstance(limit, str):
-        known["limit"] = _limit_from_text(limit)
-    if "advisory" not in known and known["outcome"] == PASSED and reason.startswith(OLD_ADVISORY):
-        known.update(advisory=True, reason=reason.removeprefix(OLD_ADVISORY))
-    return known
-
-
 def soak_remark(resumed: Mapping[str, Any]) -> str:
     """What the verdict says of a soak that another run had begun; ``resumed`` has the facts of :data:`RESUMED`."""
     return f"the soak was cut short after {in_words(resumed['elapsed_s'])} and went on {in_words(resumed['away_s'])} later"
-
-
-def _limit_from_text(text: str) -> dict[str, Any]:
-    """The limit in ``> 700 TFLOPS``."""
-    sign, number, unit = text.split(" ", 2)
-    kinds = {sign: kind for kind, sign in SIGNS.items()}
-    return {"kind": kinds[sign], "value": int(number) if number.isdecimal() else float(number), "unit": unit}
 
 
 NOT_ENDED = "the run has not ended"

@@ -222,7 +222,7 @@ def read_journal(path: Path) -> JournalState:
 
 
 class _Outcome(msgspec.Struct, tag_field="event", tag="outcome"):
-    """The event of an outcome, as this version writes it."""
+    """The event of an outcome."""
 
     at_s: float
     record: Record
@@ -238,13 +238,12 @@ def event_of(line: bytes) -> dict[str, Any]:
         LookupError, TypeError, ValueError, RecursionError: it is no event.
     """
     text = line.decode("utf-8")
-    if '"advisory"' in text and '"refused"' not in text:  # an older version wrote otherwise
-        try:
-            outcome = _OUTCOME.decode(text)
-            if outcome.record.outcome in OUTCOMES:
-                return {"at_s": outcome.at_s, "event": "outcome", "record": outcome.record}
-        except msgspec.DecodeError:  # another event, or one that json alone can read, such as NaN
-            pass
+    try:
+        outcome = _OUTCOME.decode(text)
+        if outcome.record.outcome in OUTCOMES:
+            return {"at_s": outcome.at_s, "event": "outcome", "record": outcome.record}
+    except msgspec.DecodeError:  # another event, or one that json alone can read, such as NaN
+        pass
     event: dict[str, Any] = json.loads(text)
     return {**event, "record": record_from_facts(event["record"])} if event["event"] == "outcome" else event
 

@@ -34,14 +34,14 @@ TELEMETRY = ("SM MHz", "W", "C")
 class NodeProgress:
     """One node of a run: outcomes of its places, and what its GPUs showed when each was measured last.
 
-    ``hostname`` is None where no list names the host of an absent node; ``answers``: one of its GPUs does.
+    ``hostname`` is None where no list names the host of an absent node. ``is_absent``: none of its GPUs answers, as is known.
     ``done`` and ``bad`` count no outcome that is ``missing``: what an ended run did not come to is neither.
     ``telemetry`` has the least and the most by ``SM MHz``, ``W`` and ``C``; ``reasons`` are the event reasons.
     """
 
     id: str
     hostname: str | None
-    answers: bool
+    is_absent: bool
     done: int
     expected: int
     bad: int
@@ -62,7 +62,6 @@ class RunPicture:
         silent_s: how long ago the last line was written; ``elapsed_s``: from its first line to that one.
         counts: how many outcomes there are of each kind, without those that are pending.
         next_criterion: the first one that has places without an outcome.
-        is_bound: whether it is known which nodes joined.
         variables: each ``NAME=value`` of NCCL and the nodes that have it; None where no node has answered yet.
         unread: how many lines of the journal could not be read.
         is_partial: more of the journal is there than was read so far.
@@ -80,7 +79,6 @@ class RunPicture:
     expected: int = 0
     next_criterion: str | None = None
     soak_round: int | None = None
-    is_bound: bool = False
     nodes: tuple[NodeProgress, ...] = ()
     culprits: tuple[Culprit, ...] = ()
     places: Mapping[str, Place]
@@ -152,8 +150,7 @@ class WatchedRun:
             expected=len(records),
             next_criterion=next((record.criterion for record in records if record.outcome == PENDING), None),
             soak_round=self._soak_round,
-            is_bound=bool(state.places),
-            nodes=tuple(_nodes(records, places)),
+            nodes=tuple(_nodes(records, places, is_bound=bool(state.places))),
             culprits=tuple(find_culprits(records, places)),
             places=places,
             variables=_variables(records),
@@ -255,17 +252,17 @@ def _tail(path: str) -> list[str]:
     return [line for line in text.split("\n") if line.strip()][-LINES_OF_A_LOG:]
 
 
-def _nodes(records: Iterable[Record], places: Mapping[str, Place]) -> list[NodeProgress]:
-    """Every node in order. An outcome of the whole cluster belongs to none."""
+def _nodes(records: Iterable[Record], places: Mapping[str, Place], *, is_bound: bool) -> list[NodeProgress]:
+    """Every node in order; ``is_bound``: it is known which of them joined. An outcome of the whole cluster belongs to none."""
     placed = ((places.get(record.place or ""), record) for record in records)
     by_node = grouped((place.node, record) for place, record in placed if place is not None)
     hostnames = {place.node: place.hostname for place in places.values() if place.hostname is not None}
-    answering = {place.node for place in places.values() if place.rank is not None}
-    nodes = sorted({place.node for place in places.values()})
-    return [_node(node, by_node.get(node, []), hostnames.get(node), answers=node in answering) for node in nodes]
+    nodes = {place.node for place in places.values()}
+    absent = nodes - {place.node for place in places.values() if place.rank is not None} if is_bound else set()
+    return [_node(node, by_node.get(node, []), hostnames.get(node), is_absent=node in absent) for node in sorted(nodes)]
 
 
-def _node(node: int, records: Sequence[Record], hostname: str | None, *, answers: bool) -> NodeProgress:
+def _node(node: int, records: Sequence[Record], hostname: str | None, *, is_absent: bool) -> NodeProgress:
     last: dict[str | None, Mapping[str, Any]] = {}
     for record in records:
         if isinstance(record.evidence.get("SM MHz"), (int, float)):
@@ -276,7 +273,7 @@ def _node(node: int, records: Sequence[Record], hostname: str | None, *, answers
     return NodeProgress(
         id=f"node{node}",
         hostname=hostname,
-        answers=answers,
+        is_absent=is_absent,
         done=sum(record.outcome not in (PENDING, MISSING) for record in records),
         expected=len(records),
         bad=sum(counted_as(record) in (*BAD, WAIVED) for record in records) - missing,

@@ -80,9 +80,9 @@ def test_eight_gpus_of_a_simulated_driver(simulator: Path, tmp_path: Path) -> No
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    rows = [line for line in lines if re.match(r"  \d ", line)]
-    assert [row[2] for row in rows] == list("01234567")
-    assert rows[2].split() == ["2", "97%", "60.6/140", "91/42", "115/700", "1980", "3201", "0.0/0.0", "0.0/0.0", "HW", "heat"]
+    rows = [line for line in lines if re.match(r"    \d ", line)]
+    assert [row[4] for row in rows] == list("01234567")
+    assert rows[2].split() == ["2", "97%", "115/700", "60.6/140", "91/42", "1980", "3201", "0.0/0.0", "0.0/0.0", "HW", "heat"]
     assert "GPU is lost" in rows[5]
 
 
@@ -103,7 +103,7 @@ def _counting(shown: Iterable[str], variables: dict[str, str], step: int) -> Ite
     """The lines; the counter goes on by ``step`` with each block, as one may show no reading of its own."""
     count = 10**13
     for line in shown:
-        if line.startswith("  0 "):
+        if line.startswith("    0 "):
             count += step
             nvml_simulator.plant(variables, f"nvlink.tx {count}\n")
         yield line

@@ -206,7 +206,9 @@ class Scenarios:
         """Have the agent obey these commands, and print what came of it."""
         store = self.store
         store.steps = list(steps)
-        context = AgentContext(rank=RANK, channel=cast("StoreChannel", store), spawner=self.spawner, roots=())
+        context = AgentContext(
+            rank=RANK, channel=cast("StoreChannel", store), spawner=self.spawner, roots=(), listener=lambda: None
+        )
         served = Agent(context, store.commands)
         store.next()
         code = served.serve().code

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 MODULES = ("pytest", "torch.distributed.run", "pytest_gpucluster.commands.torchrun")
 AGENT = "pytest_gpucluster.agent.main"
+FORKED = (*MODULES, AGENT, "pytest_gpucluster.fleet.agents")
 LOADS = ("--gpucluster", "-q", "-p", "no:cacheprovider", "no_such_file")
 """A wrong usage, by which pytest itself loads what each run imports: with its asserts rewritten."""
 AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "CUDA_", "TORCH_", "COVERAGE", "PYTEST_", "HF_")
@@ -89,7 +90,7 @@ class Forked:
 
 def can_fork(command: Sequence[str], environment: Mapping[str, str], *, forking: Mapping[str, str], repository: Path) -> bool:
     """Whether a fork of a process with the environment ``forking`` can be what this command would start."""
-    if [*command[:2]] != [sys.executable, "-m"] or command[2] not in (*MODULES, AGENT) or not sys.platform.startswith("linux"):
+    if [*command[:2]] != [sys.executable, "-m"] or command[2] not in FORKED or not sys.platform.startswith("linux"):
         return False
     foreign = {*_at_start(environment).items()} ^ {*_at_start(forking).items()}
     paths = {*environment.get("PYTHONPATH", "").split(os.pathsep)} - {*forking.get("PYTHONPATH", "").split(os.pathsep)}

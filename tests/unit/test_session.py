@@ -129,7 +129,7 @@ def test_unsigned_messages_between_hosts_are_said(
 ) -> None:
     """In the verdict line, and it forbids nothing."""
     run = session(tmp_path)
-    controller: Any = SimpleNamespace(is_signed=is_signed, measuring_s=0.0)
+    controller: Any = SimpleNamespace(is_signed=is_signed)
     run.state.controller = controller
     nodes = [Place(id=f"node{number}", node=number, hostname=name) for number, name in enumerate(hostnames)]
     run.state.binding = SimpleNamespace(nodes=nodes, places=[], identities={}, startup_s=0.0)  # type: ignore[assignment]
@@ -141,14 +141,14 @@ def test_unsigned_messages_between_hosts_are_said(
 def test_the_seconds_of_a_run_are_taken_once(tmp_path: Path) -> None:
     """When its verdict is decided: the screen, which comes after the reports were written, says what these say."""
     run = session(tmp_path)
-    controller: Any = SimpleNamespace(is_signed=True, measuring_s=3.0, waited_s=1.0)
+    controller: Any = SimpleNamespace(is_signed=True, clock=SimpleNamespace(measuring_s=3.0, waited_s=1.0))
     run.state.controller = controller
     first = run.state.timings()
     time.sleep(0.01)
     assert run.state.timings()["total_s"] > first["total_s"]  # it goes on
     run.state.end()
     ended = run.state.timings()
-    controller.waited_s = controller.measuring_s = 9.0
+    controller.clock = SimpleNamespace(measuring_s=9.0, waited_s=9.0)
     time.sleep(0.01)
     assert run.state.timings() == ended
     assert ended["waited_s"] == 1.0

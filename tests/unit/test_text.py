@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.config.strict_json import strict_json
-from pytest_gpucluster.text import BAR, LONGEST, UNPRINTABLE, barred, hung, one_line, shortened, shortlist, visible
+from pytest_gpucluster.text import BAR, LONGEST, UNPRINTABLE, barred, barred_below, one_line, shortened, shortlist, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()), max_size=200)
 ENDS_A_LINE = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -51,7 +51,7 @@ def test_foreign_lines(text: str) -> None:
     """One line is one line; of several lines each stands behind a bar, or all but the first."""
     assert not set(one_line(text)) & set(ENDS_A_LINE)
     assert all(line.startswith(BAR) for line in barred(text).split("\n"))
-    first, *others = hung(text).split("\n")
+    first, *others = barred_below(text).split("\n")
     assert first == visible(text).partition("\n")[0]
     assert all(line.startswith(BAR) for line in others)
 

@@ -146,7 +146,7 @@ class _Taken:
 class OverRun:
     """One reader's values at the start of the run and at its end: ``first, last = over_run[place]``.
 
-    Snapshot a place that could not be measured at the start, or at the end, raises its :class:`MeasurementError`.
+    Reading a place that could not be measured at the start, or at the end, raises its :class:`MeasurementError`.
     """
 
     def __init__(self, first: _Taken, last: _Taken) -> None:

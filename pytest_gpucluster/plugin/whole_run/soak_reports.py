@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, RoundResult, Soak, SoakRecord, Turn, read_back
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Soak, SoakRecord, SoakResult, Turn, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number, impossible
 from pytest_gpucluster.judging.forecast import in_words
@@ -140,7 +140,7 @@ class Reports:
         """Name the round and the criterion in the progress line. Called before each measurement."""
         self._terminal.live.work_on(f"round {turn.round}: {turn.criterion}")
 
-    def seen(self, kept: Sequence[RoundResult]) -> None:
+    def seen(self, kept: Sequence[SoakResult]) -> None:
         """Record the values after each measurement: the round may never end. One that is too good is an error of its place.
 
         The worst round is judged in the end, and would hide it.
@@ -188,7 +188,7 @@ class Reports:
             self._read_s = time.monotonic()
             self._reading_s = self._read_s - began_s
 
-    def _record(self, kept: RoundResult, criterion: Criterion) -> None:
+    def _record(self, kept: SoakResult, criterion: Criterion) -> None:
         """Record a first failure or error for good; keep any other value as pending, so that the reports show it.
 
         No waiver can cover the failure yet: a waiver is for a soak that was measured to its end.
@@ -205,9 +205,9 @@ class Reports:
             self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=reason, advisory=False))
 
 
-def worst_of(judged: list[tuple[RoundResult, Criterion]]) -> dict[str, dict[str, Any]]:
+def worst_of(judged: list[tuple[SoakResult, Criterion]]) -> dict[str, dict[str, Any]]:
     """The worst value of all places by criterion, with its place and round."""
-    found: dict[str, tuple[RoundResult, Criterion]] = {}
+    found: dict[str, tuple[SoakResult, Criterion]] = {}
     for kept, criterion in judged:
         if kept.value is None:
             continue
@@ -220,7 +220,7 @@ def worst_of(judged: list[tuple[RoundResult, Criterion]]) -> dict[str, dict[str,
     }
 
 
-def _is_worse(value: float, other: float, kept: RoundResult) -> bool:
+def _is_worse(value: float, other: float, kept: SoakResult) -> bool:
     return value < other if kept.keep == "lowest" else value > other
 
 
@@ -228,7 +228,7 @@ def _where(worst: Mapping[str, Any]) -> str:
     return f" ({worst['place']}, round {worst['round']})" if worst["value"] else ""
 
 
-def _provisional(kept: RoundResult, criterion: Criterion) -> Record:
+def _provisional(kept: SoakResult, criterion: Criterion) -> Record:
     """The record as it would be if the soak ended now."""
     place = None if kept.place == CLUSTER else kept.place
     trial = replace(criterion, place=place, judged=None, first_error=None, remarks={})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.cluster.results import Results
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, RoundResult, Soak, SoakWork
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Soak, SoakResult, SoakWork
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.finding import HERE, Finding
@@ -60,7 +60,7 @@ class Script:
         """A kind of work begins."""
         self.turns.append((turn.round, turn.criterion, [place.id for place in turn.places]))
 
-    def seen(self, kept: Sequence[RoundResult]) -> None:
+    def seen(self, kept: Sequence[SoakResult]) -> None:
         """A turn has brought something."""
         self.told.append((self.soak.round, kept[0].criterion, [one.place.id for one in kept]))
 
@@ -284,7 +284,7 @@ def test_one_round_that_is_too_good(values: tuple[float, ...], number: int) -> N
     judge = criterion()
     judge.limit = replace(judge.limit, bound=Bound(value=1070.0, unit="TFLOPS", is_most=True, by="the sheet"))
     reports = Reports(session, session, {("tflops", PLACES[0].id): judge}, NO_READINGS)
-    kept = RoundResult(criterion="tflops", place=PLACES[0], keep="lowest")
+    kept = SoakResult(criterion="tflops", place=PLACES[0], keep="lowest")
     for at, value in enumerate(values, start=1):
         if kept.error is None:
             kept.add(at, Finding(value=value))
@@ -303,7 +303,7 @@ def test_a_round_that_misses_stays_a_failure_beside_one_that_is_too_good() -> No
     judge = criterion()
     judge.limit = replace(judge.limit, bound=Bound(value=1070.0, unit="TFLOPS", is_most=True, by="the sheet"))
     reports = Reports(session, session, {("tflops", PLACES[0].id): judge}, NO_READINGS)
-    kept = RoundResult(criterion="tflops", place=PLACES[0], keep="lowest")
+    kept = SoakResult(criterion="tflops", place=PLACES[0], keep="lowest")
     for at, value in enumerate((500.0, 6600.0), start=1):
         kept.add(at, Finding(value=value))
         reports.seen([kept])
@@ -316,7 +316,7 @@ def test_a_bad_turn_is_on_record_before_its_round_is_over() -> None:
     """And nobody can answer for it yet: the rest of the soak was not measured."""
     session: Any = Records()
     reports = Reports(session, session, {("tflops", PLACES[0].id): criterion()}, NO_READINGS)
-    kept = RoundResult(criterion="tflops", place=PLACES[0], keep="lowest")
+    kept = SoakResult(criterion="tflops", place=PLACES[0], keep="lowest")
     kept.add(1, Finding(value=750.0))
     reports.seen([kept])
     assert session.settled == []
@@ -404,11 +404,11 @@ def test_a_value_that_all_share(lost: tuple[Place, ...]) -> None:
 
 def test_a_value_that_all_share_blames_no_place() -> None:
     """Neither where it is no number, nor where something beside it is not known."""
-    kept = RoundResult(criterion="fabric", place=CLUSTER, keep="lowest")
+    kept = SoakResult(criterion="fabric", place=CLUSTER, keep="lowest")
     kept.add(1, Finding(value=math.nan))
     assert kept.error is not None
     assert kept.error.culprits == ()
-    kept = RoundResult(criterion="fabric", place=CLUSTER, keep="lowest")
+    kept = SoakResult(criterion="fabric", place=CLUSTER, keep="lowest")
     kept.add(1, Finding(value=900, unknown={HERE: ("no clocks",)}))
     with pytest.raises(MeasurementError, match="in round 1 of the soak: no clocks") as caught:
         kept.judge(criterion("above", 1))
@@ -417,7 +417,7 @@ def test_a_value_that_all_share_blames_no_place() -> None:
 
 def test_what_is_not_known_beside_a_value_is_never_green() -> None:
     """Rounds go on; the total is judged first, then the first thing that was not known is raised, with its round."""
-    kept = RoundResult(criterion="flaps", place=NODE, keep="total")
+    kept = SoakResult(criterion="flaps", place=NODE, keep="total")
     for number, unknown in enumerate((None, "port 1: reset", "port 2: reset", None), start=1):
         kept.add(number, Finding(value=0, unknown={HERE: (unknown,) if unknown else ()}))
     judge = criterion("max", 0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.cluster.soak import CLUSTER, RoundResult, SoakRecord, read_back
+from pytest_gpucluster.cluster.soak import CLUSTER, SoakRecord, SoakResult, read_back
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.finding import Finding
@@ -22,14 +22,14 @@ PLACES = tuple(Place(id=f"node0-gpu{gpu}", node=0, gpu=gpu, rank=gpu) for gpu in
 KEEPS = {"rate": "lowest", "heat": "highest", "errors": "total"}
 
 
-def begin(places: Iterable[Place] = PLACES) -> dict[tuple[str, str], RoundResult]:
+def begin(places: Iterable[Place] = PLACES) -> dict[tuple[str, str], SoakResult]:
     """Nothing is kept yet."""
     return {
-        (key, place.id): RoundResult(criterion=key, place=place, keep=keep) for key, keep in KEEPS.items() for place in places
+        (key, place.id): SoakResult(criterion=key, place=place, keep=keep) for key, keep in KEEPS.items() for place in places
     }  # type: ignore[arg-type]
 
 
-def measure(kept: dict[tuple[str, str], RoundResult], number: int, value: float, record: SoakRecord | None) -> list[Any]:
+def measure(kept: dict[tuple[str, str], SoakResult], number: int, value: float, record: SoakRecord | None) -> list[Any]:
     """One round: the events of its measurements, through JSON and back."""
     events = []
     for key in KEEPS:
@@ -52,7 +52,7 @@ def measure(kept: dict[tuple[str, str], RoundResult], number: int, value: float,
     return events
 
 
-def whole(kept: dict[tuple[str, str], RoundResult]) -> dict[tuple[str, str], Any]:
+def whole(kept: dict[tuple[str, str], SoakResult]) -> dict[tuple[str, str], Any]:
     """All that is kept."""
     found = {}
     for key, one in kept.items():
@@ -96,7 +96,7 @@ def test_an_unfinished_round_counts_and_is_not_whole() -> None:
 
 def test_a_value_of_all_nodes() -> None:
     """It stands at no place of the cluster."""
-    one = RoundResult(criterion="busbw", place=CLUSTER, keep="lowest")
+    one = SoakResult(criterion="busbw", place=CLUSTER, keep="lowest")
     one.add(1, Finding(value=300.0))
     earlier = read_back([SoakRecord().facts([one])], places=PLACES, num_whole_rounds=1, elapsed_s=9)
     assert earlier.kept["busbw", "cluster"].place is CLUSTER
@@ -105,7 +105,7 @@ def test_a_value_of_all_nodes() -> None:
 def test_a_large_round_is_short() -> None:
     """Counts that are all zero are written once, and evidence only in the first round or a worse one."""
     places = tuple(Place(id=f"node{node}-gpu{gpu}", node=node, gpu=gpu) for node in range(16) for gpu in range(8))
-    kept = [RoundResult(criterion="errors", place=place, keep="total") for place in places]
+    kept = [SoakResult(criterion="errors", place=place, keep="total") for place in places]
     record, lengths = SoakRecord(), []
     for number in range(1, 4):
         for one in kept:

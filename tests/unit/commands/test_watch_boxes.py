@@ -10,7 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from pytest_gpucluster.commands.watch import live_lines, sparkline
+from pytest_gpucluster.commands.watch import live_lines
+from pytest_gpucluster.commands.watch_screen import sparkline
 from pytest_gpucluster.inventory.reading import NotAvailable
 from tests.support.screens import kept_screen
 from tests.support.watched import gpu, reading, settled, view, write_run

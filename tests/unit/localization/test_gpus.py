@@ -26,10 +26,6 @@ def matrix(slow: Mapping[tuple[int, int], float] | None = None, *, gpus: int = 4
         latency_us=nothing,  # type: ignore[arg-type]  # not looked at
         paths=nothing,  # type: ignore[arg-type]
         peer_access=nothing,  # type: ignore[arg-type]
-        size_bytes=1,
-        small_bytes=8,
-        world_size=gpus,
-        backend="nccl",
         device="NVIDIA H200",
     )
 

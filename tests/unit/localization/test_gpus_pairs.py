@@ -100,10 +100,6 @@ def test_the_matrix_becomes_pairs() -> None:
         latency_us=[[None, 1.0], [2.0, None]],
         paths=[[None, "P2P/IPC"], [None, None]],
         peer_access=[[None, True], [False, None]],
-        size_bytes=1,
-        small_bytes=1,
-        world_size=2,
-        backend="nccl",
         device="x",
     )
     positions = {name: Position(addresses=None, nvlinks=links) for name, links in (("a", 18), ("b", 17))}

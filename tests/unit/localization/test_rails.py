@@ -54,8 +54,7 @@ def measured(nodes: int, slow: dict[tuple[int, str], float]) -> list[RailRate]:
             ends[names[number]].append(end)
     rates = {
         name: RailRates(
-            name="mlx5_0:1", ends=ends[name], used=[], kinds=[], size_bytes=SIZE, small_bytes=8, world_size=nodes, backend="",
-            device="",
+            name="mlx5_0:1", ends=ends[name], used=[], kinds=[], size_bytes=SIZE, device="",
         )
         for name in names
     }  # fmt: skip
@@ -191,9 +190,7 @@ def test_the_rails_of_sockets() -> None:
 def rail_of_two(places: list[Place]) -> Results:
     """What two healthy nodes measure through one adapter."""
     ends = [RailEnd(source=one, target=1 - one, transfer_s=HEALTHY_S, round_trip_s=TRIP_S) for one in (0, 1)]
-    rates = RailRates(
-        name="", ends=ends, used=[], kinds=[], size_bytes=SIZE, small_bytes=8, world_size=2, backend="", device=""
-    )  # fmt: skip
+    rates = RailRates(name="", ends=ends, used=[], kinds=[], size_bytes=SIZE, device="")
     return Results(dict.fromkeys(places, rates), {})
 
 

@@ -125,9 +125,7 @@ def test_the_host_s_memory_keeps_its_budget() -> None:
 
 def test_what_the_report_says() -> None:
     """The sizes that were left out and the repeats that fell stand in the evidence, and in one remark."""
-    table = collective_sizes.CollectiveSizes(
-        operation="all_reduce", rows=[{"bytes": 8}], left_out=[], world_size=2, left_out_bytes=[1048576000], budget_s=12.0
-    )
+    table = collective_sizes.CollectiveSizes(rows=[{"bytes": 8}], left_out=[], left_out_bytes=[1048576000], budget_s=12.0)
     found = sizes_or_error(lambda: table)
     assert found["sizes left out"] == "1048576000 bytes, as the table had 12 s"
     said = remark_on({**found, "fewer repeats": "timed 1 span"})
@@ -181,7 +179,7 @@ def test_a_slow_judged_rate_keeps_its_size(operation: str, ranks: list[dict[str,
     assert all(one[f"{operation} slow"] == found for one in ranks)
     assert found["size_bytes"] == SIZES[-1] // 12 * 12
     assert "instead of 4 spans of 20 launches" in found["shortened"]
-    assert len(found["spans_us"]) <= 4
+    assert len(found["spans_busbw_gb_s"]) <= 4
     assert found["time_us"] >= LAUNCH_S * 1e6
 
 

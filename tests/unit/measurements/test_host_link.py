@@ -100,7 +100,6 @@ def made(**changes: Any) -> HostLink:
         "cpus_allowed": "0-7",
         "cpus_are_local": True,
         "pages_on": [1],
-        "together": False,
         "size_bytes": 1 << 29,
         "device": "NVIDIA H200",
     }
@@ -414,7 +413,6 @@ def test_together_lines_up_before_each_kind(
     monkeypatch.setattr(module.dist, "barrier", lambda: met.append(steps[-1]))
     found = small(together=True)
     assert met == ["device to host", "host to device", "both at once"]
-    assert found.together
     assert asked == [1]
     assert (found.h2d_remote_gb_s, found.d2h_remote_gb_s) == (None, None)
     small()

@@ -49,7 +49,7 @@ def test_the_matrix_is_whole_and_the_same_on_all(ranks: list[dict[str, Any]]) ->
             assert [value is None for value in values] == [column == row for column in range(RANKS)]
             assert all(value > 0 for value in values if value is not None)
     assert found["paths"] == found["peer_access"] == [[None] * RANKS] * RANKS
-    assert (found["world_size"], found["size_bytes"], found["backend"]) == (RANKS, 100_000, "gloo")
+    assert len(found["gb_s"]) == RANKS
 
 
 @pytest.mark.long

@@ -102,7 +102,7 @@ def test_really_measures() -> None:
     """Without any stand-in: at least so long, a positive finite rate, plain data; no NVML, no clock."""
     found = small()
     assert found.seconds >= 0.2
-    assert found.products > len(found.slices_tflops) >= 2
+    assert len(found.slices_tflops) >= 2
     assert 0 < found.tflops < 10_000
     json.dumps(dataclasses.asdict(found), allow_nan=False)
     assert plain_data.from_plain(plain_data.to_plain(found)).repeats_tflops == found.repeats_tflops
@@ -119,7 +119,6 @@ def test_last_half_is_judged(said_to_take: Slices) -> None:
     assert found.slices_tflops == [timing.rounded(rate) for rate in rates]
     assert found.repeats_tflops == found.slices_tflops[3:]
     assert found.tflops == pytest.approx(FLOP * 20 / 1e12)
-    assert found.products == 193
     assert found.seconds == pytest.approx(7.05)
 
 
@@ -241,7 +240,7 @@ def test_every_dtype_is_loaded_and_checked(dtype: str) -> None:
     """Each dtype's product lies within its own rounding; float32 stays float32 afterwards."""
     before = torch.get_float32_matmul_precision()
     with skip_without_cpu_product(dtype):
-        assert small(dtype=dtype, seconds=0.02, slice_s=0.01).dtype == dtype
+        assert small(dtype=dtype, seconds=0.02, slice_s=0.01).tflops > 0
     assert torch.get_float32_matmul_precision() == before
 
 

@@ -216,9 +216,7 @@ def test_every_field_of_a_record_is_checked(field: str) -> None:
         ("limit", {"kind": "over", "value": 1, "unit": "W"}),
         ("limit", {"kind": "above", "value": 1}),
         ("limit", [1]),
-        ("limit", "700 TFLOPS"),
-        ("limit", "~ 700 TFLOPS"),
-        ("limit", "> many TFLOPS"),
+        ("limit", "> 700 TFLOPS"),
     ],
     ids=repr,
 )
@@ -246,9 +244,7 @@ TODAY = record_facts(Record(**ROW, outcome="failed", value=1.5, evidence={"C": 6
         {**TODAY, "reason": 'connection "refused"'},
         {**TODAY, "refused": True},
         {**TODAY, "limit": {"kind": "above", "value": 1, "unit": "W"}},
-        {**TODAY, "limit": "> 700 TFLOPS"},
         {"criterion": "tflops", "place": None, "outcome": "passed", "reason": "advisory: low"},
-        {**TODAY, "reason": 'says "advisory"', "limit": "> 700.5 TFLOPS"},
     ],
     ids=repr,
 )

@@ -112,44 +112,11 @@ def test_a_record_survives_the_journal() -> None:
 
 
 def test_the_journal_leaves_out_what_is_usual() -> None:
-    """A value of 0 is none of it, and a reason that begins as an advisory remark of version 0.1 did stays what it is."""
+    """A value of 0 is none of it."""
     usual = Record(criterion="c", place=None, outcome="passed", value=0, reason="advisory: none", started=True)
     said = record_facts(usual)
-    assert said.keys() == {"criterion", "place", "outcome", "value", "reason", "started", "advisory", "evidence", "behind"}
+    assert said.keys() == {"criterion", "place", "outcome", "value", "reason", "started", "evidence", "behind"}
     assert record_from_facts(json.loads(json.dumps(strict_json(said)))) == usual
-
-
-def test_a_journal_of_version_0_1_is_read(tmp_path: Path) -> None:
-    """Its limits and advisory remarks are text, it has no bound places, and the results have all facts as fields."""
-    told = {"place": None, "culprits": [], "evidence": {}, "waiver": None, "refused": False, "waivable": False}
-    rows = [
-        {**told, "criterion": "rate", "outcome": "failed", "value": 498.0, "unit": "TFLOPS", "limit": "> 700 TFLOPS"},
-        {**told, "criterion": "size", "outcome": "passed", "value": 1e7, "unit": "B a row", "limit": ">= 10000000 B a row"},
-        {
-            **told,
-            "criterion": "hint",
-            "outcome": "passed",
-            "reason": "advisory: 3 %, above 2 %",
-            "limit": "<= 2.5 %",
-            "unit": "%",
-        },
-        {**told, "criterion": "link", "outcome": "error", "place": "node0-gpu0", "limit": None, "unit": None, "value": None},
-    ]
-    journal(tmp_path, *({"event": "outcome", "record": {"reason": None, **row}} for row in rows))
-    assert rebuild(tmp_path).word == "REJECTED"
-    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    _, rate, size, hint, link = results["criteria"]
-    assert (rate["limit"], rate["unit"], rate["limit_kind"], rate["limit_value"]) == ("> 700 TFLOPS", "TFLOPS", "above", 700)
-    assert (size["limit"], size["unit"], size["limit_kind"]) == (">= 10000000 B a row", "B a row", "min")
-    assert (hint["limit"], hint["advisory"], hint["reason"]) == ("<= 2.5 %", True, "advisory: 3 %, above 2 %")
-    assert (link["place"]["id"], link["place"]["gpu"], link["limit"]) == ("node0-gpu0", 0, None)
-
-
-@pytest.mark.parametrize(("refused", "part"), [(True, "software"), (False, None)])
-def test_what_an_older_journal_blames(part: str | None, *, refused: bool) -> None:
-    """It says only whether what runs at the culprits is to blame."""
-    facts = {"criterion": "a", "place": None, "outcome": "error", "culprits": ["node0"], "refused": refused}
-    assert record_from_facts(facts).blames == part
 
 
 def test_work_for_a_rebuilt_outcome(tmp_path: Path) -> None:
