@@ -161,12 +161,15 @@ def test_values_in_words(value: object, text: str) -> None:
 def test_words_are_not_cut_on_a_narrow_screen() -> None:
     """Heads of tables break between words only, and what has no value stands in one column on a phone."""
     css = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    phone = css.partition("@media (max-width: 720px)")[2].partition("@page")[0]
+    phone = css.partition("@media screen and (max-width: 720px)")[2]  # A4 without its margins is 718 px wide
+    phone = phone.partition("@page")[0]
     assert ".without div { grid-template-columns: minmax(0, 1fr)" in phone
     assert "th { overflow-wrap: break-word; }" in css
     assert ".part thead { display: none; }" in phone  # a bad part's value and limit stand below its criterion
     assert '.part td:last-child::before { content: "siblings: "; }' in phone
     assert ".strip .tick { font-size: 18px; }" in phone
+    assert "table.ranks { width: max-content; }" in phone  # a serial number stands in one line; the table scrolls
+    assert ".criterion > summary .room, .heads { display: none; }" in phone  # the limit stays beside the value
     halo = next(line for line in css.splitlines() if ".mark-text" in line)
     assert "paint-order: stroke" in halo
 
