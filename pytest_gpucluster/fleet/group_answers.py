@@ -135,12 +135,14 @@ def _timing(call: SimulatedCall, operation: str) -> Any:
     algbw = busbw / BUSBW_FACTOR[operation](ranks)
     return made(
         "measurements.collectives:CollectiveTiming",
+        operation=operation,
         busbw_gb_s=busbw,
         algbw_gb_s=algbw,
         time_us=time_us,
         p50_us=time_us,
         p99_us=1.02 * time_us,
         size_bytes=size,
+        dtype=call.kwargs.get("dtype", "float32"),
         world_size=ranks,
         samples_busbw_gb_s=spread(busbw, iterations),
         spans_busbw_gb_s=spread(busbw, max(1, iterations // 4)),

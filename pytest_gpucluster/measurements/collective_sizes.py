@@ -96,7 +96,7 @@ def _launch_s(rows: Mapping[tuple[str, int], Mapping[str, Any]], size_bytes: int
 
 def _verified(operation: str, *, size_bytes: int, dtype: str, **named: Any) -> dict[str, Any]:
     try:
-        return {"dtype": dtype, **_row(collectives.collective(operation, size_bytes=size_bytes, dtype=dtype, **named))}
+        return _row(collectives.collective(operation, size_bytes=size_bytes, dtype=dtype, **named))
     except ArithmeticError as error:
         raise ArithmeticError(f"{error}, at {size_bytes} bytes of {dtype}") from error
 
@@ -110,6 +110,7 @@ def _least_bytes(operation: str, dtype: str, ranks: int) -> int:
 
 def _row(timed: CollectiveTiming) -> dict[str, Any]:
     return {
+        "dtype": timed.dtype,
         "bytes": timed.size_bytes,
         "us": round(timed.time_us, 3),
         "p50_us": round(timed.p50_us, 3),

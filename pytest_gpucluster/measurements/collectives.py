@@ -59,12 +59,14 @@ class CollectiveTiming(Watched):
     in each span; None without NVML. ``shortened`` says which repeats fell to keep the budget; None if none did.
     """
 
+    operation: str
     busbw_gb_s: float
     algbw_gb_s: float
     time_us: float
     p50_us: float
     p99_us: float
     size_bytes: int
+    dtype: str
     world_size: int
     samples_busbw_gb_s: list[float]
     spans_busbw_gb_s: list[float]
@@ -189,12 +191,14 @@ def _timed(operation: str, buffer: torch.Tensor, of_each_rank_s: list[list[float
     rates = [busbw_gb_s(operation, size_bytes=buffer.nbytes, time_s=one_s, ranks=ranks) for one_s in times_s]
     singles_us = sorted(one_s * 1e6 for one_s in times_s[spans:])
     return CollectiveTiming(
+        operation=operation,
         busbw_gb_s=busbw_gb_s(operation, size_bytes=buffer.nbytes, time_s=time_s, ranks=ranks),
         algbw_gb_s=buffer.nbytes / time_s / 1e9,
         time_us=time_s * 1e6,
         p50_us=statistics.median(singles_us),
         p99_us=singles_us[math.ceil(0.99 * len(singles_us)) - 1],
         size_bytes=buffer.nbytes,
+        dtype=str(buffer.dtype).removeprefix("torch."),
         world_size=ranks,
         samples_busbw_gb_s=[timing.rounded(rate) for rate in rates[spans:]],
         spans_busbw_gb_s=[timing.rounded(rate) for rate in rates[:spans]],

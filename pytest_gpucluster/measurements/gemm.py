@@ -79,6 +79,7 @@ class GemmRate(Watched):
     """
 
     tflops: float
+    dtype: str
     best_size: int
     by_size: dict[str, dict[str, float]]
     bursts_tflops: list[float]
@@ -128,6 +129,7 @@ def _simulated(call: SimulatedCall) -> GemmRate:
     }
     return GemmRate(
         tflops=rate,
+        dtype=kwargs["dtype"],
         best_size=best,
         by_size=by_size,
         bursts_tflops=call.repeats(rate, kwargs.get("bursts", 1)),
@@ -181,6 +183,7 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     best = max(rates, key=rates.__getitem__)
     return GemmRate(
         tflops=rates[best],
+        dtype=dtype,
         best_size=best,
         by_size={str(size): _spread(size, one) for size, one in timed.items()},
         bursts_tflops=[
