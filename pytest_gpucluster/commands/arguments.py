@@ -170,14 +170,14 @@ _NO_WAY_TO_CRITERION = {"self", "place", "node", "cluster", "recipe", "soak", "p
 _PACKAGES = {"site-packages", "node_modules", "venv", "__pycache__"}
 
 
-JudgingTests: TypeAlias = "Mapping[str, frozenset[str] | None]"
+TestsOfFile: TypeAlias = "Mapping[str, frozenset[str] | None]"
 """The tests of one file that may judge: the ids of their parameters by name without ``test_``.
 
 An empty set stands for a test without parameters, None for parameters that the source does not have as text.
 """
 
 
-def judges(tests: JudgingTests, key: str) -> bool:
+def judges(tests: TestsOfFile, key: str) -> bool:
     """Whether one of the tests judges the entry ``key``, such as ``busbw[all_reduce]``."""
     name, _, parameter = key.removesuffix("]").partition("[")
     if name not in tests:
@@ -186,7 +186,7 @@ def judges(tests: JudgingTests, key: str) -> bool:
     return known is None or (parameter in known if parameter else not known)
 
 
-def read_tests(paths: Iterable[Path]) -> list[JudgingTests]:
+def read_tests(paths: Iterable[Path]) -> list[TestsOfFile]:
     """The tests of the named files, and of the test files below the named folders.
 
     Raises:
@@ -225,7 +225,7 @@ def nodeid_in_suite(key: str, place: str | None, *, root: Path) -> str:
     return f"{address}::test_{name}" + (f"[{ids}]" if ids else "")
 
 
-def tests_beside(path: Path) -> list[JudgingTests]:
+def tests_beside(path: Path) -> list[TestsOfFile]:
     """The tests of the test files in the folder of a thresholds file, and a little below it. What is no Python is left out."""
     files = _test_files(path.absolute().parent, depth=MAX_DEPTH, most=MAX_FILES)
     return [names for names in map(_read, files) if names is not None]
@@ -246,7 +246,7 @@ def _is_test_file(name: str) -> bool:
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
 
-def _read(file: Path) -> JudgingTests | None:
+def _read(file: Path) -> TestsOfFile | None:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):

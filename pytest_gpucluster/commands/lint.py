@@ -8,7 +8,7 @@ import sys
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from pytest_gpucluster.commands.arguments import JudgingTests, judges, read_tests, tests_beside
+from pytest_gpucluster.commands.arguments import TestsOfFile, judges, read_tests, tests_beside
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.config.yaml_lines import Problem
 from pytest_gpucluster.text import counted
@@ -38,7 +38,7 @@ def main(chosen: argparse.Namespace) -> int:
     return 0 if all(checks) else 1
 
 
-def _lint(path: Path, named: list[JudgingTests], *, has_tests: bool) -> bool:
+def _lint(path: Path, named: list[TestsOfFile], *, has_tests: bool) -> bool:
     """Print what is to say of one file; whether it has no problem."""
     file, problems = check(path)
     remarks: list[Problem] = []
@@ -58,7 +58,7 @@ def _lint(path: Path, named: list[JudgingTests], *, has_tests: bool) -> bool:
     return not problems
 
 
-def _without_test(file: ThresholdsFile, named: list[JudgingTests]) -> list[tuple[Problem, str]]:
+def _without_test(file: ThresholdsFile, named: list[TestsOfFile]) -> list[tuple[Problem, str]]:
     """The entries that no test judges, with their names. Each packaged entry has a test in the packaged suite."""
     own = [key for key in file.content.criteria if key not in file.packaged.content.criteria]
     own = [key for key in own if not ("[" in key and key.partition("[")[0] in _ANY_PARAMETER)]
