@@ -171,10 +171,6 @@ class ThresholdsFile(SourceFile):
         known = [packaged[name] for name in (profile.gpu, *reversed(profile.chain)) if name is not None and name in packaged]
         return next((one for one in known if one.rehearsal == profile.rehearsal), None)
 
-    def changed_limits(self, profile: Profile) -> list[str]:
-        """The keys of :meth:`changed_entries`."""
-        return list(self.changed_entries(profile))
-
     def changed_entries(self, profile: Profile) -> dict[str, list[str]]:
         """Packaged entries that this file judges otherwise, or does not have, each with what differs, in words.
 

@@ -97,7 +97,7 @@ def test_a_term_that_a_site_sets_to_null(name: str, term: str, tmp_path: Path) -
     profile, standard = limits.profiles[name], limits.standard(limits.profiles[name])
     assert standard is not None
     terms = changed_terms(profile, standard, replace(TWO, num_nodes=1, gpus_per_node=1), {"the packaged profile": standard})
-    assert [*terms, *limits.changed_limits(profile)]
+    assert [*terms, *limits.changed_entries(profile)]
 
 
 def test_a_shorter_soak_than_the_packaged_profiles() -> None:
@@ -247,8 +247,8 @@ def test_a_name_of_another_kind_does_not_hide_a_change(tmp_path: Path) -> None:
     limits = load(file)
     tame, old = (limits.profiles[name] for name in ("tame", "old"))
     assert [one.name for one in map(limits.standard, (tame, old)) if one is not None] == ["h200-sxm", "h200-sxm"]
-    assert "bf16_tflops" in limits.changed_limits(tame)
-    assert limits.changed_limits(old) == ["hbm_bandwidth"]
+    assert "bf16_tflops" in limits.changed_entries(tame)
+    assert [*limits.changed_entries(old)] == ["hbm_bandwidth"]
 
 
 @pytest.mark.parametrize(

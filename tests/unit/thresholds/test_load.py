@@ -143,7 +143,7 @@ def test_rules_below_an_overlay(write: Write) -> None:
     assert limits == ["above 5", "above 5", "above 5"]
     assert resolved(file, "rehearsal", "hbm_bandwidth").written_limit == "above 0"
     lax = load(write(f"{OVERLAY}profiles: {{h200-sxm: {{rules: {{lax: {{for: ['fp*_tflops'], severity: advisory}}}}}}}}\n"))
-    assert lax.changed_limits(lax.profiles["h200-sxm"]) == [f"fp{bits}_tflops" for bits in (16, 8, 32, 64)]
+    assert [*lax.changed_entries(lax.profiles["h200-sxm"])] == [f"fp{bits}_tflops" for bits in (16, 8, 32, 64)]
 
 
 def test_a_criterion_without_its_figure_is_skipped_by_rule(write: Write) -> None:
@@ -279,8 +279,8 @@ def test_an_overlay_changes_what_it_names(write: Write) -> None:
     other = resolved(file, "h200-sxm", "hbm_bandwidth")
     assert other.file.endswith("thresholds.yaml")
     assert (file.cluster.nodes, file.cluster.gpus_per_node) == (4, None)
-    assert file.changed_limits(file.profiles["h200-sxm"]) == ["bf16_tflops"]
-    assert file.changed_limits(file.profiles["rehearsal"]) == []
+    assert [*file.changed_entries(file.profiles["h200-sxm"])] == ["bf16_tflops"]
+    assert [*file.changed_entries(file.profiles["rehearsal"])] == []
 
 
 def test_an_overlay_adds_entries_profiles_and_overrides(write: Write) -> None:
@@ -292,8 +292,8 @@ def test_an_overlay_adds_entries_profiles_and_overrides(write: Write) -> None:
     site = file.profiles["site"]
     assert file.criteria(site)["temperature"].limit(gpus=1, cluster=SHAPE).text == "<= 90 C"
     assert file.criteria(site)["hbm_bandwidth"].limit(gpus=1, cluster=SHAPE).value == 3.9
-    assert file.changed_limits(site) == ["hbm_bandwidth"]
-    assert file.changed_limits(file.profiles["h200-sxm"]) == []
+    assert [*file.changed_entries(site)] == ["hbm_bandwidth"]
+    assert [*file.changed_entries(file.profiles["h200-sxm"])] == []
 
 
 def test_an_overlays_limit_replaces_of_and_waiver(write: Write) -> None:
@@ -378,7 +378,7 @@ CHANGES = {
 def with_changes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The changed limits of a file with all of :data:`CHANGES`."""
     file = loaded(tmp_path_factory.mktemp("site") / "site.yaml", CHANGES)
-    return file.changed_limits(file.profiles["h200-sxm"])
+    return [*file.changed_entries(file.profiles["h200-sxm"])]
 
 
 @pytest.mark.parametrize("key", CHANGES)
@@ -469,14 +469,14 @@ def test_a_file_is_read_once(text: str | None, files: int, write: Write, monkeyp
     found = load(None if text is None else write(text))
     for profile in found.profiles.values():
         found.standard(profile)
-        found.changed_limits(profile)
+        found.changed_entries(profile)
     assert len(names) == len(set(names)) == files
 
 
 def test_a_file_of_its_own_names_what_it_left_out(write: Write) -> None:
     """A file that does not have a packaged entry has changed that limit."""
     file = load(write(GOOD))
-    changed = file.changed_limits(file.profiles["h200-sxm"])
+    changed = [*file.changed_entries(file.profiles["h200-sxm"])]
     assert "hbm_bandwidth" in changed
     assert len(changed) == len(packaged().content.criteria)
 
@@ -484,14 +484,14 @@ def test_a_file_of_its_own_names_what_it_left_out(write: Write) -> None:
 def test_a_new_name_does_not_hide_a_change(write: Write) -> None:
     """A profile that inherits nothing is compared with the packaged one of its GPU."""
     file = load(write(f"{OVERLAY}profiles: {{mine: {{gpu: h200-sxm}}}}\n"))
-    assert file.changed_limits(file.profiles["mine"]) == ["hbm_bandwidth"]
+    assert [*file.changed_entries(file.profiles["mine"])] == ["hbm_bandwidth"]
 
 
 def test_a_comment_is_no_change(write: Write) -> None:
     """The packaged file under another name has the packaged limits."""
     file = load(write(layers.packaged_path().read_text() + "# the same\n"))
     production = [profile for name, profile in file.profiles.items() if name != "lab-2x2"]
-    assert [file.changed_limits(profile) for profile in production] == [[]] * len(production)
+    assert [[*file.changed_entries(profile)] for profile in production] == [[]] * len(production)
 
 
 @pytest.mark.parametrize("overlay", [None, f"{OVERLAY}profiles: {{mine: {{inherits: lab-2x2}}}}\n"])
@@ -502,8 +502,8 @@ def test_a_lab_profile_stands_for_the_production_profile_of_its_gpus(overlay: st
     standard = file.standard(profile)
     assert standard is not None
     assert standard.name == "h200-sxm"
-    assert "inter_node_busbw[all_reduce]" in file.changed_limits(profile)
-    assert file.changed_limits(file.profiles["h200-sxm"]) == file.changed_limits(file.profiles["h100-sxm"]) == []
+    assert "inter_node_busbw[all_reduce]" in file.changed_entries(profile)
+    assert [*file.changed_entries(file.profiles["h200-sxm"])] == [*file.changed_entries(file.profiles["h100-sxm"])] == []
 
 
 # The packaged file
@@ -525,7 +525,7 @@ def test_the_packaged_file_is_good_and_complete() -> None:
             if profile.nic_gb_s_per_gpu is None and threshold.of in OF_FABRIC:
                 continue  # what the ports of such a machine carry has to be said
             assert threshold.skip or threshold.limit(gpus=gpus, cluster=shape).text
-        assert (file.changed_limits(profile) == []) == (profile.name != "lab-2x2")
+        assert ([*file.changed_entries(profile)] == []) == (profile.name != "lab-2x2")
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_edited_figures_of_a_gpu(
     assert limits.changed_figures([H200, "a GPU of tomorrow"]) == [f"figures of {H200}"]
     if "memory_gib" in changes:
         limits = load(None)
-        assert limits.changed_limits(limits.profiles["h200-sxm"]) == ["gpu_memory"]
+        assert [*limits.changed_entries(limits.profiles["h200-sxm"])] == ["gpu_memory"]
 
 
 def test_the_digest_is_that_of_the_limits() -> None:
@@ -217,7 +217,7 @@ def test_a_released_copy_without_the_digest_is_refused(content: str) -> None:
     released.PATH.write_text(content, encoding="utf-8", errors="surrogateescape")
     limits = load(None)
     with pytest.raises(ConfigurationError, match=r"packaged_limits.json is not what was released; install the package again"):
-        limits.changed_limits(limits.profiles["h200-sxm"])
+        limits.changed_entries(limits.profiles["h200-sxm"])
 
 
 def lower_limit(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, list[str]]:
