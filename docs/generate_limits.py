@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -152,16 +153,22 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page and the digest, or compare the digest: 0 when it is (now) right, 1 when it is not, 2 for wrong usage."""
+    """Write the page and the digests, or compare the digests: 0 when it is (now) right, 1 when it is not, 2 for wrong usage."""
     if list(arguments) not in ([], ["--check"]):
         sys.stderr.write(f"usage: {COMMAND} [--check]\n")
         return 2
+    files = sorted((ROOT / "tests_acceptance").glob("*.py"))
+    tests = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in files)
     digest = released.digest_of(released.released_text(released.packaged_files(ROOT / "thresholds.yaml"))) + "\n"
     if not arguments:
         released.DIGEST.write_text(digest, encoding="ascii")
+        released.TESTS.write_text(tests, encoding="ascii")
         TARGET.write_text(page(load(None)), encoding="utf-8")
     elif not released.DIGEST.is_file() or released.DIGEST.read_text(encoding="ascii") != digest:
         sys.stderr.write(f"the limits changed and {released.DIGEST.name} did not; if that is meant, run: {COMMAND}\n")
+        return 1
+    elif not released.TESTS.is_file() or released.TESTS.read_text(encoding="ascii") != tests:
+        sys.stderr.write(f"the packaged tests changed and {released.TESTS.name} did not; if that is meant, run: {COMMAND}\n")
         return 1
     return 0
 

@@ -110,8 +110,11 @@ def test_straggler(quantity, rates_of_all, place, comparison, criterion):
     )  # of two that are left of more, the lost ones might say who is slow
     found = 0 if compared is None else compared.shortfall.siblings
     if compared is None or found < fewest:
-        why = f"of its siblings ({own.device}) {found} could be measured, and it takes {fewest} to compare"
-        raise MeasurementError(f"{place.label}: {why}")
+        why = f"{place.label}: of its siblings ({own.device}) {found} could be measured, and it takes {fewest} to compare"
+        busy = next((one for one in rates_of_all.errors.values() if one.kind == "not_idle"), None)
+        if busy is not None:  # which is measured again, and then this one too
+            raise MeasurementError(f"{why}; {busy}", culprits=busy.culprits, kind="not_idle", blame=busy.blame)
+        raise MeasurementError(why)
     clocks = own.evidence if way is None else own.evidence(way)
     evidence = {"own": rates[place], **compared.evidence, "not measured": not_measured, **clocks}
     if way is not None:

@@ -373,7 +373,10 @@ def _kept(folder: Path) -> tuple[dict[str, bytes], RunDocument]:
 
 
 def _limits_as_read(journal: bytes, run: RunDocument) -> bytes | None:
-    """The file of limits that the run read: the first that has its digest, else the one that it named; None without any."""
+    """The file of limits that the run read: the first that has its digest, else the one that it named; None without any.
+
+    A journal may be forged, and name a file that nobody should see.
+    """
     found = []
     for path in _candidates(journal):
         if path.is_file():
@@ -381,7 +384,7 @@ def _limits_as_read(journal: bytes, run: RunDocument) -> bytes | None:
             if hashlib.sha256(content).hexdigest() == run.facts.get("thresholds_sha256"):
                 return content
             found.append((path, content))
-    return next((content for path, content in found if path != packaged_path()), None)
+    return next((content for path, content in found if path != packaged_path() and b"criteria:" in content), None)
 
 
 def _candidates(journal: bytes) -> Iterator[Path]:

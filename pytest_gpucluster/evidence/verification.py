@@ -9,8 +9,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from concurrent.futures import TimeoutError as TimedOut  # Python's own only since 3.11
+from concurrent import futures
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import active_children
@@ -305,12 +304,12 @@ def steps(archive: Archive, *, signers: Path | None) -> Iterator[VerifyStep]:
     if gone:
         yield _listed("contents", [f"{name} is not in the bundle" for name in gone], good="")
     bundle = Bundle(archive.files)
-    with ProcessPoolExecutor(max_workers=1) as pool:
+    with futures.ProcessPoolExecutor(max_workers=1) as pool:
         beside = {name: pool.submit(_checked, name, bundle) for name in BESIDE}
         for name in CHECKS:
             try:
                 yield VerifyStep(name, *(beside[name].result(WITHIN_S) if name in beside else _checked(name, bundle)))
-            except (BrokenExecutor, TimedOut):  # it was killed, or hangs
+            except (futures.BrokenExecutor, futures.TimeoutError):  # it was killed, or hangs
                 for process in active_children():
                     process.kill()
                 yield VerifyStep(name, *_checked(name, bundle))

@@ -32,6 +32,7 @@ from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, diges
 from pytest_gpucluster.plugin.whole_run.run_readings import SelectedTests
 from pytest_gpucluster.reporting.files import KEPT_RUNS
 from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.thresholds.released import is_released_test
 
 if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
@@ -121,9 +122,9 @@ class Collection:
         self._in_order(items)
 
     def _judged_by_others(self, items: Iterable[pytest.Item]) -> list[str]:
-        """A term that names the packaged criteria that tests of the user's judge: these may require any number."""
+        """A term that names the packaged criteria that own tests of a user, or edited ones, judge by any number."""
         packaged = self._session.setup.thresholds.packaged.content.criteria
-        others = [item.stash[PAIR] for item in items if PACKAGED not in item.path.parts]
+        others = [item.stash[PAIR] for item in items if PACKAGED not in item.path.parts or not is_released_test(item.path)]
         keys = dict.fromkeys(pair.criterion for pair in others if pair.judges and pair.criterion in packaged)
         return [f"judged by tests of your own, not the packaged ones: {shortlist([*keys], most=SHOWN_LIMITS)}"] if keys else []
 
@@ -218,7 +219,12 @@ class Collection:
         self._session.state.own_tests_only = not (self._all_tests.are_packaged() or self._is_partial)
         self._session.fix_plan()
         if self._session.recorder.is_open:
-            self._session.recorder.write("test_files", files=digests_of(self.tests.items))
+            files, cut = digests_of(self.tests.items), self._session.recorder.cut_soak
+            self._session.recorder.write("test_files", files=files)
+            if cut is not None:
+                named = {item.stash[PAIR].key: item.nodeid for item in self.tests.items}
+                known = {key: (nodeid, files.get(nodeid.partition("::")[0])) for key, nodeid in named.items()}
+                self._session.recorder.cut_soak = cut.beside(known)
             if removed := self._session.removed_runs:
                 kept = f"previous/ keeps {KEPT_RUNS} earlier runs"
                 self._terminal.live.say(f"gpucluster: {kept}; older than those, removed: {', '.join(removed)}")

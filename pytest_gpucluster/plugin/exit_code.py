@@ -51,8 +51,7 @@ class ExitCodeGuard:
             return (yield)
         code: int = int(pytest.ExitCode.INTERNAL_ERROR)
         try:
-            _refuse_gate_without_tests(config)
-            _refuse_repeats(config)
+            _refuse_other_ways(config)
             code = final_code(config, (yield))
         except SystemExit as ended:  # a hook left by itself
             if ended.code not in (None, 0) or not _is_gated(config):
@@ -99,18 +98,13 @@ def _is_gated(config: pytest.Config) -> bool:
     return bool(config.known_args_namespace.gpucluster_gate)
 
 
-def _refuse_gate_without_tests(config: pytest.Config) -> None:
+def _refuse_other_ways(config: pytest.Config) -> None:
     given: Mapping[str, Any] = vars(config.option)
     named = next((shown for name, shown in JUDGES_NO_TEST.items() if given.get(name)), None)
     if named is not None and _is_gated(config):
         raise pytest.UsageError(f"--gpucluster-gate asks for a verdict, and {named} judges no test; leave one of them out")
-
-
-def _refuse_repeats(config: pytest.Config) -> None:
     if getattr(config.option, "looponfail", False) and config.stash.get(ACTIVE, False):
-        raise pytest.UsageError(
-            "-f (--looponfail) runs tests again until they pass; a criterion is judged once: leave it out"
-        )
+        raise pytest.UsageError("-f (--looponfail) runs tests again until they pass; a criterion is judged once: leave it out")
 
 
 def _with_earlier_results(config: pytest.Config, lines: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -65,10 +65,9 @@ class _Row(msgspec.Struct, kw_only=True):
 
 
 class _Limit(msgspec.Struct, kw_only=True):
-    """A limit in numbers and in words."""
+    """A limit in words."""
 
     text: str | None = None
-    value: float | None = None
 
 
 class _Summary(msgspec.Struct, kw_only=True):

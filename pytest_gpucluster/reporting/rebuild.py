@@ -122,7 +122,7 @@ class JournalState:
     def _on_bound(self, event: dict[str, Any]) -> None:
         bound = [Place(**place) for place in (*event["places"], *event.get("nodes", ()))]
         self.places = {place.id: last_known(self.places.get(place.id), place) for place in bound}
-        shape = event.get("shape", self.terms.shape)
+        shape = str(event.get("shape", self.terms.shape))
         self.terms = replace(self.terms, remarks=tuple(event.get("remarks", ())), shape=shape)
         self.facts = {**self.facts, "environment": event.get("environment", {})}
         if "changed_terms" in event:  # what other nodes said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,7 @@ class InterruptedSoak:
         turns: the facts of each measurement, of all its parts.
         why_not: why no run goes on with it; None if one may.
         spans: what it had read and nobody judged; a run that does not go on with it judges that too.
+        tests: the node id of each test, and the SHA-256 of its file.
     """
 
     folder: Path
@@ -220,6 +221,7 @@ class InterruptedSoak:
     turns: tuple[Mapping[str, Any], ...]
     why_not: str | None
     spans: Spans = field(default_factory=dict)
+    tests: Mapping[Key, tuple[str, str | None]] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -238,6 +240,13 @@ class InterruptedSoak:
             if differs:
                 return f"{name} has another {differs[0].replace('_', ' ')}"
         return None
+
+    def beside(self, tests: Mapping[Key, tuple[str, str | None]]) -> InterruptedSoak:
+        """The same; no run goes on with it where its rounds are of other tests than ``tests``, as its own are described."""
+        soaked = {key: tests[key] for key in tests if any(turn.get("criterion") == key[0] for turn in self.turns)}
+        other = next((key for key, test in soaked.items() if self.tests.get(key, test) != test), None)
+        why_not = self.why_not if other is None else f"{other[0]} was measured by another test"
+        return replace(self, why_not=why_not)
 
     def same_parts(self, places: Mapping[str, Place]) -> frozenset[str]:
         """The ids of the places where the hardware is the same, whether it was booted or not."""
@@ -312,6 +321,7 @@ def _cut_soak(
         turns=tuple(event for event in events if event["event"] == "soak_turn"),
         why_not=why_not,
         spans=spans,
+        tests={key: (nodeid, state.history.files.get(nodeid.partition("::")[0])) for key, nodeid in state.nodeids.items()},
     )
 
 

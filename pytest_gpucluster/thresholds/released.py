@@ -23,6 +23,8 @@ from pytest_gpucluster.errors import ConfigurationError
 
 PATH = Path(__file__).with_name("packaged_limits.json")
 DIGEST = Path(__file__).with_name("packaged_limits.sha256")
+TESTS = Path(__file__).with_name("packaged_tests.sha256")
+"""The digests of the packaged test files and of their conftest.py, one a line."""
 PROSE = ("criterion", "why", "source", "bound_waived")
 """Keys whose text changes no outcome."""
 
@@ -91,6 +93,13 @@ def _text_of(files: tuple[tuple[str, bytes], ...]) -> str:
     read = {Path(name).stem: _without_prose(parse(content, file=name).data) for name, content in files}
     own = {**read.pop("thresholds"), "versions": read.pop("known_versions", {})}
     return json.dumps({**own, "specs": read}, indent=1) + "\n"
+
+
+@lru_cache
+def is_released_test(file: Path) -> bool:
+    """Whether a test file, and the conftest.py beside it, are packaged ones that nobody edited."""
+    known = TESTS.read_text(encoding="ascii").split()
+    return all(hashlib.sha256(one.read_bytes()).hexdigest() in known for one in (file, file.with_name("conftest.py")))
 
 
 def digest_of(text: str) -> str:

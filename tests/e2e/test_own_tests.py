@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import REPOSITORY
 from tests.support.runs import collect, run_pytest, start_pytest
 
 if TYPE_CHECKING:
@@ -94,6 +96,19 @@ def test_a_hook_that_runs_no_test_is_named(tmp_path: Path) -> None:
     found = run(tmp_path, "test_own.py")
     assert (found.returncode, found.outcomes("own_rate")["node0-cpu0"]) == (1, "missing")
     assert found.row("own_node", "node0")["reason"] == "not run: a hook of another plugin took its place"
+
+
+@pytest.mark.parametrize("edited", [None, "test_hosts.py", "conftest.py"])
+def test_an_edited_copy_of_the_suite_is_told(tmp_path: Path, edited: str | None) -> None:
+    """A test, or the fixtures of all of them, may have another number in it. An unchanged copy is as good as the suite."""
+    shutil.copytree(
+        REPOSITORY / "tests_acceptance", tmp_path / "tests_acceptance", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    if edited is not None:
+        with (tmp_path / "tests_acceptance" / edited).open("a", encoding="utf-8") as file:
+            file.write("# edited\n")
+    found = run_pytest(tmp_path, "tests_acceptance/test_hosts.py", "-k", "drift", "--gpucluster-expect=nodes=1,gpus_per_node=2")
+    assert ("judged by tests of your own, not the packaged ones: drift" in found.verdict_line) is (edited is not None)
 
 
 def test_who_judges_a_packaged_criterion_is_told(tmp_path: Path) -> None:

@@ -147,6 +147,11 @@ def test_a_changed_limit_is_seen_by_its_digest(
     assert "python docs/generate_limits.py" in capsys.readouterr().err
     assert generator.main([]) == 0
     assert generator.main(["--check"]) == 0
+    (tmp_path / "tests.sha256").write_text("0" * 64 + "\n", encoding="ascii")
+    monkeypatch.setattr(generator.released, "TESTS", tmp_path / "tests.sha256")
+    assert generator.main(["--check"]) == 1
+    assert generator.main([]) == 0
+    assert generator.main(["--check"]) == 0
     assert (tmp_path / "limits.md").read_text(encoding="utf-8") == generator.page(packaged())
 
 

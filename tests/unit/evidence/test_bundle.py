@@ -199,6 +199,17 @@ def test_refused_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: 
     assert target.read_text(encoding="utf-8") == "mine"
 
 
+def test_no_other_file_goes_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A forged journal names a key as its file of limits: whoever bundles it would send that away."""
+    own, file = tmp_path / "id_ed25519", tmp_path / "b.zip"
+    own.write_text("extends: packaged\ncriteria:\n  bf16_tflops:\n    above: 650\n", encoding="utf-8")
+    kept = keep_run(tmp_path / "r", thresholds=own)
+    own.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n", encoding="utf-8")
+    assert main(["bundle", str(kept), "-o", str(file)]) == 0
+    assert "verify will say 'stale' of its limits" in capsys.readouterr().err
+    assert "limits/as-read.yaml" not in read_archive(file).files
+
+
 def test_half_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: Path) -> None:
     """It is packed as it lies, said at once, and not valid; nor is the JUnit file that is made of it."""
     for number, journal in enumerate((b"", b"{", (kept / "journal.jsonl").read_bytes()[:9000])):

@@ -28,6 +28,20 @@ def can_be(key: str, *, gpus: int = 1) -> Possible:
     return Possible(key=key, bound=threshold.best_possible(gpus=gpus, cluster={"nodes": 2, "gpus_per_node": 8}))
 
 
+@pytest.mark.parametrize(("kind", "culprits"), [("not_idle", (PLACES[1],)), ("raised", ())])
+def test_a_busy_sibling_is_the_reason_that_nothing_is_compared(kind: Any, culprits: tuple[Place, ...]) -> None:
+    """Of two GPUs one is used by another program: the other one is measured again with it, and its error names that one."""
+    one, busy = PLACES[:2]
+    error = MeasurementError("GPU not idle: pid 4711 on gpu 1", culprits=(busy,), kind=kind)
+    found = Results({one: SimpleNamespace(device="H200", tflops=780.0, evidence={})}, {busy: error})
+    compared = test_stragglers.Comparison(rates={one: 780.0}, wrong={}, compared={})
+    judge: Any = SimpleNamespace(limit=SimpleNamespace(value=5.0))
+    with pytest.raises(MeasurementError, match=r"of its siblings \(H200\) 0 could be measured") as raised:
+        test_stragglers.test_straggler("bf16_tflops", found, one, compared, judge)
+    assert (raised.value.kind, raised.value.culprits) == (kind, culprits)
+    assert ("pid 4711" in str(raised.value)) is (kind == "not_idle")
+
+
 @pytest.mark.parametrize("wrong", [1, 2, 3])
 @pytest.mark.parametrize(
     ("key", "field", "usual"),

@@ -88,6 +88,24 @@ def test_a_soak_that_was_cut_short(tmp_path: Path) -> None:
     assert found.words == "the soak that was cut short after round 2 (120 s)"
 
 
+@pytest.mark.parametrize(
+    ("nodeid", "digest", "why"),
+    [
+        ("test_wear.py::test_wear[node0-gpu0]", "a1", None),
+        ("ours/test_wear.py::test_wear[node0-gpu0]", "a1", "wear was measured by another test"),
+        ("test_wear.py::test_wear[node0-gpu0]", "b2", "wear was measured by another test"),
+    ],
+)
+def test_the_rounds_of_another_test_are_not_taken(tmp_path: Path, nodeid: str, digest: str, why: str | None) -> None:
+    """Another test of that name, or the same one in an edited file. A criterion that took no part is named elsewhere."""
+    found = find(write(tmp_path / "older", events=[("test_files", {"files": {"test_wear.py": "a1"}}), *TWO_ROUNDS]))
+    assert found is not None
+    assert (
+        found.beside({("wear", GPU.id): (nodeid, digest), ("other", None): ("t", "c3"), ("quick", None): ("t", "c3")}).why_not
+        == why
+    )
+
+
 @pytest.mark.parametrize(("later_s", "away_s"), [(60.0, 60.0), (-5.0, 0.0), (-86400.0, 0.0)])
 def test_a_clock_that_is_set_back_since_it_was_found(tmp_path: Path, later_s: float, away_s: float) -> None:
     """No soak goes on before it was cut; results.json takes no negative time."""
