@@ -28,8 +28,6 @@ PREVIOUS, LOCK, PROBE = "previous", ".lock", ".probe"
 WRITTEN_THROUGH = (stat.S_ISREG, stat.S_ISCHR, stat.S_ISFIFO)
 IS_LINK = "is a symbolic link, which is not followed; remove it"
 OWN_DIRECTORY = "; give this one its own: --gpucluster-results DIR"
-KEPT = (".py", f"/{JOURNAL}", f"/{RESULTS}")
-"""Ends of the paths of files that no report replaces, whosever they are."""
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
@@ -152,14 +150,14 @@ def is_replaceable(file: Path) -> bool:
 
 
 def require_unread(file: Path, read: Iterable[Path]) -> None:
-    """Make sure that a report takes the place of no input: none of ``read``, by whatever name or link, and none of :data:`KEPT`.
+    """Make sure that a report replaces no input, by whatever name or link: none of ``read``, no Python file, no record.
 
     Raises:
         ConfigurationError: it would.
     """
     place = _place_of(file)
     same = next((one for one in read if _place_of(one) == place), None)
-    if same is None and isinstance(place, tuple) and os.path.realpath(file).endswith(KEPT):
+    if same is None and isinstance(place, tuple) and os.path.realpath(file).endswith((".py", f"/{JOURNAL}", f"/{RESULTS}")):
         same = file
     if same is not None:
         why = f"it would replace {same}, an input or another report; choose another name"
