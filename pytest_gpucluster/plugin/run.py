@@ -266,10 +266,9 @@ def spare(config: pytest.Config, junit: Path | None, settings: Settings, read: I
     Raises:
         ConfigurationError: one would.
     """
-    start = config.invocation_params.dir
     log = (config.option.log_file or config.getini("log_file")) if hasattr(config.option, "log_file") else None
-    wanted = (junit, settings.summary, settings.metrics, settings.termination, start / log if log else None)
-    emptied = start / (getattr(config.option, "basetemp", None) or "/dev/null")
+    wanted = (junit, settings.summary, settings.metrics, settings.termination, Path(log) if log else None)
+    emptied = config.invocation_params.dir / (getattr(config.option, "basetemp", None) or "/dev/null")
     try:
         require_apart(wanted, folder=settings.results_dir, read=read, emptied=emptied)
     except ConfigurationError:

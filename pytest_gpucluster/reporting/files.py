@@ -150,14 +150,14 @@ def is_replaceable(file: Path) -> bool:
 
 
 def require_unread(file: Path, read: Iterable[Path]) -> None:
-    """Make sure that a report takes the place of no input: none of ``read``, by whatever name or link, and no Python file.
+    """Make sure that a report replaces no input, by whatever name or link: none of ``read``, no Python file, no record.
 
     Raises:
         ConfigurationError: it would.
     """
     place = _place_of(file)
     same = next((one for one in read if _place_of(one) == place), None)
-    if same is None and isinstance(place, tuple) and os.path.realpath(file).endswith(".py"):
+    if same is None and isinstance(place, tuple) and os.path.realpath(file).endswith((".py", f"/{JOURNAL}", f"/{RESULTS}")):
         same = file
     if same is not None:
         why = f"it would replace {same}, an input or another report; choose another name"

@@ -353,12 +353,11 @@ def take_over(folder: Path, replica: Path) -> None:
     Files of another run in that folder move into ``previous/``.
 
     Raises:
-        ConfigurationError: the folder cannot be written, or another run holds it.
-        OSError: the copy cannot be read.
+        ConfigurationError: the copy cannot be read, the folder cannot be written, or another run holds it.
     """
-    content = replica.read_bytes()
+    content = bytes_of(replica)
     journal = folder / JOURNAL
-    there = journal.read_bytes() if journal.exists() else b""
+    there = bytes_of(journal) if journal.exists() else b""
     if there.partition(b"\n")[0] != content.partition(b"\n")[0]:
         ResultsDirectory(folder).close()
     elif len(there) >= len(content):

@@ -14,6 +14,7 @@ from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.plan import Key
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOT_SELECTED, PASSED, PENDING, UNMEASURED, WAIVABLE, Record
 from pytest_gpucluster.places import Place
+from pytest_gpucluster.records.reading import bytes_of
 from pytest_gpucluster.reporting.files import SHELF
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, first_event, read_journal, state_of
 from pytest_gpucluster.reporting.results import Part
@@ -142,9 +143,9 @@ def read_unfinished_run(folder: Path, *, completes: bool = False) -> UnfinishedR
         ConfigurationError: it is unfinished, and no run may go on with it.
     """
     try:
-        content = (folder / JOURNAL).read_bytes()
-    except OSError as error:
-        raise NothingUnfinishedError(f"{folder} has no journal of a run: {error.strerror}") from None
+        content = bytes_of(folder / JOURNAL)
+    except ConfigurationError as error:
+        raise NothingUnfinishedError(f"{folder} has no journal of a run: {error}") from None
     size = content.rfind(b"\n") + 1
     state = state_of(content[:size])
     _require_unfinished(folder, state, (*UNSETTLED, NOT_SELECTED) if completes else UNSETTLED)
@@ -391,7 +392,7 @@ def _own_events(folder: Path) -> Iterator[dict[str, Any]]:
     Raises:
         OSError, ValueError: it cannot be read.
     """
-    for line in (folder / JOURNAL).read_bytes().split(b"\n")[:-1]:  # a kill may have cut the last one
+    for line in bytes_of(folder / JOURNAL).split(b"\n")[:-1]:  # a kill may have cut the last one
         if line.startswith(b'{"at_s"') and b'"event": "soak_' in line[:80]:
             yield json.loads(line)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from pytest_gpucluster.commands import healthcheck
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.inventory import machine
+from pytest_gpucluster.inventory.detect import as_written
 from tests.support import fake_slurm
 from tests.support.nvml_simulator import environment
 from tests.support.sysfs import GPU_CLASS, MadeSys
@@ -49,7 +51,8 @@ def plant(simulated: Readers, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     """Simulates GPUs: what the child would read of them."""
 
     def planted(scenario: str) -> None:
-        monkeypatch.setattr(machine, "survey_gpus", lambda _within_s: simulated.survey(scenario))
+        written = json.dumps(simulated.survey(scenario))
+        monkeypatch.setattr(machine, "survey_gpus", lambda _within_s: json.loads(written, object_hook=as_written))
 
     return planted
 

@@ -17,6 +17,7 @@ from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.health.defects import find, unseen
 from pytest_gpucluster.inventory import machine
+from pytest_gpucluster.inventory.detect import as_written
 from pytest_gpucluster.inventory.reading import NotAvailable
 from tests.support.nvml_simulator import environment
 from tests.support.sysfs import GPU_CLASS, MadeSys, efa, infiniband, roce
@@ -39,8 +40,9 @@ def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSys:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, simulated: Readers, scenario: str = "") -> None:
-    """Simulated GPUs: what the child would read of them."""
-    monkeypatch.setattr(machine, "survey_gpus", lambda _within_s: simulated.survey(scenario))
+    """Simulated GPUs: what the child would read of them, as this process reads it from the child."""
+    written = json.dumps(simulated.survey(scenario))
+    monkeypatch.setattr(machine, "survey_gpus", lambda _within_s: json.loads(written, object_hook=as_written))
 
 
 @pytest.mark.parametrize(

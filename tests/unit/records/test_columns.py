@@ -104,7 +104,8 @@ def test_an_absent_node_makes_no_column_long(alike: dict[str, Any]) -> None:
     assert column["without"] == list(range(24, 32))
     by_columns = list(rows_of({**found, "criteria": []}))
     assert [row["evidence"] for row in by_columns] == [{} if place in gone else alike for place in places]
-    read = document_of(json.dumps({**found, "criteria": []}).encode())
+    described = [{"id": name, "node": at // 8, "gpu": at % 8} for at, name in enumerate(places)]
+    read = document_of(json.dumps({**found, "criteria": [], "places": described}).encode())
     assert [dict(one.evidence) for one in read.records] == [row["evidence"] for row in by_columns]
 
 

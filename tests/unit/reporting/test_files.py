@@ -392,3 +392,14 @@ def test_an_input_where_the_run_writes(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="keep it elsewhere"):
         require_apart([], folder=tmp_path, read=[tmp_path / name])
     require_apart([], folder=tmp_path, read=[tmp_path / "limits.yaml", tmp_path / "logs.yaml"])
+
+
+@pytest.mark.parametrize("name", ["results.json", "journal.jsonl", "conftest.py"])
+def test_no_report_replaces_the_record_of_another_run(tmp_path: Path, name: str) -> None:
+    """``gpucluster report A --junitxml B/results.json`` wrote XML over the results of B."""
+    file = tmp_path / name
+    require_unread(file, [])
+    file.write_text("kept", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="it would replace"):
+        require_unread(file, [])
+    require_unread(tmp_path / f"my-{name}".replace(".py", ".txt"), [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +150,19 @@ def test_no_journal(tmp_path: Path, content: bytes | None) -> None:
         (tmp_path / "journal.jsonl").write_bytes(content)
     with pytest.raises(NothingUnfinishedError):
         read_unfinished_run(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    """A run into that directory, and ``gpucluster resume``, waited for a pipe, and read a device into all memory."""
+    journal = tmp_path / "journal.jsonl"
+    make = {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/null")}
+    make[kind](journal)
+    with pytest.raises(NothingUnfinishedError, match="is no file"):
+        read_unfinished_run(tmp_path)
+    if kind != "device":
+        with pytest.raises(ConfigurationError, match="is no file"):
+            take_over(tmp_path / "r", journal)
 
 
 def test_a_half_line_at_the_end_is_no_damage(tmp_path: Path) -> None:
