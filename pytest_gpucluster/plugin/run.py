@@ -9,7 +9,7 @@ Who has which hook of pytest::
     collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
     second_chance.py  pytest_runtest_protocol, _runtestloop, _runtest_setup: what is undecided is run once more at the end
     phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
-    screen.py      pytest_report_teststatus, _runtest_logreport: no letters where a bar shows the progress
+    screen.py      pytest_report_teststatus: no letters where a bar shows the progress
     end.py         pytest_keyboard_interrupt, _sessionfinish, _terminal_summary: verdict, reports, exit status
     xdist.py       what is different in the processes of pytest-xdist
 """
