@@ -62,10 +62,9 @@ def cluster(pytestconfig: pytest.Config) -> Cluster:
 
 
 def _of_test(request: pytest.FixtureRequest) -> Place:
-    run, place = _run(request.config), getattr(request, "param", None)
+    run, place = _run(request.config), cast("Place", getattr(request, "param", None))
     require_argument(str(request.fixturename), place, nodeid=request.node.nodeid)
-    found: Place = run.session.cluster.require_present(cast("Place", place))
-    return found
+    return run.session.cluster.require_present(place)
 
 
 @pytest.fixture
@@ -159,31 +158,19 @@ def compared_places(pytestconfig: pytest.Config) -> tuple[Place, ...] | None:
     return run.session.cluster.places if run.collection.compares() else None
 
 
-def _only_in_workers(request: pytest.FixtureRequest) -> None:
-    _run(request.config)
-    if request.node.get_closest_marker("distributed") is None:
-        raise ConfigurationError(f"the fixture {request.fixturename!r} exists in @pytest.mark.distributed tests only")
+def _in_workers(what: str) -> Any:
+    """A fixture of distributed tests, known by the name that it is given below."""
+
+    def only(request: pytest.FixtureRequest) -> None:
+        _run(request.config)
+        if request.node.get_closest_marker("distributed") is None:
+            raise ConfigurationError(f"the fixture {request.fixturename!r} exists in @pytest.mark.distributed tests only")
+
+    only.__doc__ = f"In a distributed test: {what}."
+    return pytest.fixture(only)
 
 
-@pytest.fixture
-def process_group(request: pytest.FixtureRequest) -> None:
-    """In a distributed test: the default process group."""
-    _only_in_workers(request)
-
-
-@pytest.fixture
-def rank(request: pytest.FixtureRequest) -> None:
-    """In a distributed test: the rank in the process group."""
-    _only_in_workers(request)
-
-
-@pytest.fixture
-def world_size(request: pytest.FixtureRequest) -> None:
-    """In a distributed test: the size of the process group."""
-    _only_in_workers(request)
-
-
-@pytest.fixture
-def device(request: pytest.FixtureRequest) -> None:
-    """In a distributed test: this rank's ``torch.device``."""
-    _only_in_workers(request)
+process_group = _in_workers("the default process group")
+rank = _in_workers("the rank in the process group")
+world_size = _in_workers("the size of the process group")
+device = _in_workers("this rank's ``torch.device``")

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
@@ -20,6 +19,8 @@ from pytest_gpucluster.reporting.lines import cut, folded, names_of_absent, piec
 from pytest_gpucluster.text import counted, one_line, with_commas
 
 if TYPE_CHECKING:
+    import pytest
+
     from pytest_gpucluster.cluster.binding import Binding
     from pytest_gpucluster.judging import forecast
     from pytest_gpucluster.judging.forecast import Forecast
@@ -169,6 +170,8 @@ class Screen:
             self.is_on = True
             reporter.showfspath = False
             reporter._show_progress_info = False  # noqa: SLF001 -- there is no public switch at run time
+            known = [reporter] if type(reporter).__module__ == "_pytest.terminal" else []  # another plugin's may do more
+            self._log_elsewhere = self._config.pluginmanager.subset_hook_caller("pytest_runtest_logreport", known)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Give pytest no letter to show where the bar shows the progress."""
@@ -180,11 +183,13 @@ class Screen:
             return ("error", "", "ERROR")
         return (report.outcome, "", report.outcome.upper())
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self) -> None:
-        """Keep no report of a set-up or teardown that passed: two a test, which only ``--durations`` reads at the end."""
-        if self.reporter is not None and self._config.option.durations is None:
-            self.reporter.stats.get("", []).clear()
+    def log(self, item: pytest.Item, reports: Iterable[pytest.TestReport]) -> None:
+        """Give reports to all who report; those of a set-up or teardown that passed not to the terminal, which keeps them."""
+        hook = item.ihook
+        is_brief = self.is_on and hook is self._config.hook and self._config.option.durations is None
+        for report in reports:
+            is_unseen = is_brief and report.when != "call" and report.outcome == "passed"
+            (self._log_elsewhere if is_unseen else hook.pytest_runtest_logreport)(report=report)
 
     @property
     def reporter(self) -> Any:

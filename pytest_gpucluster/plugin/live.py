@@ -36,6 +36,7 @@ class Live:
     def __init__(self, screen: Screen, state: RunState, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` gives seconds."""
         self._screen = screen
+        self.log = screen.log
         self._state = state
         self._clock = clock
         self._meter = forecast.Meter(forecast.Forecast(steps=()))

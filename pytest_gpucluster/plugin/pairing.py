@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -285,3 +285,44 @@ class AllTests:
         """Whether pytest passes over a folder in every project: a cache, a virtual environment, a hidden folder."""
         patterns = ("__pycache__", *self._config.getini("norecursedirs"))
         return any(fnmatch(folder.name, one) for one in patterns) or any((folder / one).exists() for one in VIRTUAL_ENVIRONMENT)
+
+
+# What stands ready is handed to a test of the packaged suite. For a fixture that was made long ago pytest takes nearly the same
+# steps as for a new one: a request, finalizers, calls of hooks. That was a fifth of the controller's time.
+
+
+def hand_over(run: Any, item: pytest.Item) -> None:
+    """Fill in the arguments of a packaged test where all is there that several tests share; pytest sets up what is left.
+
+    Raises:
+        MeasurementError: nothing answers at its place.
+    """
+    if type(item) is not pytest.Function or PACKAGED not in item.path.parts or run.session.state.binding is None:
+        return
+    defined: Any = item._fixtureinfo.name2fixturedefs  # noqa: SLF001 -- no public way; all places of a test share it
+    if id(defined) not in run.shared_fixtures:
+        run.shared_fixtures[id(defined)] = _shared_by(item, defined)
+    shared = run.shared_fixtures[id(defined)]
+    if shared is None or any(one.cached_result is None or one.cached_result[2] is not None for one in shared):
+        return
+    ready = {one.argname: one.cached_result[0] for one in shared}
+    for name, value in parameters_of(item).items():
+        if name in ("place", "node") and is_own_fixture(defined.get(name)):
+            ready[name] = run.session.cluster.require_present(value)
+    if is_own_fixture(defined.get("criterion")):
+        ready["criterion"] = run.criterion_of(item)
+    item.funcargs.update(ready, request=item._request)  # noqa: SLF001 -- as pytest fills it in
+
+
+def _shared_by(item: pytest.Function, defined: Mapping[str, Sequence[Any]]) -> list[Any] | None:
+    """The fixtures of a test that are kept for the session; None where some are kept for less, or differ between tests.
+
+    None also where somebody sees which fixtures are set up: an option of pytest, or another plugin. That of anyio does not.
+    """
+    option, hook = item.config.option, item.config.hook
+    hooks = [*hook.pytest_fixture_setup.get_hookimpls(), *hook.pytest_fixture_post_finalizer.get_hookimpls()]
+    others = {one.function.__module__.partition(".")[0] for one in hooks} - {"_pytest", "anyio", "pytest_gpucluster"}
+    shared = [defined[name] for name in item.fixturenames if name in defined and defined[name][-1].scope != "function"]
+    kept = [known[0] for known in shared if len(known) == 1 and known[0].scope == "session" and known[0].params is None]
+    differ = len(kept) < len(shared) or not {*parameters_of(item)}.isdisjoint(one.argname for one in kept)
+    return None if differ or others or option.setupshow or option.setuponly else kept

@@ -106,6 +106,8 @@ class Phases:
         self._soak: Soak | None = None
         self.properties: frozenset[tuple[str, object]] = frozenset()
         """Those that the run has given the running test."""
+        self.hand_over: Callable[[pytest.Item], None] = lambda _item: None
+        """Fills in the arguments of a test that stand ready."""
         self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
         """Puts a new outcome into its report, which crosses to the controller: in a worker of pytest-xdist only."""
 
@@ -145,8 +147,8 @@ class Phases:
         if hidden is not None:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
         unread = [*self._own.made]
-        request = getattr(item, "_request", None)  # has those too that the test asked for while it ran
-        for name in getattr(request or item, "fixturenames", ()):
+        # the request has those too that the test asked for while it ran
+        for name in getattr(getattr(item, "_request", None) or item, "fixturenames", ()):
             made = self.of_fixtures.get(name, [])
             if made and (self._collection.tests.is_last(item, name) or not any(one.is_read for one in made)):
                 unread += made
@@ -185,6 +187,7 @@ class Phases:
         self._readings.take_first()
         self._collection.earlier.write_readings(self._readings)
         self._own = _Own()  # the readings are for others
+        self.hand_over(item)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
@@ -294,8 +297,8 @@ class Phases:
         if call.excinfo is None or call.when == "teardown":
             return None
         error = call.excinfo.value
-        is_own = _is_error(error) or _is_failure(error, item) or _is_left_out(error, item)
-        if not is_own or shows_tracebacks(item.config):
+        is_error = isinstance(error, (MeasurementError, ConfigurationError))
+        if not (is_error or _is_failure(error, item) or _is_left_out(error, item)) or shows_tracebacks(item.config):
             return None
         ended_well = copy.copy(call)
         ended_well.excinfo = None
@@ -361,8 +364,7 @@ class Phases:
         pair, soak = item.stash[PAIR], self._soak
         if soak is None or not self.is_of_soak(item):
             return None
-        found: str | None = soak.unmeasured(pair.criterion, pair.place)
-        return found
+        return soak.unmeasured(pair.criterion, pair.place)
 
     def _add_properties(self, item: pytest.Item, record: Record) -> None:
         """Give all reporters of pytest the properties that the JUnit file has of this test."""
@@ -389,10 +391,6 @@ def waits(item: pytest.Item) -> bool:
     return item.stash.get(WAITS, False) and RECORD in item.stash and is_due(item.stash[RECORD])
 
 
-def _is_error(error: BaseException) -> bool:
-    return isinstance(error, (MeasurementError, ConfigurationError))
-
-
 def _is_failure(error: BaseException, item: pytest.Item) -> bool:
     """Whether a criterion failed by value: its reason is the text of the report, whatever pytest would show."""
     criterion = item.stash.get(CRITERION, None)
@@ -415,8 +413,8 @@ def shows_tracebacks(config: pytest.Config) -> bool:
 
 def _asked_late(item: pytest.Item) -> set[str]:
     """The fixtures that the test asked for while it ran, besides those that it names; nearly always none."""
-    request = getattr(item, "_request", None)
-    return {*getattr(request, "fixturenames", ())}.difference(getattr(item, "fixturenames", ()))
+    asked = getattr(getattr(item, "_request", None), "_fixture_defs", ())
+    return {*asked}.difference(getattr(item, "fixturenames", ()))
 
 
 def _unread_error(
@@ -435,5 +433,4 @@ def _concerns(measured: Any, of_test: Place | None) -> bool:
     """Whether a place, or a pair of them, is of the place of a test, where it has one."""
     if of_test is None or isinstance(measured, tuple):
         return of_test is None or any(_concerns(place, of_test) for place in measured)
-    found: bool = measured.node == of_test.node and (of_test.gpu is None or measured.gpu in (None, of_test.gpu))
-    return found
+    return bool(measured.node == of_test.node and (of_test.gpu is None or measured.gpu in (None, of_test.gpu)))

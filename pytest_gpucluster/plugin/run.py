@@ -9,7 +9,7 @@ Who has which hook of pytest::
     collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
     second_chance.py  pytest_runtest_protocol, _runtestloop, _runtest_setup: what is undecided is run once more at the end
     phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
-    screen.py      pytest_report_teststatus, _runtest_logreport: no letters where a bar shows the progress
+    screen.py      pytest_report_teststatus: no letters where a bar shows the progress
     end.py         pytest_keyboard_interrupt, _sessionfinish, _terminal_summary: verdict, reports, exit status
     xdist.py       what is different in the processes of pytest-xdist
 """
@@ -37,6 +37,7 @@ from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.failure_text import Possible
 from pytest_gpucluster.judging.forecast import REHEARSED_BUDGET_S, SELFTEST
 from pytest_gpucluster.judging.selection import ONLY
+from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.junit import keep_less, leave_out_junit
@@ -82,10 +83,13 @@ class Run:
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
         self.readings = Readings(lambda: self.session.cluster, lambda: self.collection.tests)
         self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
+        self.phases.hand_over = lambda item: pairing.hand_over(self, item)
         self.session.caller = self.phases
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
         self.second_chance = SecondChance(self.phases, self.terminal.live, self._termination, self._look_again)
         self._is_due = False
+        self.shared_fixtures: dict[int, list[Any] | None] = {}
+        """By test function, the fixtures that its places share; None where pytest sets up each. See ``pairing.hand_over``."""
 
     def register(self) -> None:
         """Register every plugin of this run.

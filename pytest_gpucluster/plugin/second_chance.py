@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import unittest
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -139,7 +139,7 @@ class SecondChance:
             is_left = waits(item)
             fixtures = _used(item) if is_left else frozenset()
             if not is_left:
-                _log(item, reports)
+                self._live.log(item, reports)
             is_over = item.session.shouldfail or item.session.shouldstop
             following = None if is_over else self._following(item, nextitem, is_left=is_left)
             reports.append(call_and_report(item, "teardown", log=False, nextitem=following))
@@ -150,7 +150,7 @@ class SecondChance:
         if is_left and waits(item):
             self._leave(item, _Waiting(reports=reports, fixtures=fixtures, properties=properties))
         else:
-            _log(item, reports if is_left else reports[-1:])
+            self._live.log(item, reports if is_left else reports[-1:])
 
     def _following(self, item: pytest.Item, nextitem: Any, *, is_left: bool) -> Any:
         """Whose fixtures stay when this test ends: those of the next one; of its own file, where only this test waits."""
@@ -202,7 +202,7 @@ class SecondChance:
     def _report_first(self, item: pytest.Item, waited: _Waiting) -> None:
         """Report the first look of a test that gets no second one."""
         item.stash[WAITS] = False
-        _log(item, waited.reports)
+        self._live.log(item, waited.reports)
         self._live.done(item.stash[RECORD])
 
 
@@ -221,9 +221,3 @@ def _used(item: Any) -> frozenset[Any]:
 def _has_raised(fixture: Any) -> bool:
     """Whether pytest keeps an exception in place of a fixture's value."""
     return fixture.cached_result is not None and fixture.cached_result[2] is not None
-
-
-def _log(item: pytest.Item, reports: Iterable[pytest.TestReport]) -> None:
-    hook = item.ihook
-    for report in reports:
-        hook.pytest_runtest_logreport(report=report)

@@ -23,10 +23,12 @@ NODES, EACH = 16, 8
 COUNTS = """
 import json, pathlib
 from _pytest._code.code import ExceptionInfo
+from _pytest.fixtures import FixtureRequest
 from _pytest.nodes import Node
+from pluggy import HookCaller
 from pytest_gpucluster.reporting import recorder
 
-made = {"walks": 0, "tracebacks": 0, "reports": 0}
+made = {"walks": 0, "tracebacks": 0, "reports": 0, "hooks": 0, "requests": 0}
 
 def counted(owner, name, what):
     real = getattr(owner, name)
@@ -36,6 +38,8 @@ def counted(owner, name, what):
     setattr(owner, name, call)
 
 counted(Node, "iter_markers_with_node", "walks")
+counted(HookCaller, "__call__", "hooks")
+counted(FixtureRequest, "__init__", "requests")
 counted(ExceptionInfo, "getrepr", "tracebacks")
 counted(recorder, "write_reports", "reports")
 
@@ -92,6 +96,8 @@ def test_what_is_done_for_each_test(fleet: tuple[FinishedRun, dict[str, int]]) -
     run, made = fleet
     tests = sum(row["outcome"] != "not_selected" for row in run.results["criteria"])
     assert tests > 40 * NODES * EACH
-    assert made["walks"] < 60 * tests  # before: 1,800
+    assert made["walks"] < 20 * tests  # before: 1,800
+    assert made["hooks"] < 19 * tests  # before: 22.6 a test
+    assert made["requests"] < 4 * tests  # requests for fixtures; before: 7.8 a test
     assert made["tracebacks"] <= 2  # before: one a GPU
     assert 2 <= made["reports"] <= 3 + run.results["timings"]["total_s"] / 30

@@ -136,7 +136,7 @@ def shown(num_nodes: int) -> Callable[[], object]:
     """What every rank printed, with ``-s``."""
     binding = bound(num_nodes)._binding
     session: Any = SimpleNamespace(binding=binding, places=lambda: binding.by_id)
-    screen: Any = SimpleNamespace(write=lambda _text: None)
+    screen: Any = SimpleNamespace(write=lambda _text: None, log=None)
     live = Live(screen, session)
     return lambda: [live.output(rank, "text") for rank in range(num_nodes * GPUS)]
 

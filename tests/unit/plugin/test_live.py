@@ -39,6 +39,9 @@ class FakeScreen:
         self.transient: str | None = None
         self.rewritten = 0
 
+    def log(self, *_of_test: Any) -> None:
+        """Not needed."""
+
     def write(self, text: str, **_markup: bool) -> None:
         """Keep a line."""
         self.lines.append(text)

@@ -83,14 +83,33 @@ def test_the_width_is_that_of_the_terminal_while_a_test_is_captured() -> None:
     assert len(reporter.lines) == 1
 
 
-@pytest.mark.parametrize(("durations", "left"), [(None, 0), (0, 2), (5, 2)])
-def test_reports_of_phases_that_passed(durations: int | None, left: int) -> None:
-    """Only ``--durations`` reads them at the end; what a test came to stays."""
-    reporter = Reporter(is_terminal=False, width=80)
-    kept = {"": ["setup", "teardown"], "passed": ["call"], "error": ["setup"]}
-    reporter.stats = kept
-    one = screen(reporter)
-    one._config.option = SimpleNamespace(durations=durations)  # type: ignore[misc]
-    one.pytest_runtest_logreport()
-    assert len(kept[""]) == left
-    assert (kept["passed"], kept["error"]) == (["call"], ["setup"])
+class OfPytest(Reporter):
+    """As pytest's own: another plugin may have put its reporter in that place."""
+
+    __module__ = "_pytest.terminal"
+
+
+@pytest.mark.parametrize(
+    ("kind", "durations", "verbosity", "left"),
+    [(OfPytest, None, 0, 2), (OfPytest, 0, 0, 4), (OfPytest, 5, 0, 4), (OfPytest, None, 1, 4), (Reporter, None, 0, 4)],
+)
+def test_reports_that_the_terminal_gets(kind: type[Reporter], durations: int | None, verbosity: int, left: int) -> None:
+    """Of phases that passed, only what ``--durations`` and ``-v`` read. Others that report get all."""
+    manager = pytest.PytestPluginManager()
+    seen: dict[str, list[str]] = {"terminalreporter": [], "other": []}
+    for name, phases in seen.items():
+        one = kind(is_terminal=False, width=80)
+        one.pytest_runtest_logreport = lambda report, phases=phases: phases.append(report.when)  # type: ignore[attr-defined]
+        manager.register(one, name)
+    config: Any = SimpleNamespace(pluginmanager=manager, get_verbosity=lambda: verbosity, hook=manager.hook)
+    config.option = SimpleNamespace(durations=durations)
+    item: Any = SimpleNamespace(ihook=manager.hook)
+    reports: Any = [
+        SimpleNamespace(when=when, outcome=outcome)
+        for when, outcome in (("setup", "passed"), ("call", "passed"), ("teardown", "passed"), ("teardown", "failed"))
+    ]
+    log = Screen(config)
+    log.take_over()
+    log.log(item, reports)
+    assert seen["other"] == ["setup", "call", "teardown", "teardown"]
+    assert len(seen["terminalreporter"]) == left
