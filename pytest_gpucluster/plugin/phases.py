@@ -106,8 +106,6 @@ class Phases:
         self._soak: Soak | None = None
         self.properties: frozenset[tuple[str, object]] = frozenset()
         """Those that the run has given the running test."""
-        self.hand_over: Callable[[pytest.Item], None] = lambda _item: None
-        """Fills in the arguments of a test that stand ready."""
         self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
         """Puts a new outcome into its report, which crosses to the controller: in a worker of pytest-xdist only."""
 
@@ -187,7 +185,6 @@ class Phases:
         self._readings.take_first()
         self._collection.earlier.write_readings(self._readings)
         self._own = _Own()  # the readings are for others
-        self.hand_over(item)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:

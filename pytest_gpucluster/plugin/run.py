@@ -5,7 +5,7 @@ Who has which hook of pytest::
     options.py     pytest_addoption, _load_initial_conftests, _configure, _collection_modifyitems: in every project
     exit_code.py   pytest_cmdline_main: around everything
     all_tests.py   what was collected, ignored and left out
-    run.py         pytest_sessionstart, _collection_modifyitems, _runtestloop: start, an unfinished run, self-test
+    run.py         pytest_sessionstart, _collection_modifyitems, _runtestloop, _runtest_setup: start, self-test, what stands ready
     collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
     second_chance.py  pytest_runtest_protocol, _runtestloop, _runtest_setup: what is undecided is run once more at the end
     phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
@@ -83,7 +83,6 @@ class Run:
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
         self.readings = Readings(lambda: self.session.cluster, lambda: self.collection.tests)
         self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
-        self.phases.hand_over = lambda item: pairing.hand_over(self, item)
         self.session.caller = self.phases
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
         self.second_chance = SecondChance(self.phases, self.terminal.live, self._termination, self._look_again)
@@ -107,6 +106,10 @@ class Run:
         }
         for name, plugin in plugins.items():
             register_part(self._config, plugin, name)
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Fill in the arguments of a test that stand ready, before pytest makes the others."""
+        pairing.hand_over(self, item)
 
     def recipe(self, key: str) -> dict[str, Any]:
         """The recipe of an entry as keyword arguments for ``cluster.run``, its deadline included.
