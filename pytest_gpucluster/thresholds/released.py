@@ -98,8 +98,8 @@ def _text_of(files: tuple[tuple[str, bytes], ...]) -> str:
 @lru_cache
 def is_released_test(file: Path) -> bool:
     """Whether a test file, and the conftest.py beside it, are packaged ones that nobody edited."""
-    known = TESTS.read_text(encoding="ascii").split()
-    return all(hashlib.sha256(one.read_bytes()).hexdigest() in known for one in (file, file.with_name("conftest.py")))
+    known, both = TESTS.read_text(encoding="ascii").split(), (file, file.with_name("conftest.py"))
+    return all(one.is_file() and hashlib.sha256(one.read_bytes()).hexdigest() in known for one in both)
 
 
 def digest_of(text: str) -> str:

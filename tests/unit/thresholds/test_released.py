@@ -274,3 +274,21 @@ def test_without_anything_to_compare_with_a_run_is_refused(tmp_path: Path, monke
         monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"thresholds.yaml or the figures of a GPU were edited.*back from git"):
         lower_limit(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("edited", "expected"),
+    [
+        (lambda _folder: None, True),
+        (lambda folder: (folder / "test_memory.py").write_text("def test_hbm_bandwidth(): pass\n"), False),
+        (lambda folder: (folder / "conftest.py").write_text(""), False),
+        (lambda folder: (folder / "conftest.py").unlink(), False),
+    ],
+    ids=["as released", "another test", "another conftest.py", "no conftest.py"],
+)
+def test_a_copy_is_known_by_its_content(tmp_path: Path, edited: Callable[[Path], Any], *, expected: bool) -> None:
+    """Test file and conftest.py both have to be released ones."""
+    for name in ("conftest.py", "test_memory.py"):
+        shutil.copy(REPOSITORY / "tests_acceptance" / name, tmp_path / name)
+    edited(tmp_path)
+    assert released.is_released_test(tmp_path / "test_memory.py") is expected
