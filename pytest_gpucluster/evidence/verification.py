@@ -277,7 +277,7 @@ def _check_beside(sent: Connection, bundle: Bundle) -> None:
 
 def _found_beside(received: Connection, name: str) -> Found | None:
     """What the other process found; None if it was killed or is late."""
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(OSError, EOFError):  # killed before, or while it sent
         if received.poll(WITHIN_S):
             about, found = received.recv()
             return Found(*found) if about == name else None

@@ -214,11 +214,13 @@ class Termination:
         self._is_ignored = True
         if self._timer is not None:
             self._timer.cancel()
-        if threading.current_thread() is threading.main_thread() and callable(before := signal.getsignal(signal.SIGINT)):
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            atexit.register(signal.signal, number, signal.SIG_IGN)
+        if callable(before := signal.getsignal(signal.SIGINT)):  # a shell starts what is in the background without one
             ends_s = time.monotonic() + REPORTING_S
             signal.signal(signal.SIGINT, lambda *facts: before(*facts) if time.monotonic() > ends_s else None)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                atexit.register(signal.signal, number, signal.SIG_IGN)
 
     def _on_sigterm(self, *_: Any) -> None:
         """Called in the main thread when SIGTERM comes, and again by the timer if the run has not ended by then.

@@ -164,10 +164,18 @@ def test_signal_in_a_long_test_body(starter: Starter, started: str, number: int)
         ("def pytest_runtest_setup():\n    wait()\n", 2, "error"),
         ("def pytest_sessionfinish():\n    wait()\n", 0, "passed"),
         ("class Last:\n    def __del__(self, wait=wait):\n        wait()\n\nlast = Last()\n", 0, "passed"),
+        (
+            (
+                "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+                "class Last:\n    def __del__(self, wait=wait):\n        wait()\n\nlast = Last()\n"
+            ),
+            0,
+            "passed",
+        ),
     ],
-    ids=["test", "reports", "exit"],
+    ids=["test", "reports", "exit", "exit in the background"],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_pressed_again_costs_no_report(starter: Starter, busy: str, code: int, outcome: str, number: int) -> None:
     """Whoever presses it several times, before or while reports are written, or later, has them all, and the exit code."""
     starter.write(
