@@ -125,11 +125,15 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is. ``remaining_s`` is None while a measurement takes much longer than estimated."""
+    """How far a run is. ``remaining_s`` is None while a measurement takes much longer than estimated.
+
+    ``counts`` (``3 of 23 tests``) stands for the time left in a run of which no test has an estimate.
+    """
 
     fraction: float
     elapsed_s: float
     remaining_s: float | None
+    counts: str = ""
 
     @property
     def percent(self) -> int:
@@ -140,7 +144,7 @@ class Progress:
     def text(self) -> str:
         """``43 %  0:41, about 1:07 left``: share of the planned time, elapsed time, remaining time."""
         left = "longer than estimated" if self.remaining_s is None else f"about {clock(math.ceil(self.remaining_s) or 1)} left"
-        return f"{self.percent:2d} %  {clock(self.elapsed_s)}, {left}"
+        return f"{self.percent:2d} %  {clock(self.elapsed_s)}, {self.counts or left}"
 
 
 class Meter:
@@ -157,6 +161,7 @@ class Meter:
         self._planned = frozenset(self._unmeasured)
         self._unmeasured[SELFTEST] = plan.selftest_s
         self._tests_left = plan.tests
+        self._counts_tests = bool(plan.steps) and all(step.takes_s is None for step in plan.steps)
         self._books_of_a_test_s = plan.books_s / max(1, plan.tests)
         self._has_started = False
         self._past_s = 0.0
@@ -188,6 +193,10 @@ class Meter:
 
     def progress(self, now_s: float) -> Progress:
         """How far the run is now. The fraction never falls."""
+        if self._counts_tests:
+            done = self._plan.tests - self._tests_left
+            counts = f"{done} of {counted(self._plan.tests, 'test')}"
+            return Progress(fraction=done / self._plan.tests, elapsed_s=now_s, remaining_s=None, counts=counts)
         planned_s = self._unmeasured.get(self._current or "", 0.0)
         passed_s = now_s - self._current_s if self._has_started else 0.0
         past_s = self._past_s + share_s(planned_s, passed_s) + (STARTUP_S if self._has_started else share_s(STARTUP_S, now_s))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-import unittest
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -143,8 +142,8 @@ class Collection:
         """Refuse a selected test that cannot run as it is written; give one that judges its criterion."""
         pair = item.stash[PAIR]
         if item.get_closest_marker("distributed") is not None:
-            if issubclass(getattr(item, "cls", None) or object, unittest.TestCase):
-                raise ConfigurationError(f"{item.nodeid}: a distributed test is a function, and no method of a TestCase")
+            if getattr(item, "cls", None) is not None:
+                raise ConfigurationError(f"{item.nodeid}: a distributed test is a function of its file, and no method")
             arguments = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
             pairing.require_test_arguments(arguments, pairing.parameters_of(item), nodeid=item.nodeid)
         if pair.judges:

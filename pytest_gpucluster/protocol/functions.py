@@ -131,7 +131,10 @@ def find_function(
     file = _local_file(name, None if trusted else roots)
     if not trusted and (why := origin.refusal(file, module=name.module, function=name.qualname)) is not None:
         raise RefusedError(f"{name.module}:{name.qualname} {why}")
-    module = _load_rewritten(name.module, file) if rewrite else _load(name, file)
+    try:
+        module = _load_rewritten(name.module, file) if rewrite else _load(name, file)
+    except (Exception, SystemExit) as error:
+        raise RefusedError(f"{name.module} cannot be imported on this rank: {type(error).__name__}: {error}") from error
     function = getattr(module, name.qualname, None)
     if not isinstance(function, FunctionType) or function.__module__ != module.__name__:
         raise RefusedError(f"{name.module}:{name.qualname} is not a function of that module")
@@ -158,7 +161,7 @@ def _load(name: FunctionName, file: Path) -> ModuleType:
         return _load_file(name.module, file)
     if found.is_file() and found.samefile(file):
         return loaded or importlib.import_module(name.module)
-    return _load_file(f"gpucluster_files.{name.digest[:16]}.{name.module.replace('.', '_')}", file)
+    return _load_file(f"gpucluster_files_{name.digest[:16]}_{name.module.replace('.', '_')}", file)
 
 
 def _load_file(module_name: str, file: Path) -> ModuleType:
@@ -169,7 +172,11 @@ def _load_file(module_name: str, file: Path) -> ModuleType:
         raise RefusedError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
     return module
 
 
@@ -178,15 +185,19 @@ def _load_rewritten(module_name: str, file: Path) -> ModuleType:
 
     from _pytest.assertion.rewrite import rewrite_asserts
 
-    key = f"gpucluster_rewritten.{module_name}"
+    key = f"gpucluster_rewritten_{module_name.replace('.', '_')}"  # no dot: pickle would import a package of that name
     if key in sys.modules:
         return sys.modules[key]
     source = file.read_bytes()
     tree = ast.parse(source, filename=str(file))
     rewrite_asserts(tree, source, str(file))
-    module = ModuleType(module_name)
+    module = ModuleType(key)  # a class looks its module up by name, and the file may be loaded by its own name, too
     module.__file__ = str(file)
     module.__package__ = module_name.rpartition(".")[0]
     sys.modules[key] = module
-    exec(compile(tree, str(file), "exec"), module.__dict__)  # noqa: S102 -- the test file itself, found by its digest
+    try:
+        exec(compile(tree, str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 -- found by its digest
+    except BaseException:
+        del sys.modules[key]
+        raise
     return module

@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """folders/site with four ranks."""
     folder = user_folder("site", tmp_path_factory.mktemp("user") / "site")
     limits = write_limits(folder / "limits.yaml", LIMITS, extends=False)
-    arguments = ("--gpucluster", "test_site.py", "test_spmd.py", limits)
+    arguments = ("--gpucluster", "test_site.py", "test_spmd.py", "test_not_everywhere.py", limits)
     return run_pytest(folder, *arguments, torchrun=Torchrun(ranks=4))
 
 
@@ -118,11 +118,20 @@ def test_refused_result(site: FinishedRun) -> None:
     assert "torch.Tensor is not plain data; numbers, text, lists, dicts of text and dataclasses of these can cross" in case.text
 
 
-@pytest.mark.parametrize("name", ["sum", "alone", "in_node", "parameters[twice-2]", "after_death"])
+@pytest.mark.parametrize("name", ["sum", "objects", "alone", "in_node", "parameters[twice-2]", "after_death"])
 def test_distributed_passes(site: FinishedRun, name: str) -> None:
     """Over the cluster, alone, in the node, with parametrize values, and after a rank has died in the test before."""
     case = site.case(f"test_{name}")
     assert case.outcome == "passed", case.text
+
+
+@pytest.mark.parametrize("name", ["with_our_package", "measured_with_our_package"])
+def test_a_file_that_one_rank_cannot_import(site: FinishedRun, name: str) -> None:
+    """Nothing was measured, so an error; the cause names rank and package, and it is software."""
+    case = site.case(f"test_{name}")
+    assert case.outcome == "error", case.text
+    assert "cannot be imported on this rank: ModuleNotFoundError: No module named 'ours'" in case.text
+    assert "rank 2 (node0-cpu2" in case.text
 
 
 @pytest.mark.parametrize(("name", "value"), [("nan", "nan"), ("0", "0"), ("text", "'5'")])
@@ -145,7 +154,7 @@ def test_distributed_returns(site: FinishedRun) -> None:
     assert site.case("test_returns").outcome == "passed"
     said = "test_spmd.py::test_returns returned <class 'bool'>.\n  Did you mean to use `assert` instead of `return`?"
     assert said in site.stdout
-    assert "test_spmd.py:66: PytestReturnNotNoneWarning: Test functions should return None" in site.stdout
+    assert "test_spmd.py:79: PytestReturnNotNoneWarning: Test functions should return None" in site.stdout
     assert "PytestReturnNotNoneWarning" in site.case("test_returns_where_a_warning_is_an_error").text
 
 

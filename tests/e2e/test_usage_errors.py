@@ -56,7 +56,12 @@ CASES = {
     "distributed method": (
         "",
         {"test_a.py": f"import pytest, unittest\nclass TestA(unittest.TestCase):\n    @pytest.mark.distributed\n{METHOD}"},
-        "a distributed test is a function, and no method of a TestCase",
+        "a distributed test is a function of its file, and no method",
+    ),
+    "distributed method of a plain class": (
+        "",
+        {"test_a.py": f"import pytest\nclass TestA:\n    @pytest.mark.distributed\n{METHOD}"},
+        "a distributed test is a function of its file, and no method",
     ),
     "wrong fixture": ("", {"test_a.py": "def test_y(criterion): pass\n"}, "its test takes the place fixture"),
     "judged twice": ("", {"test_a.py": JUDGES, "test_b.py": JUDGES}, "both judge 'x'"),

@@ -329,6 +329,20 @@ def test_books_that_do_not_fit_the_memory_are_foreseen(tests: int, available_gib
     assert remark is None or (remark.startswith(str(begin)) and "groups of nodes" in remark)
 
 
+def test_tests_without_any_estimate_are_counted() -> None:
+    """A user's own tests have none: a share of the 4 s of start-up would be 99 % at once."""
+    steps = [forecast.Step(criterion=name, subject="others", tests=2, takes_s=None) for name in ("a", "b")]
+    meter = forecast.Meter(forecast.Forecast(steps=tuple(steps), first_training=None))
+    meter.begin("a", 0)
+    meter.joined(4)
+    assert meter.progress(40).text == " 0 %  0:40, 0 of 4 tests"
+    meter.finish("a")
+    assert meter.progress(41).text == "25 %  0:41, 1 of 4 tests"
+    for name in ("a", "b", "b"):
+        meter.finish(name)
+    assert meter.progress(42).fraction == 1.0
+
+
 @pytest.mark.parametrize(
     ("remaining_s", "left"), [(66.2, "about 1:07 left"), (0.0, "about 0:01 left"), (None, "longer than estimated")]
 )

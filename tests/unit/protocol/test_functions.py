@@ -162,3 +162,92 @@ def test_rewritten_asserts_show_their_values(tmp_path: Path) -> None:
     file.write_text("def test_sum():\n    left = 3\n    assert left == 4\n", encoding="utf-8")
     with pytest.raises(AssertionError, match="3 == 4"):
         find_function(name_in(file, "test_sum"), trusted=False, rewrite=True)()
+
+
+USERS_FILES = {
+    "dataclass": """
+import dataclasses
+@dataclasses.dataclass
+class Seen:
+    rank: 'int'
+def test_it():
+    Seen(1)
+""",
+    "dataclass with annotations put off": """
+from __future__ import annotations
+import dataclasses
+@dataclasses.dataclass
+class Seen:
+    rank: int
+def test_it():
+    Seen(1)
+""",
+    "annotations are objects": """
+def test_it(x: int = 1):
+    assert test_it.__annotations__ == {'x': int}
+""",
+    "annotations put off": """
+from __future__ import annotations
+def test_it(x: Unknown = 1):
+    assert test_it.__annotations__ == {'x': 'Unknown'}
+""",
+    "hints": """
+import typing
+class Seen(typing.NamedTuple):
+    rank: 'int'
+def test_it():
+    assert typing.get_type_hints(Seen) == {'rank': int}
+""",
+    "pickle": """
+import pickle
+class Seen:
+    pass
+def test_it():
+    assert isinstance(pickle.loads(pickle.dumps(Seen())), Seen)
+""",
+    "source": """
+import inspect
+def test_it():
+    assert 'getsource' in inspect.getsource(test_it)
+""",
+    "names": """
+import sys
+def test_it():
+    assert sys.modules[__name__].test_it is test_it
+""",
+}
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("case", USERS_FILES)
+def test_the_body_of_a_test_is_loaded_as_python_loads_it(case: str, *, is_loaded: bool, tmp_path: Path) -> None:
+    """A class looks its module up by name, and the file's own ``__future__`` holds, not ours."""
+    file = tmp_path / f"test_of_a_user_{list(USERS_FILES).index(case)}{is_loaded}.py"
+    file.write_text(USERS_FILES[case], encoding="utf-8")
+    if is_loaded:
+        find_function(name_in(file, "test_it"), trusted=False)()
+    find_function(name_in(file, "test_it"), trusted=False, rewrite=True)()
+
+
+def test_the_body_of_a_test_imports_its_neighbours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A test file in a package has relative imports."""
+    package = tmp_path / "users_own_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helper.py").write_text("TWO = 2\n", encoding="utf-8")
+    file = package / "test_relative.py"
+    file.write_text("from .helper import TWO\ndef test_it():\n    assert TWO == 2\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = replace(name_in(file, "test_it"), module="users_own_package.test_relative")
+    find_function(name, trusted=False, rewrite=True)()
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+@pytest.mark.parametrize("line", ["import no_such_module_here", "raise RuntimeError('no')", "raise SystemExit(0)"])
+def test_a_file_that_this_rank_cannot_import_is_refused(line: str, *, rewrite: bool, tmp_path: Path) -> None:
+    """The test did not run, so it did not fail; a second call says the same, not that the function is missing."""
+    file = tmp_path / f"test_not_here_{len(line)}{rewrite}.py"
+    file.write_text(f"{line}\ndef test_it(): ...\n", encoding="utf-8")
+    for _ in range(2):
+        with pytest.raises(RefusedError, match=r"cannot be imported on this rank: \w+(Error|Exit)"):
+            find_function(name_in(file, "test_it"), trusted=False, rewrite=rewrite)

@@ -1,11 +1,12 @@
 """Plain torch.distributed on every rank."""
 
-# ruff: noqa: ANN001, ANN201, D103 -- written as users write
+# ruff: noqa: ANN001, ANN201, D101, D103 -- written as users write
 
 from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,6 +18,18 @@ def test_sum(process_group, rank, world_size, device):
     total = torch.full((2,), float(rank), device=device)
     dist.all_reduce(total, group=process_group)
     assert total.tolist() == [sum(range(world_size))] * 2
+
+
+@dataclass
+class Seen:
+    rank: int
+
+
+@pytest.mark.distributed
+def test_objects(rank, world_size):
+    found = [None] * world_size
+    dist.all_gather_object(found, Seen(rank))
+    assert found == [Seen(other) for other in range(world_size)]
 
 
 @pytest.mark.distributed(per="gpu")
