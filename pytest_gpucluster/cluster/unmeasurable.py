@@ -122,7 +122,7 @@ def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: st
     culprits = tuple(place for rank, place in by_rank.items() if rank in named)
     if found.blames == "host" and found.advice is not None:  # a state of the host, which each of its ranks may meet
         culprits = tuple({place.node: place.of_node for place in culprits}.values())
-    among = () if culprits else tuple(place for rank, place in by_rank.items() if rank in failed)
+    among = () if culprits or found.blames == "software" else tuple(by_rank[rank] for rank in by_rank if rank in failed)
     blame = Blame(part=found.blames, cause=found.cause, among=among, advice=found.advice)
     return MeasurementError(found.text, culprits=culprits, kind=found.kind, blame=blame)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.grouping import grouped
@@ -21,7 +21,17 @@ from pytest_gpucluster.text import lines as lines_of
 
 Name = Callable[[int], str]
 Failures: TypeAlias = "Mapping[int, Failure]"
-Cause: TypeAlias = "tuple[tuple[int, ...], Callable[[Name], str]]"
+
+ONE_WAY = "correct the program: its ranks take different ways through it (other code, data or variables of the environment)"
+
+
+class Cause(NamedTuple):
+    """The culprits, the failure in words as soon as ranks have names, and what to do if it can only be the program's."""
+
+    culprits: tuple[int, ...]
+    headline: Callable[[Name], str]
+    advice: str | None = None
+
 
 CONSEQUENCE = re.compile(
     r"connection (was )?(closed|reset)|closed by peer|broken pipe|socket (timeout|closed)|remote process exited"
@@ -66,12 +76,12 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
         what: the outcome, for example ``gemm was not measured``.
     """
     failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, Failure)}
-    culprits, headline = _find_cause(failed, replies)
+    culprits, headline, advice = _find_cause(failed, replies)
     blamed = [rank for rank in culprits if rank in failed]  # a rank that returned too early has not failed itself
     first = failed[blamed[0] if blamed else min(failed)]
-    parts = {failed[rank].blames or "unknown" for rank in blamed}
+    parts: set[Part] = {"software"} if advice else {failed[rank].blames or "unknown" for rank in blamed}
     advices = {failed[rank].advice for rank in blamed}
-    advice = advices.pop() if len(advices) == 1 else None
+    advice = advice or (advices.pop() if len(advices) == 1 else None)
     lines = [f"{what}: {headline(name)}", *([f"  next: {advice}"] if advice is not None else [])]
     others = [rank for rank in failed if rank not in culprits]
     lines += [f"  {text}" for text in _consequences(others, failed)]
@@ -91,11 +101,11 @@ def _find_cause(failed: Failures, replies: Mapping[int, Reply]) -> Cause:
     """The culprits, and the failure in words as soon as ranks have names."""
     causes = _first_causes(failed)
     if causes:
-        return tuple(causes), lambda name: _describe_each(causes, failed, name)
+        return Cause(tuple(causes), lambda name: _describe_each(causes, failed, name))
     if any(reply.kind == "hung" for reply in failed.values()):
         return _find_cause_of_hang(failed, replies)
     ranks = sorted(failed)
-    return (), lambda name: f"ranks {ranges(ranks)} failed together: {name(ranks[0])} {_describe(failed[ranks[0]])}"
+    return Cause((), lambda name: f"ranks {ranges(ranks)} failed together: {name(ranks[0])} {_describe(failed[ranks[0]])}")
 
 
 def _first_causes(failed: Failures) -> list[int]:
@@ -117,9 +127,11 @@ def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause
     late = next(reply.error for reply in failed.values() if reply.kind == "hung")
     stopped = sorted(rank for rank in failed if failed[rank].state == "T")
     if stopped:
-        return tuple(stopped), lambda name: f"{_names(stopped, name)} is stopped (SIGSTOP): the call {late}"
+        return Cause(tuple(stopped), lambda name: f"{_names(stopped, name)} is stopped (SIGSTOP): the call {late}")
     if len(replies) == 1:
-        return tuple(failed), lambda name: f"{_names(sorted(failed), name)} {late}{_last_collective(failed[min(failed)])}"
+        return Cause(
+            tuple(failed), lambda name: f"{_names(sorted(failed), name)} {late}{_last_collective(failed[min(failed)])}"
+        )
     furthest = max(reply.collectives for reply in failed.values())
     entered = sorted(rank for rank in failed if failed[rank].collectives == furthest)
     collective = next((failed[rank].collective for rank in entered), "")
@@ -128,17 +140,21 @@ def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause
         where = f"{collective} (collective {furthest} of the call), which {rank_list(entered)} had entered"
         returned = [rank for rank in absent if rank not in failed]
         why = f"{rank_list(returned)} returned from the function; " if returned else ""
-        return tuple(absent), lambda name: f"{_names(absent, name)} never arrived in {where}: {why}the call {late}"
+        return Cause(
+            tuple(absent),
+            lambda name: f"{_names(absent, name)} never arrived in {where}: {why}the call {late}",
+            ONE_WAY if returned == absent else None,
+        )
     differing = find_mismatch({rank: failed[rank] for rank in entered if failed[rank].members == failed[entered[0]].members})
     if len(differing) > 1:
         odd = odd_ranks(differing)
         each = ", ".join(f"{rank_list(ranks)} {words}" for words, ranks in differing.items())
         where = f"({each}; collective {furthest} of the call): the call {late}"
         if odd:
-            return tuple(odd), lambda name: f"{_names(odd, name)} did not enter what the others did {where}"
-        return (), lambda _name: f"the ranks did not enter the same collective {where}"
+            return Cause(tuple(odd), lambda name: f"{_names(odd, name)} did not enter what the others did {where}", ONE_WAY)
+        return Cause((), lambda _name: f"the ranks did not enter the same collective {where}", ONE_WAY)
     every = f"{rank_list(failed)} all entered {collective or 'no collective'} and none returned"
-    return (), lambda _name: f"{every}: the call {late}"
+    return Cause((), lambda _name: f"{every}: the call {late}")
 
 
 def _find_absent(failed: Failures, replies: Mapping[int, Reply], waiting: Failure) -> list[int]:

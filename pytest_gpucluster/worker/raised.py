@@ -11,6 +11,7 @@ import re
 import traceback
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from pytest_gpucluster.errors import Part
@@ -19,6 +20,8 @@ from pytest_gpucluster.protocol.functions import RefusedError
 from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.text import counted
 
+OURS = str(Path(__file__).parent)
+"""The frames with which a traceback begins; as pytest, it is shown from the test's own on."""
 HOST_ERRORS = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 CUDA_PARTS: dict[int, Part] = {2: "software", 214: "gpu", 220: "link", 226: "gpu", 802: "host"}
 """By cudaError_t: out of memory, uncorrectable ECC error, uncorrectable NVLink error, contained memory error, and a system
@@ -233,6 +236,8 @@ def _lines_of(error: BaseException) -> list[str]:
     """One exception without its causes: its last frames, and its message. Long ones are cut at the end."""
     try:
         found = traceback.TracebackException(type(error), error, _read("__traceback__", error))
+        ours = sum(1 for _ in itertools.takewhile(lambda frame: frame.filename.startswith(OURS), found.stack))
+        del found.stack[: ours if ours < len(found.stack) else 0]
         del found.stack[:-FRAMES]
         lines = "".join(itertools.islice(found.format(chain=False), 10 * LINES)).splitlines()
     except BaseException:  # noqa: BLE001 -- it reads attributes that the function's own code may have made

@@ -161,6 +161,7 @@ def test_distributed_returns(site: FinishedRun) -> None:
 def test_distributed_one_rank_wrong(site: FinishedRun) -> None:
     """The values of the failing assert, the rank and its place; a failure, and the place is a culprit."""
     case = site.case("test_one_wrong")
+    assert "worker.py" not in case.text
     assert case.outcome == "failure"
     assert "rank 2 (node0-cpu2, " in case.text
     assert "assert 42 == 41" in case.text

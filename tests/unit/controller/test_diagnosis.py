@@ -278,3 +278,22 @@ def test_what_is_to_blame() -> None:
     assert diagnose(both, name=name, what="gemm").blames == "unknown"
     together = diagnose({0: bad("raised", ECHO, blames="software"), 1: bad("raised", ECHO)}, name=name, what="gemm")
     assert (together.culprits, together.blames, together.failed) == ((), "unknown", (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("replies", "blames"),
+    [
+        ({0: waiting("all_reduce"), 1: waiting("broadcast")}, "software"),
+        ({0: waiting("all_reduce"), 1: waiting("broadcast"), 2: waiting("all_reduce")}, "software"),
+        ({0: hung(2), 1: returned(1)}, "software"),
+        ({0: hung(3), 1: returned(1), 2: hung(1)}, "unknown"),
+        ({0: hung(2), 1: hung(1)}, "unknown"),
+        ({0: hung(2), 1: hung(2)}, "unknown"),
+    ],
+    ids=["two-ways", "odd", "returned", "returned-and-hangs", "hangs", "all-entered"],
+)
+def test_another_way_through_the_program_is_no_part(replies: dict[int, Reply], blames: str) -> None:
+    """Nobody looks for a bad cable because a test calls collectives on some of its ranks only."""
+    found = diagnose(replies, name=name, what="sum could not run to its end")
+    assert found.blames == blames
+    assert (found.advice is not None and "correct the program" in found.text) == (blames == "software")
