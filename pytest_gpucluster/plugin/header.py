@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -270,7 +271,7 @@ class Screen:
 
     def _uncaptured(self) -> Any:
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
-        return capture.global_and_fixture_disabled()
+        return nullcontext() if capture is None else capture.global_and_fixture_disabled()
 
 
 def bar_line(now: forecast.Progress, doing: str, *, bad: int, width: int, color: bool) -> str:

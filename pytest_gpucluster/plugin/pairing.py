@@ -319,10 +319,15 @@ def _shared_by(item: pytest.Function, defined: Mapping[str, Sequence[Any]]) -> l
 
     None also where somebody sees which fixtures are set up: an option of pytest, or another plugin. That of anyio does not.
     """
-    option, hook = item.config.option, item.config.hook
+    hook = item.config.hook
     hooks = [*hook.pytest_fixture_setup.get_hookimpls(), *hook.pytest_fixture_post_finalizer.get_hookimpls()]
     others = {one.function.__module__.partition(".")[0] for one in hooks} - {"_pytest", "anyio", "pytest_gpucluster"}
     shared = [defined[name] for name in item.fixturenames if name in defined and defined[name][-1].scope != "function"]
     kept = [known[0] for known in shared if len(known) == 1 and known[0].scope == "session" and known[0].params is None]
     differ = len(kept) < len(shared) or not {*parameters_of(item)}.isdisjoint(one.argname for one in kept)
-    return None if differ or others or option.setupshow or option.setuponly else kept
+    return None if differ or others or shows_fixtures(item.config) else kept
+
+
+def shows_fixtures(config: pytest.Config) -> bool:
+    """Whether ``--setup-show`` or ``--setup-only`` was given. A plugin of pytest that was switched off has no options."""
+    return bool(config.getoption("setupshow", default=False) or config.getoption("setuponly", default=False))

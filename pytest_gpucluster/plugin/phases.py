@@ -405,7 +405,7 @@ def _is_left_out(error: BaseException, item: pytest.Item) -> bool:
 
 def shows_tracebacks(config: pytest.Config) -> bool:
     """Whether a traceback is shown also where the value says all: ``-vv``, and ``--pdb``."""
-    return bool(config.option.usepdb or config.get_verbosity() > 1)
+    return bool(config.getoption("usepdb", default=False) or config.get_verbosity() > 1)
 
 
 def _asked_late(item: pytest.Item) -> set[str]:

@@ -183,7 +183,7 @@ class Run:
 
     @property
     def _observer(self) -> Observer:
-        live, shows_output = self.terminal.live, self._config.option.capture == "no"
+        live, shows_output = self.terminal.live, self._config.getoption("capture", default="no") == "no"
         return Observer(on_wait=live.tick, on_progress=live.progress, on_output=live.output if shows_output else None)
 
     def begin(self, test_files: Iterable[str] = ()) -> None:

@@ -21,7 +21,7 @@ from _pytest.runner import call_and_report  # no public way
 from pytest_gpucluster.judging import second_chance
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.plugin import attempts
-from pytest_gpucluster.plugin.pairing import uses_us
+from pytest_gpucluster.plugin.pairing import shows_fixtures, uses_us
 from pytest_gpucluster.plugin.phases import Phases, waits
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, PAIR, RECORD, RULE, WAITS
 
@@ -122,8 +122,8 @@ class SecondChance:
         """
         is_plain = isinstance(item, pytest.Function) and not issubclass(item.cls or object, unittest.TestCase)
         is_judged = PAIR in item.stash and RULE not in item.stash and FIRST_LOOK not in item.stash
-        option = item.config.option
-        if not (is_plain and is_judged and uses_us(item)) or option.usepdb or option.setupshow or option.setuponly:
+        is_debugged = item.config.getoption("usepdb", default=False) or shows_fixtures(item.config)
+        if is_debugged or not (is_plain and is_judged and uses_us(item)):
             return False
         return not (_judges_run(item) or self._phases.is_of_soak(item))
 

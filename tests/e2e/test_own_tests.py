@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.config import default_plugins, essential_plugins
 
 from tests.support import REPOSITORY
 from tests.support.runs import collect, run_pytest, start_pytest
@@ -66,6 +67,15 @@ def test_green_for_pytest_is_no_error_in_junit(tmp_path: Path) -> None:
     verdict = found.case("gpucluster.verdict")
     assert verdict.outcome == "skipped"
     assert verdict.message.startswith("only tests of your own were given, so no cluster is judged: INCOMPLETE: ")
+
+
+def test_no_plugin_of_pytest_is_needed(tmp_path: Path) -> None:
+    """Without those that pytest itself can do without, the same tests run; their options are not there to be read."""
+    off = [
+        name for name in default_plugins if name not in (*essential_plugins, "python", "terminal", "junitxml", "cacheprovider")
+    ]
+    found = run(tmp_path, "test_own.py", *(word for name in off for word in ("-p", f"no:{name}")))
+    assert (found.returncode, found.outcomes("own_node")) == (0, {"node0": "passed"}), found.stdout
 
 
 def test_the_gate_asks_for_an_acceptance(tmp_path: Path) -> None:
