@@ -123,7 +123,8 @@ def run_distributed_test(item: pytest.Function, session: Session) -> None:
     parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
     try:
         name = session.controller.name(item.function)
-        arguments = [name for name in item._fixtureinfo.argnames if name in TEST_ARGUMENTS]  # noqa: SLF001 -- no public way
+        known = [name for name in TEST_ARGUMENTS if name not in parameters]  # a parameter of that name stands for it
+        arguments = [name for name in item._fixtureinfo.argnames if name in known]  # noqa: SLF001 -- no public way
         replies = cluster.run_test(name, per=per, arguments=arguments, parameters=parameters, deadline_s=deadline_s)
     except (RefusedError, NotPlainDataError) as refused:
         raise ConfigurationError(f"{item.nodeid}: {refused}") from None

@@ -85,7 +85,7 @@ def name_function(function: Callable[..., Any], *, rootdir: Path) -> FunctionNam
             f"{name} cannot run in a worker: it must be a function at module level (no lambda, method, partial or "
             "function inside a function), so that every rank can import it by name"
         )
-    file = Path(inspect.getfile(function)).resolve()
+    file = Path(inspect.getfile(inspect.unwrap(function))).resolve()  # a decorator's own code may lie elsewhere
     return FunctionName(
         module=function.__module__,
         qualname=function.__qualname__,

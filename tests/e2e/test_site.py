@@ -118,7 +118,9 @@ def test_refused_result(site: FinishedRun) -> None:
     assert "torch.Tensor is not plain data; numbers, text, lists, dicts of text and dataclasses of these can cross" in case.text
 
 
-@pytest.mark.parametrize("name", ["sum", "objects", "alone", "in_node", "parameters[twice-2]", "after_death"])
+@pytest.mark.parametrize(
+    "name", ["sum", "objects", "alone", "in_node", "parameters[twice-2]", "after_death", "decorated", "rank_by_parameter[7]"]
+)
 def test_distributed_passes(site: FinishedRun, name: str) -> None:
     """Over the cluster, alone, in the node, with parametrize values, and after a rank has died in the test before."""
     case = site.case(f"test_{name}")

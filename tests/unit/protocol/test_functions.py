@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import sys
 import sysconfig
 import textwrap
+import unittest.mock
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.protocol.functions import RefusedError, digest_of, find_function, measurement, name_function
 from pytest_gpucluster.protocol.messages import FunctionName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 
@@ -251,3 +254,36 @@ def test_a_file_that_this_rank_cannot_import_is_refused(line: str, *, rewrite: b
     for _ in range(2):
         with pytest.raises(RefusedError, match=r"cannot be imported on this rank: \w+(Error|Exit)"):
             find_function(name_in(file, "test_it"), trusted=False, rewrite=rewrite)
+
+
+@torch.no_grad()
+def without_gradients() -> bool:
+    """Decorated by a module of somebody else, as users do."""
+    return not torch.is_grad_enabled()
+
+
+@unittest.mock.patch("os.getpid", return_value=-1)
+def patched(getpid: Any) -> bool:
+    """Decorated by the standard library."""
+    return os.getpid() == -1 and getpid.called
+
+
+@contextlib.contextmanager
+def anything() -> Iterator[None]:
+    """A context manager decorates, too."""
+    yield
+
+
+@anything()
+def in_a_context() -> bool:
+    """Decorated by contextlib."""
+    return True
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+@pytest.mark.parametrize("function", [without_gradients, patched, in_a_context])
+def test_a_decorated_function_is_found_in_its_own_file(function: Callable[[], bool], *, rewrite: bool) -> None:
+    """The code that runs first lies in the decorator's file; the name, and the digest, are of the file of the function."""
+    name = name_function(function, rootdir=HERE)
+    assert name.file == __file__
+    assert find_function(name, trusted=False, rewrite=rewrite)()

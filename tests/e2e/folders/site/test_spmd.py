@@ -131,3 +131,15 @@ def test_after_death(rank, world_size):
 @pytest.mark.distributed(per="rack")
 def test_wrong_mark(rank):
     assert rank
+
+
+@pytest.mark.distributed
+@torch.no_grad()
+def test_decorated(rank):
+    assert not torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("rank", [7])
+@pytest.mark.distributed
+def test_rank_by_parameter(rank):
+    assert rank == 7
