@@ -40,9 +40,10 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
         return [to_plain(item, depth=depth + 1) for item in value]
     if isinstance(value, dict):
         return {_key(key): to_plain(item, depth=depth + 1) for key, item in value.items()}
+    plain = "; its .tolist() is" if hasattr(value, "tolist") else ""  # of a tensor without dimensions, a number
     raise NotPlainDataError(
         f"{type(value).__module__}.{type(value).__qualname__} is not plain data; "
-        "numbers, text, lists, dicts of text and dataclasses of these can cross between processes"
+        f"numbers, text, lists, dicts of text and dataclasses of these can cross between processes{plain}"
     )
 
 

@@ -116,6 +116,7 @@ def test_refused_result(site: FinishedRun) -> None:
     case = site.case("test_refused_result")
     assert case.outcome == "error"
     assert "torch.Tensor is not plain data; numbers, text, lists, dicts of text and dataclasses of these can cross" in case.text
+    assert "its .tolist() is" in case.text
 
 
 @pytest.mark.parametrize(
