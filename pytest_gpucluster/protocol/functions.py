@@ -165,19 +165,12 @@ def _load(name: FunctionName, file: Path) -> ModuleType:
 
 
 def _load_file(module_name: str, file: Path) -> ModuleType:
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise RefusedError(f"{file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
-    return module
+    if module_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module_name, file)
+        if spec is None or spec.loader is None:
+            raise RefusedError(f"{file} is not a Python file")
+        _execute(module_name, importlib.util.module_from_spec(spec), spec.loader.exec_module)
+    return sys.modules[module_name]
 
 
 def _load_rewritten(module_name: str, file: Path) -> ModuleType:
@@ -186,18 +179,21 @@ def _load_rewritten(module_name: str, file: Path) -> ModuleType:
     from _pytest.assertion.rewrite import rewrite_asserts
 
     key = f"gpucluster_rewritten_{module_name.replace('.', '_')}"  # no dot: pickle would import a package of that name
-    if key in sys.modules:
-        return sys.modules[key]
-    source = file.read_bytes()
-    tree = ast.parse(source, filename=str(file))
-    rewrite_asserts(tree, source, str(file))
-    module = ModuleType(key)  # a class looks its module up by name, and the file may be loaded by its own name, too
-    module.__file__ = str(file)
-    module.__package__ = module_name.rpartition(".")[0]
+    if key not in sys.modules:
+        source = file.read_bytes()
+        tree = ast.parse(source, filename=str(file))
+        rewrite_asserts(tree, source, str(file))
+        code = compile(tree, str(file), "exec", dont_inherit=True)
+        module = ModuleType(key)  # a class looks its module up by name, and the file may be loaded by its own name, too
+        module.__file__, module.__package__ = str(file), module_name.rpartition(".")[0]
+        _execute(key, module, lambda made: exec(code, made.__dict__))  # noqa: S102 -- the test file, found by its digest
+    return sys.modules[key]
+
+
+def _execute(key: str, module: ModuleType, run: Callable[[ModuleType], object]) -> None:
     sys.modules[key] = module
     try:
-        exec(compile(tree, str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 -- found by its digest
+        run(module)
     except BaseException:
         del sys.modules[key]
         raise
-    return module
