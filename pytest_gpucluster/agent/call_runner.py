@@ -8,7 +8,9 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from pytest_gpucluster.agent.group_hang import GroupHang, group_of
 from pytest_gpucluster.agent.heartbeat import Heartbeat

@@ -50,8 +50,7 @@ GOODBYE_S = 10.0
 """How long a process of the fleet waits for its own goodbye, and after a lost store for the end of the controller."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSettings(TypedMessage):
+class FleetSettings(TypedMessage, frozen=True, kw_only=True):
     """What the processes of a simulated fleet need to know; the fields are those of ``AgentSettings``."""
 
     simulation: Simulation

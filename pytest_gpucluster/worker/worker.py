@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.codec import Wire

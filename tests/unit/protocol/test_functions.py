@@ -8,11 +8,11 @@ import os
 import sys
 import sysconfig
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.protocol.functions import RefusedError, digest_of, find_function, measurement, name_function
