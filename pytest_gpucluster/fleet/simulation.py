@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.grouping import grouped
 
 if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.specs import GpuSpec
@@ -182,12 +183,9 @@ class Simulation:
         return OTHER_MODELS[self.gpu == OTHER_MODELS[0]]
 
     @cached_property
-    def _kinds(self) -> Mapping[tuple[int, int | None], set[FaultKind]]:
+    def _kinds(self) -> Mapping[tuple[int, int | None], list[FaultKind]]:
         """The kinds of fault at each GPU, and under GPU None those of a whole node."""
-        kinds: dict[tuple[int, int | None], set[FaultKind]] = {}
-        for fault in self.faults:
-            kinds.setdefault((fault.node, fault.gpu), set()).add(fault.kind)
-        return kinds
+        return grouped(((fault.node, fault.gpu), fault.kind) for fault in self.faults)
 
     @cached_property
     def present(self) -> tuple[int, ...]:
