@@ -166,18 +166,17 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
             "results. Run without --max-restarts"
         )
     thresholds = load(settings.thresholds)
-    named = thresholds.profiles.get(settings.profile or "")
     if simulation is not None:
-        return _prepare_simulated(settings, launch, thresholds, simulation)
-    is_rehearsal = named is not None and named.rehearsal
-    if not is_rehearsal and (hip := read_hip()):
-        raise ConfigurationError(f"this torch is built for ROCm (torch.version.hip is {hip}). {NOT_AMD} {TO_REHEARSE}")
-    detected = Detected(names=()) if is_rehearsal else detect_gpus()
-    profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
+        profile, detected, simulation = _of_simulation(settings, launch, thresholds, simulation)
+        shown = Expect(nodes=simulation.nodes, gpus_per_node=simulation.gpus_per_node)
+        inventory = replace(_expected(settings, thresholds, profile, shown), hosts=simulation.hosts)
+    else:
+        profile, detected = _of_this_node(settings, thresholds)
+        inventory = _expected(settings, thresholds, profile, _shown(launch, detected))
+        inventory = replace(_with_hosts(inventory, settings), slurm_job=_slurm_job(os.environ))
+        _require_gpus(profile, launch, detected)
     criteria = thresholds.criteria(profile)
-    inventory = _expected(settings, thresholds, profile, _shown(launch, detected))
-    inventory = replace(_with_hosts(inventory, settings), slurm_job=_slurm_job(os.environ))
-    _require_gpus(profile, launch, detected)
+    file = waivers.find(settings.thresholds, start) if simulation is None else None  # nobody answers for a simulated part
     setup = RunSetup(
         settings=settings,
         launch=launch,
@@ -186,45 +185,41 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
         criteria=criteria,
         inventory=inventory,
         detected=detected,
-        waivers=_read_waivers(profile, criteria, waivers.find(settings.thresholds, start)),
+        waivers=_read_waivers(profile, criteria, file),
         objections=tuple(_objections(settings, launch, profile, inventory, detected)),
         started_s=started_s,
+        simulation=simulation,
     )
     if settings.inline:
         return _inline(setup)
-    _require_open_files(launch, setup.num_local)
+    if simulation is None:
+        _require_open_files(launch, setup.num_local)
     return setup
 
 
-def _prepare_simulated(
+def _of_this_node(settings: Settings, thresholds: ThresholdsFile) -> tuple[Profile, Detected]:
+    """The profile by name, else of the GPUs here; and those GPUs, none for a rehearsal."""
+    named = thresholds.profiles.get(settings.profile or "")
+    is_rehearsal = named is not None and named.rehearsal
+    if not is_rehearsal and (hip := read_hip()):
+        raise ConfigurationError(f"this torch is built for ROCm (torch.version.hip is {hip}). {NOT_AMD} {TO_REHEARSE}")
+    detected = Detected(names=()) if is_rehearsal else detect_gpus()
+    return thresholds.profile_for(name=settings.profile, gpu_names=detected.names), detected
+
+
+def _of_simulation(
     settings: Settings, launch: Launch | None, thresholds: ThresholdsFile, simulation: Simulation
-) -> RunSetup:
-    """The setup of a run on a simulated fleet. It needs no GPU, and applies no waiver: nobody answers for a simulated part."""
+) -> tuple[Profile, Detected, Simulation]:
+    """The profile of a simulated fleet, the GPUs of one node, and the fleet with the fabric of that profile."""
     if launch is not None or settings.inline or settings.selftest:
         raise ConfigurationError("a simulated fleet runs neither under torchrun nor with --gpucluster-inline or -selftest")
-    started_s = time.monotonic()
     profile = thresholds.profiles.get(settings.profile or simulation.gpu)
     if profile is None or profile.spec is None:
         raise ConfigurationError(f"a simulated fleet needs the profile of a GPU, and {settings.profile!r} is none")
     require_model(profile.spec.id)
-    domain = profile.nodes_per_domain
-    simulation = replace(simulation, gpu=profile.spec.id, fabric=profile.fabric, nodes_per_domain=domain)
-    detected = Detected(names=profile.spec.names[:1] * simulation.gpus_per_node)
-    shown = Expect(nodes=simulation.nodes, gpus_per_node=simulation.gpus_per_node)
-    inventory = replace(_expected(settings, thresholds, profile, shown), hosts=simulation.hosts)
-    return RunSetup(
-        settings=settings,
-        launch=None,
-        thresholds=thresholds,
-        profile=profile,
-        criteria=thresholds.criteria(profile),
-        inventory=inventory,
-        detected=detected,
-        waivers=Waivers([], today=dt.datetime.now(tz=dt.timezone.utc).date()),
-        objections=tuple(_objections(settings, None, profile, inventory, detected)),
-        started_s=started_s,
-        simulation=simulation,
-    )
+    domain, names = profile.nodes_per_domain, profile.spec.names[:1] * simulation.gpus_per_node
+    fleet = replace(simulation, gpu=profile.spec.id, fabric=profile.fabric, nodes_per_domain=domain)
+    return profile, Detected(names=names), fleet
 
 
 def _shown(launch: Launch | None, detected: Detected) -> Expect:

@@ -8,7 +8,9 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from pytest_gpucluster.agent.group_hang import GroupHang, group_of
 from pytest_gpucluster.agent.heartbeat import Heartbeat
@@ -16,25 +18,9 @@ from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.agent.worker_process import LOG_NAME, WorkerProcess, describe_end, site_log, worker_environment
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory import nccl_log
-from pytest_gpucluster.protocol import node_events
+from pytest_gpucluster.protocol import messages, node_events
 from pytest_gpucluster.protocol.channel import StoreChannel, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.messages import (
-    CALL_VARIABLES,
-    AbortCall,
-    Entered,
-    Failure,
-    ForeignProcess,
-    FromWorker,
-    GroupMember,
-    ProgressInCall,
-    Reply,
-    Spans,
-    StartCall,
-    StepReport,
-    Success,
-    Task,
-)
 from pytest_gpucluster.protocol.rank import STOPPED, Rank, spans
 from pytest_gpucluster.worker.last_collective import LastCollective
 
@@ -49,11 +35,11 @@ class CurrentCall:
     once the controller has aborted the call.
     """
 
-    def __init__(self, command: StartCall) -> None:
+    def __init__(self, command: messages.StartCall) -> None:
         """Start the clock of the set-up."""
         self.command = command
-        self.aborted: AbortCall | None = None
-        self.foreign_processes: tuple[ForeignProcess, ...] = ()
+        self.aborted: messages.AbortCall | None = None
+        self.foreign_processes: tuple[messages.ForeignProcess, ...] = ()
         self._entered_s: float | None = None
         self._deadline_s = time.monotonic() + command.setup_s
         self._release_s = math.inf
@@ -85,7 +71,7 @@ class CurrentCall:
         if self.aborted is not None:
             self._release_s = self._entered_s + self.aborted.grace_s
 
-    def abort(self, command: AbortCall) -> None:
+    def abort(self, command: messages.AbortCall) -> None:
         """Called when the controller aborts this call: set when the rank is released.
 
         If a rank raised, this rank may be about to raise as well. So it is released only after it has been in the call for the
@@ -140,8 +126,8 @@ class CallRunner:
         self._heartbeat = heartbeat
         self._worker: WorkerProcess | None = None
         self._current: CurrentCall | None = None
-        self._lost: Failure | None = None
-        self._failed_idle: Failure | None = None
+        self._lost: messages.Failure | None = None
+        self._failed_idle: messages.Failure | None = None
         self._ended: deque[tuple[int, float]] = deque(maxlen=MOST_ENDED)
         selector.register(context.spawner, selectors.EVENT_READ, self.on_exits)
 
@@ -152,7 +138,7 @@ class CallRunner:
 
     # Called by the agent.
 
-    def start(self, command: StartCall) -> None:
+    def start(self, command: messages.StartCall) -> None:
         """Called when the controller starts a call: hand it to the worker."""
         if self._current is not None:  # the controller has given up that call: its reply must not be taken for this one's
             self._current = None
@@ -169,15 +155,15 @@ class CallRunner:
             if self._worker is None:
                 self._worker = self._start_worker(command)
         except OSError as error:
-            self._finish(Failure(kind="died", error=f"no worker could be started: {error}", blames="host"))
+            self._finish(messages.Failure(kind="died", error=f"no worker could be started: {error}", blames="host"))
             return
         try:
             self._worker.tail.clear()
             self._worker.wire.send(self._task_of(command))
         except OSError as error:
-            self._finish(Failure(kind="died", error=f"the worker did not take the call: {error}"))
+            self._finish(messages.Failure(kind="died", error=f"the worker did not take the call: {error}"))
 
-    def abort(self, command: AbortCall) -> None:
+    def abort(self, command: messages.AbortCall) -> None:
         """Called when the controller aborts a call. A call that is over already stays as it is."""
         if self._current is not None and self._current.command.id == command.id:
             self._current.abort(command)
@@ -188,9 +174,9 @@ class CallRunner:
         if self._current is None:
             return
         if self._current.aborted is not None and self._current.is_release_due:
-            self._end(Failure(kind="released", error=self._current.aborted.why))
+            self._end(messages.Failure(kind="released", error=self._current.aborted.why))
         elif self._current.is_overdue:
-            self._end(Failure(kind="hung", error=self._current.describe_overdue()))
+            self._end(messages.Failure(kind="hung", error=self._current.describe_overdue()))
 
     def discard_worker(self) -> None:
         """Called when the worker's group is broken, after a failure, and at the end: kill the worker.
@@ -215,7 +201,7 @@ class CallRunner:
             exits = self._context.spawner.exits()
         except OSError:
             self._selector.unregister(self._context.spawner)
-            self._lost = Failure(kind="lost", error="the process that starts workers has ended", blames="host")
+            self._lost = messages.Failure(kind="lost", error="the process that starts workers has ended", blames="host")
             self._finish(self._lost)
             return
         for pid, status in exits:
@@ -225,7 +211,7 @@ class CallRunner:
     def _on_worker_exit(self, worker: WorkerProcess, status: int) -> None:
         worker.note_exit()
         words, part = describe_end(status, oom_kills_before=worker.oom_kills_before)
-        died = Failure(kind="died", error=words, blames=part, stacks=worker.crash())
+        died = messages.Failure(kind="died", error=words, blames=part, stacks=worker.crash())
         if self._current is None:
             self._fail(died)
             return
@@ -244,44 +230,46 @@ class CallRunner:
         """Called when the worker has sent messages, or closed its line."""
         assert self._worker is not None
         try:
-            messages = self._worker.receive()
-            if messages is None:
+            received = self._worker.receive()
+            if received is None:
                 self._selector.unregister(self._worker.wire)
-            for message in messages or ():
+            for message in received or ():
                 self._take(message)
         except MalformedMessageError as wrong:
-            self._fail(Failure(kind="refused", blames="software", error=f"the worker sent what is no message: {wrong}"))
+            self._fail(
+                messages.Failure(kind="refused", blames="software", error=f"the worker sent what is no message: {wrong}")
+            )
 
-    def _take(self, message: FromWorker) -> None:
+    def _take(self, message: messages.FromWorker) -> None:
         call_id = self._current.command.id if self._current is not None else None
-        if isinstance(message, StepReport):
+        if isinstance(message, messages.StepReport):
             if call_id is not None:  # a thread may say it late
-                report = ProgressInCall(step=message.step[:STEP_CHARACTERS], fraction=message.fraction, call=call_id)
+                report = messages.ProgressInCall(step=message.step[:STEP_CHARACTERS], fraction=message.fraction, call=call_id)
                 self._context.channel.put(progress_key(self._context.rank.rank), report)
             return
-        if isinstance(message, ForeignProcess):
+        if isinstance(message, messages.ForeignProcess):
             if self._current is not None and message.call == call_id:  # likewise
                 self._current.foreign_processes += (message,)
             return
         if self._current is None or message.call != call_id:
             raise MalformedMessageError(f"a message of call {message.call[:STEP_CHARACTERS]!r}, which it is not busy with")
-        if isinstance(message, Entered):
+        if isinstance(message, messages.Entered):
             self._current.enter()
-        elif isinstance(message, Success) and self._hang_of(self._current.command).is_found():
-            self._finish(Failure(kind="released", error="it returned only after another rank was found to hang"))
+        elif isinstance(message, messages.Success) and self._hang_of(self._current.command).is_found():
+            self._finish(messages.Failure(kind="released", error="it returned only after another rank was found to hang"))
         else:
             self._finish(message)
 
-    def _hang_of(self, call: StartCall) -> GroupHang:
+    def _hang_of(self, call: messages.StartCall) -> GroupHang:
         return GroupHang(self._context.channel, self._heartbeat, call, self._context.rank.rank)
 
     # The worker.
 
-    def _start_worker(self, command: StartCall) -> WorkerProcess:
+    def _start_worker(self, command: messages.StartCall) -> WorkerProcess:
         spawner = self._context.spawner
         nccl_log.remove(spawner.folder / LOG_NAME)  # that of the worker before
         environment = worker_environment(self._context.rank, spawner.folder, nodes=command.nodes)
-        environment |= {name: value for name, value in command.variables.items() if name in CALL_VARIABLES}
+        environment |= {name: value for name, value in command.variables.items() if name in messages.CALL_VARIABLES}
         environment[node_events.VARIABLE] = self._context.listener() or ""
         environment[node_events.ENDED_VARIABLE] = node_events.EndedWorkers(ended=tuple(self._ended)).to_json().decode()
         worker = WorkerProcess(spawner, cwd=command.cwd, environment=environment)
@@ -289,10 +277,10 @@ class CallRunner:
         self._selector.register(worker.output_fd, selectors.EVENT_READ, self._on_output)
         return worker
 
-    def _task_of(self, command: StartCall) -> Task:
+    def _task_of(self, command: messages.StartCall) -> messages.Task:
         rank, address = self._context.rank.rank, self._context.channel.address
         members = [
-            GroupMember(
+            messages.GroupMember(
                 id=group.id,
                 rank=group.ranks.index(rank),
                 size=len(group.ranks),
@@ -303,7 +291,7 @@ class CallRunner:
             for group in command.groups or ()
             if rank in group.ranks
         ]
-        return Task.of(
+        return messages.Task.of(
             command,
             roots=self._context.roots,
             trusted=self._context.channel.is_signed,
@@ -314,12 +302,14 @@ class CallRunner:
         """Kill the worker and beat meanwhile. False, and this rank is lost, if it does not end."""
         if worker.kill(meanwhile=self._heartbeat.beat_if_connected):
             return True
-        self._lost = Failure(kind="lost", error=f"worker {worker.pid} does not end on SIGKILL (state {worker.state()})")
+        self._lost = messages.Failure(
+            kind="lost", error=f"worker {worker.pid} does not end on SIGKILL (state {worker.state()})"
+        )
         return False
 
     # The end of a call.
 
-    def _end(self, failure: Failure) -> None:
+    def _end(self, failure: messages.Failure) -> None:
         """Kill the worker that did not return, after a look at what it does, and answer with ``failure``."""
         last = None
         if self._worker is not None:
@@ -335,15 +325,15 @@ class CallRunner:
                 failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
         self._finish(failure, last)
 
-    def _fail(self, failure: Reply) -> None:
+    def _fail(self, failure: messages.Reply) -> None:
         """Answer the current call for a worker that cannot go on, or the next call if there is none."""
         if self._current is not None:
             self._finish(failure)
-        elif isinstance(failure, Failure):
+        elif isinstance(failure, messages.Failure):
             self._failed_idle = failure
         self.discard_worker()
 
-    def _finish(self, result: Reply, last: LastCollective | None = None) -> None:
+    def _finish(self, result: messages.Reply, last: LastCollective | None = None) -> None:
         """Send the reply to the current call, if there is one. After a failure the worker is discarded.
 
         ``last``: the collective that the worker was in, if it was read before.
@@ -365,14 +355,16 @@ class CallRunner:
         try:
             channel.put(reply_key(call.id, rank), reply)
         except ValueError as error:
-            reply = Failure(kind="refused", blames="software", type="ValueError", error=f"the result is too large: {error}")
+            reply = messages.Failure(
+                kind="refused", blames="software", type="ValueError", error=f"the result is too large: {error}"
+            )
             channel.put(reply_key(call.id, rank), reply)
         if not reply.ok:
             channel.note_fault(call.id, rank)
             self.discard_worker()
 
 
-def _members_of(last: LastCollective, call: StartCall, rank: int) -> Spans:
+def _members_of(last: LastCollective, call: messages.StartCall, rank: int) -> messages.Spans:
     """The ranks that take part in a collective of this rank; empty without a process group."""
     ranks = group_of(call, rank)
     return spans(one for first, end in last.members or ((0, len(ranks)),) for one in ranks[first : end + 1])

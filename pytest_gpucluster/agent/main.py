@@ -14,7 +14,6 @@ import signal
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,8 +30,7 @@ from pytest_gpucluster.protocol.rank import Rank
 from pytest_gpucluster.worker import worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings(TypedMessage):
+class AgentSettings(TypedMessage, frozen=True, kw_only=True):
     """What the agents of one process need to know.
 
     ``roots``: the folders of this run's tests; in an unsigned run nothing else from this node's disk is run.

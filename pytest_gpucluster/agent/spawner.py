@@ -16,8 +16,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pytest_gpucluster.agent.neighbours import LOOK_S, Neighbours
 from pytest_gpucluster.inventory.program import die_with_parent, kill_group

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
 
+import msgspec
+
 from pytest_gpucluster.controller.diagnosis import is_consequence
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError, Part
 from pytest_gpucluster.protocol.channel import StoreChannel, reply_key
-from pytest_gpucluster.protocol.codec import RefusedMessageError
+from pytest_gpucluster.protocol.codec import RefusedMessageError, TypedMessage
 from pytest_gpucluster.protocol.messages import AbortCall, Failure, FunctionName, Reply, Success, read_reply
 from pytest_gpucluster.protocol.plain_data import shareable
 from pytest_gpucluster.protocol.rank import spans
@@ -26,14 +28,13 @@ LAST_CALL_S = 15.0
 """When torchrun ends this node because an agent here died, a call that runs may finish within this time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(TypedMessage, frozen=True, kw_only=True):
     """One function on some ranks. Each of ``groups`` shares a process group; None: there is no process group."""
 
     function: FunctionName
     ranks: Sequence[int]
     deadline_s: float
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     groups: Sequence[Sequence[int]] | None = None
     setup_s: float = SETUP_S
     any_device: bool = False
@@ -42,7 +43,7 @@ class Call:
     """Later calls of the function get the first one's replies: this run itself changes what the function reads."""
     is_startup: bool = False
     """The call belongs to the start-up, so its time does not count as measuring."""
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = msgspec.field(default_factory=dict)
     """What new workers get in their environment, for this call alone (:data:`protocol.messages.CALL_VARIABLES`)."""
 
     def __post_init__(self) -> None:

@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pytest_gpucluster.controller.call import Call, CallClock, EarlyEnd, Observer, PendingReplies, lost_reply
 from pytest_gpucluster.controller.command_link import CommandLink, Members

@@ -13,9 +13,11 @@ import socket
 import sys
 import threading
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.controller.inline import AgentlessController
@@ -32,29 +34,24 @@ if TYPE_CHECKING:
 GONE = "not run: the pytest-xdist controller, which makes the calls, is gone"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected(TypedMessage):
+class Collected(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="collected"):
     """The tests that a worker has collected, as (node id, criterion, place id); or the usage error that refused them."""
 
-    t: Literal["collected"] = "collected"
     number: int = 0
     expected: tuple[tuple[str, str, str | None], ...]
     refused: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayedCall(TypedMessage):
+class RelayedCall(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="call"):
     """A call, and how often the worker made the same one before."""
 
-    t: Literal["call"] = "call"
     number: int = 0
     call: Call
     nth: int = 0
     sys_path: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayAnswer(TypedMessage):
+class RelayAnswer(TypedMessage, frozen=True, kw_only=True):
     """The replies by rank, or why there are none; both are missing after :class:`Collected`."""
 
     number: int
@@ -127,7 +124,7 @@ class Relay:
 
 
 def _key_of(message: RelayedCall) -> str:
-    return json.dumps(asdict(message), sort_keys=True)
+    return json.dumps(msgspec.to_builtins(message), sort_keys=True)
 
 
 def _as_text(reply: Reply) -> str:

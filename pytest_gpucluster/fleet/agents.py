@@ -30,17 +30,7 @@ from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.fleet import model
 from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
 from pytest_gpucluster.fleet.simulation import JOIN_S, Hardware, Simulation, hostname_of
-from pytest_gpucluster.protocol import messages
-from pytest_gpucluster.protocol.channel import (
-    Address,
-    ChannelLostError,
-    StoreChannel,
-    bye_key,
-    command_key,
-    connect,
-    hello_key,
-    reply_key,
-)
+from pytest_gpucluster.protocol import channel, messages
 from pytest_gpucluster.protocol.codec import Secret, TypedMessage
 
 PROCESSES = 2
@@ -50,12 +40,11 @@ GOODBYE_S = 10.0
 """How long a process of the fleet waits for its own goodbye, and after a lost store for the end of the controller."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSettings(TypedMessage):
+class FleetSettings(TypedMessage, frozen=True, kw_only=True):
     """What the processes of a simulated fleet need to know; the fields are those of ``AgentSettings``."""
 
     simulation: Simulation
-    address: Address
+    address: channel.Address
     secret_fd: int
     controller_fd: int
     target: messages.ReportTarget | None
@@ -67,7 +56,7 @@ class Speaker:
 
     hardware: Hardware
     ranks: frozenset[int]
-    writer: StoreChannel
+    writer: channel.StoreChannel
     lost: frozenset[int] = frozenset()
     """The ranks that are gone: they say and do nothing any more."""
     _held: dict[str, list[int]] = field(default_factory=dict)
@@ -80,7 +69,7 @@ class Speaker:
         """Say hello as the ranks that are late, or as all others."""
         for rank in sorted(self.ranks):
             if self.hardware.simulation.has(rank, "late") is late:
-                self.writer.put(hello_key(rank), self._hello_of(rank))
+                self.writer.put(channel.hello_key(rank), self._hello_of(rank))
 
     def _hello_of(self, rank: int) -> messages.AgentHello:
         node, gpu = self.hardware.simulation.place_of(rank)
@@ -121,14 +110,14 @@ class Speaker:
                 self._reply(call.id, rank, messages.Failure(kind="released", error=call.why, entered=True))
 
     def _reply(self, call_id: str, rank: int, reply: messages.Reply) -> None:
-        self.writer.put(reply_key(call_id, rank), reply)
+        self.writer.put(channel.reply_key(call_id, rank), reply)
         if isinstance(reply, messages.Failure):
             self.writer.note_fault(call_id, rank)
 
     def say_goodbye(self) -> None:
         """Say goodbye as every rank that is left."""
         for rank in self.ranks - self.lost:
-            self.writer.put(bye_key(rank), messages.Bye())
+            self.writer.put(channel.bye_key(rank), messages.Bye())
 
 
 def _in(spans: messages.Spans) -> Iterable[int]:
@@ -155,25 +144,25 @@ def _become(
 ) -> NoReturn:
     """Serve until the controller says quit, or ends without a word; then the reports of ``target`` are written."""
     try:
-        writer, beats = connect(settings.address, secret), connect(settings.address, secret)
+        writer, beats = channel.connect(settings.address, secret), channel.connect(settings.address, secret)
         speaker = Speaker(Hardware(settings.simulation), ranks, writer)
         speaker.say_hello(late=False)
         obeying = threading.Thread(target=_obey, args=(speaker, writer.reconnect()), daemon=True)
         obeying.start()
-        with contextlib.suppress(ChannelLostError):  # the store ends with the controller, and either is noticed first
+        with contextlib.suppress(channel.ChannelLostError):  # the store ends with the controller, and either is noticed first
             _beat(speaker, beats, settings.controller_fd)
         if speaker.quits.wait(TICK_S):
             obeying.join(GOODBYE_S)  # it says goodbye, and ends this process
         elif target is not None and _has_ended(settings.controller_fd, within_s=GOODBYE_S):
             write_reports(target)
-    except ChannelLostError as lost:
+    except channel.ChannelLostError as lost:
         sys.stderr.write(f"gpucluster: the simulated fleet leaves: {lost}\n")
     finally:
         sys.stderr.flush()
         os._exit(LOST_CODE)
 
 
-def _beat(speaker: Speaker, beats: StoreChannel, controller_fd: int) -> None:
+def _beat(speaker: Speaker, beats: channel.StoreChannel, controller_fd: int) -> None:
     """Write the heartbeat of each rank until the controller ends; let the late ranks join."""
     count = 0
     while not _has_ended(controller_fd, within_s=BEAT_S):
@@ -189,11 +178,11 @@ def _has_ended(controller_fd: int, *, within_s: float) -> bool:
     return bool(select.select([controller_fd], [], [], within_s)[0])
 
 
-def _obey(speaker: Speaker, reader: StoreChannel) -> None:
+def _obey(speaker: Speaker, reader: channel.StoreChannel) -> None:
     """Obey commands until the quit, which ends this process. A lost store is left to the thread that watches the controller."""
     number = 0
     try:
-        while not isinstance(command := reader.take(command_key(number), messages.read_command), messages.Quit):
+        while not isinstance(command := reader.take(channel.command_key(number), messages.read_command), messages.Quit):
             number += 1
             if isinstance(command, messages.StartCall):
                 speaker.start(command)
@@ -202,7 +191,7 @@ def _obey(speaker: Speaker, reader: StoreChannel) -> None:
         speaker.quits.set()
         speaker.say_goodbye()
         code = command.code
-    except ChannelLostError:
+    except channel.ChannelLostError:
         return
     except BaseException:  # noqa: BLE001 -- shown, and the process ends here whatever it was
         sys.excepthook(*sys.exc_info())
@@ -240,7 +229,7 @@ class FleetController(Controller):
         Raises:
             MeasurementError: the simulated agents do not join ``within_s``, or have ended.
         """
-        hellos = [hello_key(rank) for rank in self._simulation.present]
+        hellos = [channel.hello_key(rank) for rank in self._simulation.present]
         deadline_s = time.monotonic() + within_s
         while not self._link.channel.arrived(hellos, within_s=SLICE_S):
             self._early_end.check()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.protocol.codec import TypedMessage
+from pytest_gpucluster.grouping import grouped
 
 if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.specs import GpuSpec
@@ -79,7 +79,7 @@ FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlantedFault(TypedMessage):
+class PlantedFault:
     """One planted fault. The node is the one with this number in its hostname; ``gpu`` None: all of the node."""
 
     node: int
@@ -120,7 +120,7 @@ JOIN_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation(TypedMessage):
+class Simulation:
     """A fleet of ``nodes`` times ``gpus_per_node`` GPUs that does not exist. What is derived from its faults is built once.
 
     ``gpu`` is the id of a GPU spec, ``fabric`` what connects the nodes, ``nodes_per_domain`` how many of them NVLink joins.
@@ -183,12 +183,9 @@ class Simulation(TypedMessage):
         return OTHER_MODELS[self.gpu == OTHER_MODELS[0]]
 
     @cached_property
-    def _kinds(self) -> Mapping[tuple[int, int | None], set[FaultKind]]:
+    def _kinds(self) -> Mapping[tuple[int, int | None], list[FaultKind]]:
         """The kinds of fault at each GPU, and under GPU None those of a whole node."""
-        kinds: dict[tuple[int, int | None], set[FaultKind]] = {}
-        for fault in self.faults:
-            kinds.setdefault((fault.node, fault.gpu), set()).add(fault.kind)
-        return kinds
+        return grouped(((fault.node, fault.gpu), fault.kind) for fault in self.faults)
 
     @cached_property
     def present(self) -> tuple[int, ...]:

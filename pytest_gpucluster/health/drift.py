@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 import re
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -103,10 +102,7 @@ def compare_facts(facts: Iterable[Fact], rules: DriftRules) -> list[FactRow]:
     Raises:
         ValueError: a demanded fact is not among those that are known.
     """
-    groups: dict[tuple[PartKind, str, str], list[Fact]] = defaultdict(list)
-    for fact in facts:
-        if not _fits(fact.name, rules.ignore):
-            groups[fact.kind, fact.name, fact.among].append(fact)
+    groups = grouped(((one.kind, one.name, one.among), one) for one in facts if not _fits(one.name, rules.ignore))
     demanded = rules.demanded or {}
     unknown = sorted({*demanded} - {name for _, name, _ in groups})
     if unknown:

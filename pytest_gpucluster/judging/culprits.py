@@ -181,10 +181,8 @@ def is_most(number: int, total: int) -> bool:
 
 def _failed_at_most(rows: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
     """Criteria that most of the measured places failed: one culprit for all criteria that the same places failed."""
-    judged: dict[str, list[Record]] = defaultdict(list)
-    for record in rows:
-        if record.place in places and record.limit is not None and record.outcome in MEASURED:
-            judged[record.criterion].append(record)
+    known = (one for one in rows if one.place in places and one.limit is not None and one.outcome in MEASURED)
+    judged = grouped((record.criterion, record) for record in known)
     shared: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     totals: dict[tuple[str, ...], int] = {}
     for one in judged.values():
@@ -227,10 +225,8 @@ def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[
     """Errors of software or settings that hit most GPUs, or most nodes, alike: one culprit for each such error."""
     gpus = [place for place in places.values() if place.gpu is not None]
     answering = [place for place in gpus if place.rank is not None]
-    alike: dict[tuple[Part, str], list[Record]] = defaultdict(list)
-    for record in bad:
-        if record.cause is not None and record.blames in ("software", "settings") and record.outcome == ERROR:
-            alike[record.blames, record.cause].append(record)
+    raised = (one for one in bad if one.cause is not None and one.outcome == ERROR)
+    alike = grouped(((one.blames, one.cause), one) for one in raised if one.blames in ("software", "settings"))
     found = []
     for (part, cause), records in alike.items():
         names = tuple(dict.fromkeys(name for record in records for name in record.culprits))

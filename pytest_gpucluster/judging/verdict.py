@@ -118,62 +118,6 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The verdict in one word, and why it is not ACCEPTED: by the counts, and by the objections, which no count says."""
-
-    word: str
-    counts: Mapping[str, int]
-    objections: tuple[str, ...]
-    changed_limits: tuple[str, ...] = ()
-    changed_terms: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    shape: str = ""
-    advisory_misses: int = 0
-    without_limit: int = 0
-    simulated: bool = False
-    own_tests_only: bool = False
-
-    @property
-    def is_acceptance(self) -> bool:
-        """Whether the cluster is accepted, with or without waivers."""
-        return self.word in (ACCEPTED, WITH_WAIVERS)
-
-    @property
-    def is_good(self) -> bool:
-        """Whether nothing is wrong: an acceptance or a rehearsal."""
-        return self.is_acceptance or self.word == REHEARSED
-
-    @property
-    def is_not_asked_for(self) -> bool:
-        """Whether all that is open was never given: a user's own files alone, of which each test has a good outcome."""
-        is_open = any(self.counts[outcome] for outcome in OPEN if outcome != NOT_SELECTED)
-        return self.own_tests_only and self.word == INCOMPLETE and self.counts[PASSED] > 0 and not is_open
-
-    @property
-    def line(self) -> str:
-        """One line for people: word, simulation, counts, shape, objections, changed limits and terms, remarks."""
-        counts = [count_of(outcome, number) for outcome, number in self.counts.items() if number]
-        unlimited = [count_unlimited(self.without_limit)] if self.without_limit else []
-        shown = ", ".join([*counts, *self._advisory, *unlimited])
-        why = f" ({'; '.join(self.objections)})" if self.objections else ""
-        remarks = "".join(f"; {remark}" for remark in self.remarks)
-        found = (shown or "nothing was expected") + (f" on {self.shape}" if self.shape else "")
-        simulated = f"{SIMULATED}: " if self.simulated else ""
-        return one_line(f"{self.word.replace('_', ' ')}: {simulated}{found}{why}{self._changed}{remarks}")
-
-    @property
-    def _advisory(self) -> list[str]:
-        return [count_misses(self.advisory_misses)] if self.advisory_misses else []
-
-    @property
-    def _changed(self) -> str:
-        terms = f"; terms changed: {', '.join(self.changed_terms)}" if self.changed_terms else ""
-        if not self.changed_limits:
-            return terms
-        return f"; limits changed: {shortlist(self.changed_limits, most=SHOWN_LIMITS)}{terms}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What decides besides the outcomes: a rehearsal is never an acceptance, nor is a level that is too low.
 
@@ -197,6 +141,56 @@ class Terms:
     shape: str = ""
     simulated: bool = False
     own_tests_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The verdict in one word, and why it is not ACCEPTED: by the counts, and by the objections, which no count says.
+
+    ``objections`` are those of ``terms``, and what the records say against an acceptance beside their counts.
+    """
+
+    word: str
+    counts: Mapping[str, int]
+    objections: tuple[str, ...]
+    terms: Terms
+    advisory_misses: int
+    without_limit: int
+
+    @property
+    def is_acceptance(self) -> bool:
+        """Whether the cluster is accepted, with or without waivers."""
+        return self.word in (ACCEPTED, WITH_WAIVERS)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is wrong: an acceptance or a rehearsal."""
+        return self.is_acceptance or self.word == REHEARSED
+
+    @property
+    def is_not_asked_for(self) -> bool:
+        """Whether all that is open was never given: a user's own files alone, of which each test has a good outcome."""
+        is_open = any(self.counts[outcome] for outcome in OPEN if outcome != NOT_SELECTED)
+        return self.terms.own_tests_only and self.word == INCOMPLETE and self.counts[PASSED] > 0 and not is_open
+
+    @property
+    def line(self) -> str:
+        """One line for people: word, simulation, counts, shape, objections, changed limits and terms, remarks."""
+        counts = [count_of(outcome, number) for outcome, number in self.counts.items() if number]
+        counts += [count_misses(self.advisory_misses)] if self.advisory_misses else []
+        counts += [f"{counted(self.without_limit, 'criterion', 'criteria')} without a limit"] if self.without_limit else []
+        shown = ", ".join(counts)
+        why = f" ({'; '.join(self.objections)})" if self.objections else ""
+        remarks = "".join(f"; {remark}" for remark in self.terms.remarks)
+        found = (shown or "nothing was expected") + (f" on {self.terms.shape}" if self.terms.shape else "")
+        simulated = f"{SIMULATED}: " if self.terms.simulated else ""
+        return one_line(f"{self.word.replace('_', ' ')}: {simulated}{found}{why}{self._changed}{remarks}")
+
+    @property
+    def _changed(self) -> str:
+        limits, terms = self.terms.changed_limits, self.terms.changed_terms
+        shown = f"; limits changed: {shortlist(limits, most=SHOWN_LIMITS)}" if limits else ""
+        return shown + (f"; terms changed: {', '.join(terms)}" if terms else "")
 
 
 def decide(records: Iterable[Record], terms: Terms) -> Verdict:
@@ -224,14 +218,9 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         word=word,
         counts=counts,
         objections=tuple(objections),
-        changed_limits=tuple(terms.changed_limits),
-        changed_terms=tuple(terms.changed_terms),
-        remarks=tuple(terms.remarks),
-        shape=terms.shape,
+        terms=terms,
         advisory_misses=sum(record.advisory for record in rows),
         without_limit=0 if terms.rehearsal else len({record.criterion for record in rows if is_only_measured(record)}),
-        simulated=terms.simulated,
-        own_tests_only=terms.own_tests_only,
     )
 
 
@@ -254,11 +243,6 @@ def count_of(outcome: str, number: int) -> str:
 def count_misses(number: int) -> str:
     """How many advisory limits were missed, in words."""
     return counted(number, "advisory miss", "advisory misses")
-
-
-def count_unlimited(number: int) -> str:
-    """How many criteria are measured, and judged by no number, in words."""
-    return f"{counted(number, 'criterion', 'criteria')} without a limit"
 
 
 def may_be_waived(record: Record) -> bool:

@@ -406,13 +406,11 @@ def _model() -> str:
 def _repeatable() -> Iterator[None]:
     """Allow only kernels that repeat bit for bit, and float32 products in float32; restore the settings at the end."""
     mode, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    precision = torch.get_float32_matmul_precision()
     torch.use_deterministic_algorithms(mode=True)
-    torch.set_float32_matmul_precision("highest")
     try:
-        yield
+        with gemm.at_precision("highest"):
+            yield
     finally:
-        torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -170,15 +171,11 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         raise ValueError(f"at least one size n >= 1 and 1 <= bursts <= iterations: {sizes}, {bursts}, {iterations}")
     kind = KINDS[dtype]
     require_units(dtype)
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(kind.precision)
-    try:
+    with at_precision(kind.precision):
         products = [product_of(size, kind) for size in sizes]
         timed, telemetry = _time_sizes(products, _Window(rest_s, warmup_s, iterations, bursts))
         for product in products:
             check(product, kind)
-    finally:
-        torch.set_float32_matmul_precision(precision)
     rates = {size: _tflops(size, one.median_s) for size, one in timed.items()}
     best = max(rates, key=rates.__getitem__)
     return GemmRate(
@@ -193,6 +190,17 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         device=timing.device_name(),
         telemetry=telemetry,
     )
+
+
+@contextmanager
+def at_precision(precision: str) -> Iterator[None]:
+    """Compute float32 products at this precision of torch's; restore the setting at the end."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def bf16_product(size: int) -> Callable[[], None]:

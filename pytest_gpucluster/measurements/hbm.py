@@ -8,7 +8,7 @@ write-allocate traffic to add (as STREAM and BabelStream count).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -71,17 +71,10 @@ class HbmBandwidth:
 def _simulated(call: SimulatedCall) -> HbmBandwidth:
     """The triad is the better kind."""
     rate, number = call.rate("hbm"), call.kwargs["iterations"]
-    rates = {"copy": 0.98 * rate, "triad": rate, "read": 0.97 * rate, "write": 0.96 * rate}
-    medians: dict[str, Any] = {f"{kind}_tb_s": tb_s for kind, tb_s in rates.items()}
-    samples: dict[str, Any] = {f"samples_{kind}_tb_s": call.repeats(tb_s, number) for kind, tb_s in rates.items()}
-    return HbmBandwidth(
-        tb_s=rate,
-        **medians,
-        **samples,
-        size_bytes=call.kwargs["size_bytes"],
-        device=call.device,
-        telemetry=dict.fromkeys(rates, call.telemetry()),
-    )
+    medians = {"copy": 0.98 * rate, "triad": rate, "read": 0.97 * rate, "write": 0.96 * rate}
+    rates = {kind: (tb_s, call.repeats(tb_s, number)) for kind, tb_s in medians.items()}
+    telemetry = dict.fromkeys(rates, call.telemetry())
+    return _bandwidth(rates, size_bytes=call.kwargs["size_bytes"], device=call.device, telemetry=telemetry)
 
 
 @simulated_by(_simulated)
@@ -116,8 +109,10 @@ def hbm_bandwidth(*, size_bytes: int, iterations: int, warmup: int) -> HbmBandwi
         write = _timed(lambda: a.fill_(FILL), iterations, warmup, snapshots.of("write"))
         _verify("write", a, lambda part: torch.full_like(a[part], FILL))
         progress.report("write", 1.0)
-    timed = {"copy": (2, copy), "triad": (3, triad), "read": (1, read), "write": (1, write)}
-    return _bandwidth(a.nbytes, timed, {kind: snapshots.summary(kind) for kind in timed})
+    moved = {"copy": (2, copy), "triad": (3, triad), "read": (1, read), "write": (1, write)}
+    rates = {kind: _rates(arrays * a.nbytes, timed) for kind, (arrays, timed) in moved.items()}
+    telemetry = {kind: snapshots.summary(kind) for kind in moved}
+    return _bandwidth(rates, size_bytes=a.nbytes, device=timing.device_name(), telemetry=telemetry)
 
 
 def free_and_total_bytes() -> tuple[int, int]:
@@ -129,23 +124,17 @@ def free_and_total_bytes() -> tuple[int, int]:
     return os.sysconf("SC_AVPHYS_PAGES") * page_bytes, os.sysconf("SC_PHYS_PAGES") * page_bytes
 
 
-def _bandwidth(size_bytes: int, timed: dict[str, tuple[int, Timing]], telemetry: dict[str, Telemetry | None]) -> HbmBandwidth:
-    """The result; ``timed`` holds for each kind how many arrays a run moves, and its times."""
-    medians: dict[str, Any] = {
-        f"{kind}_tb_s": _tb_s(arrays * size_bytes, times.median_s) for kind, (arrays, times) in timed.items()
-    }
-    samples: dict[str, Any] = {
-        f"samples_{kind}_tb_s": [timing.rounded(_tb_s(arrays * size_bytes, seconds)) for seconds in times.samples_s]
-        for kind, (arrays, times) in timed.items()
-    }
-    return HbmBandwidth(
-        tb_s=max(medians["copy_tb_s"], medians["triad_tb_s"]),
-        **medians,
-        **samples,
-        size_bytes=size_bytes,
-        device=timing.device_name(),
-        telemetry=telemetry,
-    )
+def _bandwidth(rates: Mapping[str, tuple[float, list[float]]], **more: Any) -> HbmBandwidth:
+    """The result; ``rates`` holds the median and the samples of each kind, in TB/s."""
+    medians: dict[str, Any] = {f"{kind}_tb_s": median for kind, (median, _) in rates.items()}
+    samples: dict[str, Any] = {f"samples_{kind}_tb_s": each for kind, (_, each) in rates.items()}
+    return HbmBandwidth(tb_s=max(rates["copy"][0], rates["triad"][0]), **medians, **samples, **more)
+
+
+def _rates(moved_bytes: int, timed: Timing) -> tuple[float, list[float]]:
+    """The median and the samples of one kind, in TB/s."""
+    median, *samples = (moved_bytes / seconds / 1e12 for seconds in (timed.median_s, *timed.samples_s))
+    return median, [timing.rounded(one) for one in samples]
 
 
 def _time_read(array: torch.Tensor, iterations: int, warmup: int, snapshot: Callable[[], None]) -> Timing:
@@ -164,10 +153,6 @@ def _time_read(array: torch.Tensor, iterations: int, warmup: int, snapshot: Call
     if (int(total.item()) - expected) % 2**64:
         raise ArithmeticError(f"read: the sum of {words.numel()} numbers is {total.item()}, not {expected}")
     return timed
-
-
-def _tb_s(moved_bytes: int, seconds: float) -> float:
-    return moved_bytes / seconds / 1e12
 
 
 def _timed(call: Callable[[], object], iterations: int, warmup: int, snapshot: Callable[[], None]) -> Timing:

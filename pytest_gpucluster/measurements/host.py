@@ -8,18 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from pytest_gpucluster.inventory import gpu_index, kubernetes, numa, pci_tree, slurm
-from pytest_gpucluster.inventory.host import (
-    HostFacts,
-    MachineChecks,
-    MemoryController,
-    PcieErrors,
-    read_host,
-    read_machine_checks,
-    read_memory_controllers,
-    read_memory_limit,
-    read_pcie_errors,
-)
+from pytest_gpucluster.inventory import gpu_index, host, kubernetes, numa, pci_tree, slurm
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
 from pytest_gpucluster.inventory.kubernetes import KubernetesCluster, KubernetesNode
 from pytest_gpucluster.inventory.machine import Management, Software, read_installed, read_management
@@ -34,7 +23,7 @@ from pytest_gpucluster.protocol.functions import without_device
 class HostState:
     """A host, the versions of what runs there by name, and the variables of this rank that change what CUDA and NCCL do."""
 
-    facts: HostFacts
+    facts: host.HostFacts
     versions: dict[str, str]
     software: Software
     management: Management
@@ -52,7 +41,7 @@ class HostClock:
 def host_state() -> HostState:
     """Read this host. A value that cannot be read says why, and leaves the others."""
     return HostState(
-        facts=read_host(),
+        facts=host.read_host(),
         versions={**read_versions(), **read_stack()},
         software=read_installed(),
         management=read_management(),
@@ -118,16 +107,16 @@ def nic_paths() -> NicPaths:
 class HostErrors:
     """Errors that the kernel of a host has counted; all are empty in a virtual machine."""
 
-    memory: list[MemoryController] | NotAvailable
-    pcie: list[PcieErrors] | NotAvailable
-    cpus: list[MachineChecks] | NotAvailable = field(default_factory=list)
+    memory: list[host.MemoryController] | NotAvailable
+    pcie: list[host.PcieErrors] | NotAvailable
+    cpus: list[host.MachineChecks] | NotAvailable = field(default_factory=list)
 
 
 @without_device
 def host_errors() -> HostErrors:
     """Read what the kernel has counted of memory, of processors, and of the PCIe ways of GPUs and adapters."""
-    pcie = apply(read_pcie_errors, pci_tree.read_addresses())
-    return HostErrors(memory=read_memory_controllers(), pcie=pcie, cpus=read_machine_checks())
+    pcie = apply(host.read_pcie_errors, pci_tree.read_addresses())
+    return HostErrors(memory=host.read_memory_controllers(), pcie=pcie, cpus=host.read_machine_checks())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +213,7 @@ def rank_binding(*, job: str) -> RankBinding:
         cpus=numa.format_cpulist(allowed),
         cores=numa.format_cpulist({min(numa.read_threads_of_core(cpu)) for cpu in allowed}),
         numa_nodes=numa.format_cpulist({node.number for node in numa.read_nodes() if node.cpus & allowed}),
-        memory_limit_bytes=read_memory_limit(job),
+        memory_limit_bytes=host.read_memory_limit(job),
     )
 
 

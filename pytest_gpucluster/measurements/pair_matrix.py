@@ -171,11 +171,8 @@ def _pattern(rank: int, size_bytes: int, device: torch.device) -> torch.Tensor:
 
 def _logged_paths(text: str, own: int) -> dict[str, str]:
     """The kinds of channel from this rank to each other one, by the target. NCCL logs them at the sender."""
-    kinds: dict[int, set[str]] = {}
-    for channel in parse_nccl_log(text):
-        if channel.source == own:
-            kinds.setdefault(channel.target, set()).add(channel.kind)
-    return {str(target): " ".join(sorted(found)) for target, found in kinds.items()}
+    kinds = grouped((channel.target, channel.kind) for channel in parse_nccl_log(text) if channel.source == own)
+    return {str(target): " ".join(sorted({*found})) for target, found in kinds.items()}
 
 
 def _peer_access(ranks: int) -> list[bool | None]:

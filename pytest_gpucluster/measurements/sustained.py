@@ -128,9 +128,7 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     """
     _require_sense(dtype, size, seconds, slice_s, (peak_tflops, peak_clock_mhz))
     kind = gemm.KINDS[dtype]
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(kind.precision)
-    try:
+    with gemm.at_precision(kind.precision):
         product = gemm.product_of(size, kind)
         product()  # loads and chooses its kernel before anything is timed or watched
         timing.synchronize()
@@ -139,8 +137,6 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
             telemetry = sampler.summary(since_s=slices[_half(len(slices)) - 1].ended_s)
         counted, clock_error = _count(product) if peak_tflops is not None else (None, None)
         gemm.check(product, kind)
-    finally:
-        torch.set_float32_matmul_precision(precision)
     rates = [2 * size**3 * part.products / part.seconds / 1e12 for part in slices]
     tflops = statistics.median(rates[_half(len(rates)) :])
     if sampler.error is not None:

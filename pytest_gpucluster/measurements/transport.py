@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.collectives import gather_texts, node_number
@@ -149,12 +150,10 @@ def _layers(text: str) -> defaultdict[int, str | None]:
         port = _PORT.search(found["merged"] or found["alone"])
         if port is not None:
             layers[int(found["index"])] = port["layer"]
-    of_nic: defaultdict[str, set[str]] = defaultdict(set)
-    for port in _PORT.finditer(text):
-        of_nic[port["nic"]].add(port["layer"])
+    of_nic = grouped((port["nic"], port["layer"]) for port in _PORT.finditer(text))
     for found in _VIRTUAL.finditer(text):
-        if len(of_nic[found["nic"]]) == 1:
-            layers[int(found["index"])] = min(of_nic[found["nic"]])
+        if len({*of_nic.get(found["nic"], ())}) == 1:
+            layers[int(found["index"])] = of_nic[found["nic"]][0]
     every = set().union(*of_nic.values())
     return defaultdict(lambda: min(every) if len(every) == 1 else None, layers)
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.verdict import SIMULATED
 from pytest_gpucluster.reporting.lines import cut, folded, names_of_absent, pieces, tied, wrapped
 from pytest_gpucluster.text import counted, one_line, with_commas
@@ -89,12 +90,9 @@ def hosts(hostnames: Sequence[str]) -> list[str]:
 
 def groups_of(binding: Binding) -> list[tuple[tuple[str, ...], list[str]]]:
     """The nodes that answer by what is in them, the most frequent kind first: its facts in words, and its hostnames."""
-    kinds: dict[tuple[str, ...], list[str]] = {}
     gpus = _present(binding.places)
-    for node in binding.nodes:
-        here = gpus.get(node.node, [])
-        if here:
-            kinds.setdefault(_facts_of(here, binding), []).append(node.hostname or node.id)
+    answering = (node for node in binding.nodes if node.node in gpus)
+    kinds = grouped((_facts_of(gpus[node.node], binding), node.hostname or node.id) for node in answering)
     found = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
     return [(_with_count(what, len(hosts)), hosts) for what, hosts in found]
 
@@ -136,11 +134,7 @@ def _count_lines(binding: Binding, *, width: int) -> list[str]:
 
 def _present(places: Iterable[Place]) -> Mapping[int, list[Place]]:
     """The GPUs at which a rank answers, by node."""
-    found: dict[int, list[Place]] = {}
-    for place in places:
-        if place.rank is not None:
-            found.setdefault(place.node, []).append(place)
-    return found
+    return grouped((place.node, place) for place in places if place.rank is not None)
 
 
 def wrap(pieces: Iterable[str], *, width: int, separator: str = " ") -> list[str]:

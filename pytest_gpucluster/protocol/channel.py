@@ -36,7 +36,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,8 +68,7 @@ class ForgedMessageError(RefusedMessageError):
     """A message without the right HMAC: another program writes to this store."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address(TypedMessage):
+class Address(TypedMessage, frozen=True, kw_only=True):
     """Host and port of the store, and the id of the run, below which its keys lie."""
 
     host: str

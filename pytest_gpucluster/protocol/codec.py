@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back, with every field checked on the way in. msgspec does both.
+"""Messages as JSON and back, with every field checked on the way in. msgspec does both.
 
 msgspec neither writes nor reads a lone surrogate, which stands for a byte of a file name or of an error text that is not UTF-8.
 Python's own JSON does, as an escape in ASCII, so messages with one go that way.
@@ -24,9 +24,8 @@ import reprlib
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-TAG = "t"
 SHOWN_CHARACTERS = 200
 _MAKING = threading.Lock()
 
@@ -52,11 +50,10 @@ class MalformedMessageError(RefusedMessageError):
     """Bytes that are none of the expected messages: no JSON, no known type, a field missing, or a field of another type."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypedMessage:
+class TypedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Base of everything that crosses between processes as one JSON object.
 
-    A field ``t`` whose annotation is a ``Literal`` is a tag: it tells the message types of a union apart.
+    Of a class with a ``tag`` the object has it as its member ``t``: it tells the message types of a union apart.
     """
 
     def to_json(self) -> bytes:
@@ -78,7 +75,7 @@ class TypedMessage:
             MalformedMessageError: not JSON, not an object, or a field is missing or has a value of another type.
         """
         kind: Any = cls
-        message: Self = read_one_of((kind,), data) if _tags_of(kind) else _decoded(kind, data)
+        message: Self = read_one_of((kind,), data) if kind.__struct_config__.tag else _decoded(kind, data)
         return message
 
 
@@ -97,20 +94,13 @@ def read_one_of(kinds: tuple[type[T], ...], data: bytes) -> T:
     return message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tagged:
+class _Tagged(msgspec.Struct):
     t: Any = None
 
 
 @functools.cache
-def _tags_of(kind: Any) -> tuple[str, ...]:
-    hint = get_type_hints(kind).get(TAG)
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
-@functools.cache
 def _by_tag(kinds: Any) -> Mapping[str, Any]:
-    return {tag: kind for kind in kinds for tag in _tags_of(kind)}
+    return {kind.__struct_config__.tag: kind for kind in kinds}
 
 
 @functools.cache

@@ -6,8 +6,9 @@ first and the last of consecutive ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias, cast
+
+from msgspec.structs import force_setattr
 
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.places import Device
@@ -20,8 +21,7 @@ KINDS_OF_WORKERS = ("raised", "refused")
 Spans: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionName(TypedMessage):
+class FunctionName(TypedMessage, frozen=True, kw_only=True):
     """A function as it crosses between processes.
 
     ``relative``: the file seen from the folder that the run started in. ``digest``: the SHA-256 of the file.
@@ -50,16 +50,14 @@ Of other variables some load code, and a stranger may call.
 # Controller to agents, under ``cmd/<n>``. Each agent reads every command and obeys those whose spans contain its rank.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankGroup(TypedMessage):
+class RankGroup(TypedMessage, frozen=True, kw_only=True):
     """One process group: its id is never used again, and the position in ``ranks`` is the rank in the group."""
 
     id: str
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCall(TypedMessage):
+class FunctionCall(TypedMessage, frozen=True, kw_only=True):
     """What a worker does in a call: the part of the call that the agent passes on unchanged.
 
     ``any_device``: the function runs without a GPU too. ``test``: the function is the body of a distributed test, which gets
@@ -75,14 +73,12 @@ class FunctionCall(TypedMessage):
     test_arguments: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartCall(FunctionCall):
+class StartCall(FunctionCall, frozen=True, kw_only=True, tag_field="t", tag="call"):
     """Run a function on some ranks. ``nodes``: the node number of each torchrun group rank, as far as known.
 
     ``variables``: those of :data:`CALL_VARIABLES` that a worker gets which is started for this call.
     """
 
-    t: Literal["call"] = "call"
     id: str
     ranks: Spans
     groups: tuple[RankGroup, ...] | None
@@ -93,15 +89,13 @@ class StartCall(FunctionCall):
     variables: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbortCall(TypedMessage):
+class AbortCall(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="abort"):
     """Stop waiting in a call: its result would come too late, or never.
 
     ``grace_s``: how long each rank must have been in the call first. ``entered``: the rank that failed came into the call, so
     others may still be on their way into it.
     """
 
-    t: Literal["abort"] = "abort"
     id: str
     ranks: Spans
     why: str
@@ -109,16 +103,13 @@ class AbortCall(TypedMessage):
     entered: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillWorkers(TypedMessage):
+class KillWorkers(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="kill"):
     """End the workers of these ranks; the next call starts new ones."""
 
-    t: Literal["kill"] = "kill"
     ranks: Spans
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportTarget(TypedMessage):
+class ReportTarget(TypedMessage, frozen=True, kw_only=True):
     """The reports of a run: the folder of its journal, the JUnit file that pytest would write, and the id of the run."""
 
     folder: str
@@ -126,22 +117,18 @@ class ReportTarget(TypedMessage):
     run: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicateJournal(TypedMessage):
+class ReplicateJournal(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="replicate"):
     """Keep a copy of the journal, and write the reports from it if the controller's node is lost.
 
     The agent's own command line says where: a message of a stranger could name any file.
     """
 
-    t: Literal["replicate"] = "replicate"
     ranks: Spans
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quit(TypedMessage):
+class Quit(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="quit"):
     """Every agent leaves; ``code`` is the exit code of the run, ``last_lines`` what each node shows last."""
 
-    t: Literal["quit"] = "quit"
     code: int
     last_lines: str = ""
 
@@ -156,8 +143,7 @@ def read_command(data: bytes) -> Command:
     return cast("Command", read_one_of(COMMANDS, data))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalText(TypedMessage):
+class JournalText(TypedMessage, frozen=True, kw_only=True):
     """A part of the journal, for the agent that keeps the replica."""
 
     text: str
@@ -166,32 +152,26 @@ class JournalText(TypedMessage):
 # Worker to agent, and on to the controller.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entered(TypedMessage):
+class Entered(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="entered"):
     """The set-up is over: the worker calls the function of this call now."""
 
-    t: Literal["entered"] = "entered"
     call: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport(TypedMessage):
+class StepReport(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="progress"):
     """The step that the worker is at; ``fraction`` (0 to 1) of the whole, if known."""
 
-    t: Literal["progress"] = "progress"
     step: str
     fraction: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignProcess(TypedMessage):
+class ForeignProcess(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="foreign process"):
     """A process that does not belong to this run was on the worker's GPU in this call.
 
     ``when`` it was seen first: before the function was called, while it ran, or when it had returned. None: NVML does not give
     the value.
     """
 
-    t: Literal["foreign process"] = "foreign process"
     call: str
     pid: int
     name: str | None
@@ -199,8 +179,7 @@ class ForeignProcess(TypedMessage):
     when: Literal["before", "during", "after"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result(TypedMessage):
+class _Result(TypedMessage, frozen=True, kw_only=True):
     """What every result says.
 
     ``call``: the id of the call, where a worker answers. The agent adds whether the call was entered, the number of
@@ -220,17 +199,14 @@ class _Result(TypedMessage):
     output: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Success(_Result):
+class Success(_Result, frozen=True, kw_only=True, tag_field="t", tag="success"):
     """The function returned. ``value`` crosses as plain data; :func:`read_reply` rebuilds it."""
 
-    t: Literal["success"] = "success"
     ok: ClassVar[Literal[True]] = True
     value: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(_Result):
+class Failure(_Result, frozen=True, kw_only=True, tag_field="t", tag="failure"):
     """There is no value.
 
     ``blames``: the kind of part that is to blame, None if unknown; ``advice``: what to do, if the error says it. ``type``,
@@ -239,7 +215,6 @@ class Failure(_Result):
     and ``ras`` from its NCCL: who lags where.
     """
 
-    t: Literal["failure"] = "failure"
     ok: ClassVar[Literal[False]] = False
     kind: FailureKind
     error: str
@@ -264,7 +239,7 @@ def read_reply(data: bytes) -> Reply:
     if isinstance(reply, Failure) or reply.value is None:
         return reply
     try:
-        object.__setattr__(reply, "value", plain_data.from_plain(reply.value))  # nobody else has it yet; replace() costs 7 us
+        force_setattr(reply, "value", plain_data.from_plain(reply.value))  # nobody else has it yet; replace() costs 7 us
     except plain_data.NotPlainDataError as wrong:
         raise MalformedMessageError(f"Success.value: {wrong}") from None
     return reply
@@ -281,8 +256,7 @@ def read_from_worker(data: bytes) -> FromWorker:
 # Agent to controller.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentHello(TypedMessage):
+class AgentHello(TypedMessage, frozen=True, kw_only=True):
     """Where an agent runs. ``machine``: where its pid means the same process (:func:`protocol.rank.machine`).
 
     ``requested``: what the options on its node ask for, by option; None for an agent that the controller itself started.
@@ -296,30 +270,26 @@ class AgentHello(TypedMessage):
     requested: dict[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressInCall(StepReport):
+class ProgressInCall(StepReport, frozen=True, kw_only=True):
     """The step that a rank is at in one call."""
 
     call: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangFound(TypedMessage):
+class HangFound(TypedMessage, frozen=True, kw_only=True):
     """The worker of this rank hangs, as its agent has found."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bye(TypedMessage):
+class Bye(TypedMessage, frozen=True, kw_only=True):
     """An agent leaves."""
 
 
 # Agent to worker, and to the spawner.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMember(TypedMessage):
+class GroupMember(TypedMessage, frozen=True, kw_only=True):
     """The process group that a worker joins, its rank and the size in it, and the store through which members meet."""
 
     id: str
@@ -330,8 +300,7 @@ class GroupMember(TypedMessage):
     setup_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task(FunctionCall):
+class Task(FunctionCall, frozen=True, kw_only=True):
     """One call for one worker.
 
     ``call``: its id. ``roots``: the folders of this run's tests. ``trusted``: the run has a secret, so functions from elsewhere
@@ -346,12 +315,11 @@ class Task(FunctionCall):
     @classmethod
     def of(cls, command: StartCall, *, roots: tuple[str, ...], trusted: bool, group: GroupMember | None) -> Task:
         """The task that does the work of this call."""
-        passed_on = {field.name: getattr(command, field.name) for field in fields(FunctionCall)}
+        passed_on = {name: getattr(command, name) for name in FunctionCall.__struct_fields__}
         return cls(**passed_on, call=command.id, roots=roots, trusted=trusted, group=group)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartWorker(TypedMessage):
+class StartWorker(TypedMessage, frozen=True, kw_only=True):
     """Fork a worker with these variables added to its environment. The worker writes the files, and its agent reads them.
 
     The spawner's handle numbers the requests.
@@ -365,29 +333,23 @@ class StartWorker(TypedMessage):
     collective_file: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStarted(TypedMessage):
+class WorkerStarted(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="started"):
     """The answer to the request of this number."""
 
-    t: Literal["started"] = "started"
     number: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerNotStarted(TypedMessage):
+class WorkerNotStarted(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="not started"):
     """The answer to the request of this number: it could not be forked."""
 
-    t: Literal["not started"] = "not started"
     number: int
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerExited(TypedMessage):
+class WorkerExited(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="exited"):
     """A worker has ended, with the wait status of waitpid(2)."""
 
-    t: Literal["exited"] = "exited"
     pid: int
     status: int
 

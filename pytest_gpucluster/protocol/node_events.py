@@ -27,7 +27,7 @@ CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGpu(TypedMessage):
+class NodeGpu:
     """A GPU by NVML. ``why``: why NVML does not tell its events; None where it does."""
 
     index: int
@@ -37,7 +37,7 @@ class NodeGpu(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class XidDetail(TypedMessage):
+class XidDetail:
     """What the kernel log says of an Xid beside its code; None for what its line does not say.
 
     ``severity`` (``Fatal``, ``Nonfatal``), ``unit`` of the NVLink hardware, ``link`` and ``status`` (the error status in
@@ -54,7 +54,7 @@ class XidDetail(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeXid(TypedMessage):
+class NodeXid:
     """Equal Xids. NVML names the GPU's ``index`` and no process; the kernel log ``pci``, and a ``pid`` where there is one.
 
     ``age_s``: how long ago the first one came; None for one that the kernel logged before the run. ``detail`` is the log's.
@@ -70,7 +70,7 @@ class NodeXid(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSxid(TypedMessage):
+class NodeSxid:
     """Equal lines of the kernel log on an error of one NVSwitch. ``switch``: its number by the driver; ``pci``: its address.
 
     ``severity``: ``Fatal``, ``Non-fatal`` or ``Correctable``; ``link``: a port of the switch; None where the line names none.
@@ -88,7 +88,7 @@ class NodeSxid(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLoss(TypedMessage):
+class NodeLoss:
     """Lines of the kernel log on a GPU that the driver lost or cannot start, without an Xid.
 
     ``pci`` is None where the line does not say which GPU. ``count``: of a parsed line, how many GPUs it is about; of a node,
@@ -101,8 +101,7 @@ class NodeLoss(TypedMessage):
     is_before: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedWorkers(TypedMessage):
+class EndedWorkers(TypedMessage, frozen=True, kw_only=True):
     """The workers that a rank had before: the pid of each, and when it ended, in seconds of this host's monotonic clock."""
 
     ended: tuple[tuple[int, float], ...] = ()
@@ -116,15 +115,13 @@ class OwnWorker:
     ended_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenerName(TypedMessage):
+class ListenerName(TypedMessage, frozen=True, kw_only=True):
     """The name of a node's listener in the abstract namespace."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEvents(TypedMessage):
+class NodeEvents(TypedMessage, frozen=True, kw_only=True):
     """All that was heard. ``nvml_why``, ``log_why``: why this source does not tell all; None where it does.
 
     ``sees_host_pids``: pids of the kernel log and of this node's processes are of one kind, as outside of containers.

@@ -8,7 +8,6 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,8 +20,7 @@ STOPPED = "T"
 """The state letter of a process after SIGSTOP; one that a debugger has stopped has ``t``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank(TypedMessage):
+class Rank(TypedMessage, frozen=True, kw_only=True):
     """One rank by torchrun's numbers. ``group_rank`` is the number of its node."""
 
     rank: int

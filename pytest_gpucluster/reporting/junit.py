@@ -232,9 +232,9 @@ def _shared(name: str, fact: str) -> tuple[str, str]:
 
 def changes_of(verdict: Verdict) -> Properties:
     """What the run asked for less than was promised, and that its fleet was simulated: JUnit must say it by itself."""
-    simulated = (("simulated", SIMULATED),) if verdict.simulated else ()
-    limits = (("changed_limit", criterion) for criterion in verdict.changed_limits)
-    return (*simulated, *limits, *(("changed_term", term) for term in verdict.changed_terms))
+    simulated = (("simulated", SIMULATED),) if verdict.terms.simulated else ()
+    limits = (("changed_limit", criterion) for criterion in verdict.terms.changed_limits)
+    return (*simulated, *limits, *(("changed_term", term) for term in verdict.terms.changed_terms))
 
 
 def requirements_of(facts: Mapping[str, Any]) -> Properties:

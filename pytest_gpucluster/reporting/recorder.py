@@ -15,17 +15,8 @@ from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.reading import run_facts
+from pytest_gpucluster.reporting import journal
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
-from pytest_gpucluster.reporting.journal import (
-    FOUND_AT_END,
-    Journal,
-    ReportWriter,
-    not_ended,
-    record_facts,
-    soak_remark,
-    with_pending_as_missing,
-    write_reports,
-)
 from pytest_gpucluster.reporting.results import BY_NUMBER, JunitForm, ReportedTest, RunParts, RunReport, parts_remarks
 from pytest_gpucluster.reporting.unfinished_run import InterruptedSoak, UnfinishedRun, find_interrupted_soak, require_unchanged
 
@@ -54,11 +45,11 @@ class Recorder:
         self._plan = plan
         self._status = status
         self._directory: ResultsDirectory | None = None
-        self._journal: Journal | None = None
+        self._journal: journal.Journal | None = None
         self._junit: Path | None = None
         self._ended_s: float | None = None
         self._ahead_s = time.time() - time.monotonic()  # a clock that is set meanwhile makes no run longer
-        self._writer = ReportWriter(self._write_unfinished)
+        self._writer = journal.ReportWriter(self._write_unfinished)
         self.calls_are_elsewhere = False
         """Whether other threads make the calls, so that the reports are written as outcomes come in."""
         self.cut_soak: InterruptedSoak | None = None
@@ -101,7 +92,7 @@ class Recorder:
             self.parts.earlier = unfinished.parts
         try:
             keep = None if unfinished is None else require_unchanged(unfinished)
-            self._journal = Journal(folder / JOURNAL, copy=replicate, keep=keep)
+            self._journal = journal.Journal(folder / JOURNAL, copy=replicate, keep=keep)
         except OSError as error:
             raise ConfigurationError(f"the journal in {folder} cannot be written: {error.strerror}") from None
         return self._directory.removed
@@ -138,7 +129,7 @@ class Recorder:
             record = replace(record, part=self.parts.number)
         self._plan.set_outcome(record)
         if self.is_open:
-            self.write("outcome", at_s=self.parts.outcome(), record=record_facts(record))
+            self.write("outcome", at_s=self.parts.outcome(), record=journal.record_facts(record))
             self._writer.note()
             if self.calls_are_elsewhere:
                 self._writer.catch_up()
@@ -158,7 +149,7 @@ class Recorder:
     @property
     def soak_remarks(self) -> tuple[str, ...]:
         """What a reader of the verdict must know of the soak, and of the parts of the run."""
-        soak = () if self.resumed is None else (soak_remark(self.resumed),)
+        soak = () if self.resumed is None else (journal.soak_remark(self.resumed),)
         return (*soak, *parts_remarks(self.parts.facts(self._plan)))
 
     def record_soak_round(self, **facts: Any) -> None:
@@ -189,10 +180,10 @@ class Recorder:
             return None
         report = self.report(verdict)
         facts = {"line": verdict.line, "objections": self._status().terms.objections, "ended_s": self._ended_s}
-        shown = {name: report.facts[name] for name in FOUND_AT_END if name in report.facts}
+        shown = {name: report.facts[name] for name in journal.FOUND_AT_END if name in report.facts}
         self.write("verdict", verdict=verdict.word, **facts, **shown)
         try:
-            write_reports(report, self._results, None)
+            journal.write_reports(report, self._results, None)
         except OSError as error:
             return f"results.json could not be written: {error.strerror}"
         lost = None if self._journal.is_at(self._results.with_name(JOURNAL)) else f"{JOURNAL} was removed or replaced meanwhile"
@@ -207,10 +198,10 @@ class Recorder:
 
     def _write_unfinished(self) -> None:
         """Write the reports as they would stand if the run ended now. Called by the report writer."""
-        status, records = self._status(), with_pending_as_missing(self._plan)
+        status, records = self._status(), journal.with_pending_as_missing(self._plan)
         facts = {**status.facts, "environment": {**status.facts["environment"], "unfinished": True}}
-        verdict = decide(records, not_ended(status.terms))
-        write_reports(self._report(records, verdict, replace(status, facts=facts)), self._results, self._junit)
+        verdict = decide(records, journal.not_ended(status.terms))
+        journal.write_reports(self._report(records, verdict, replace(status, facts=facts)), self._results, self._junit)
 
     def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> RunReport:
         cases = tuple(ReportedTest(nodeid=self._plan.nodeid(record), record=record) for record in records)

@@ -10,23 +10,15 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
+from pytest_gpucluster.selftest import trials
 from pytest_gpucluster.selftest.report import DEAD, HUNG, NAMES, SLOW, WRONG, NotPlanted, SelftestReport, Trial
-from pytest_gpucluster.selftest.trials import (
-    IN_A_REHEARSAL,
-    ON_GPUS,
-    Setup,
-    try_hung_rank,
-    try_killed_rank,
-    try_slow_gpu,
-    try_wrong_bit,
-)
 from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gpucluster.session import Session
 
 OnProgress = Callable[[str, float], None]
-TRY_BY_KIND = {SLOW: try_slow_gpu, WRONG: try_wrong_bit, DEAD: try_killed_rank, HUNG: try_hung_rank}
+TRY_BY_KIND = {SLOW: trials.try_slow_gpu, WRONG: trials.try_wrong_bit, DEAD: trials.try_killed_rank, HUNG: trials.try_hung_rank}
 
 
 def run_selftest(session: Session, on_progress: OnProgress) -> SelftestReport:
@@ -60,7 +52,7 @@ def run_selftest(session: Session, on_progress: OnProgress) -> SelftestReport:
     )
 
 
-def _try(kind: str, setup: Setup) -> list[Trial | NotPlanted]:
+def _try(kind: str, setup: trials.Setup) -> list[Trial | NotPlanted]:
     """Plant one kind of fault. An error of the cluster ends this kind only; a run that is being ended ends all."""
     try:
         return TRY_BY_KIND[kind](setup)
@@ -70,7 +62,7 @@ def _try(kind: str, setup: Setup) -> list[Trial | NotPlanted]:
         return [NotPlanted(kind=kind, why=first_line(str(error)), is_error=True)]
 
 
-def _setup(session: Session, seed: int) -> Setup:
+def _setup(session: Session, seed: int) -> trials.Setup:
     """Wait for the ranks to join and take the places that answer.
 
     Raises:
@@ -80,8 +72,10 @@ def _setup(session: Session, seed: int) -> Setup:
     places = tuple(place for place in cluster.places if place.rank is not None and place not in cluster.not_idle)
     if not places:
         raise MeasurementError("none of the expected places answers", kind="missing")
-    sizes = IN_A_REHEARSAL if session.setup.rehearsal else ON_GPUS
-    return Setup(cluster=cluster, places=places, criteria=session.setup.criteria, sizes=sizes, random=random.Random(seed))
+    sizes = trials.IN_A_REHEARSAL if session.setup.rehearsal else trials.ON_GPUS
+    return trials.Setup(
+        cluster=cluster, places=places, criteria=session.setup.criteria, sizes=sizes, random=random.Random(seed)
+    )
 
 
 def _selected(session: Session) -> frozenset[str]:

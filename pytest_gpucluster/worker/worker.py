@@ -9,24 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.protocol import functions, plain_data
+from msgspec.structs import replace
+
+from pytest_gpucluster.protocol import functions, messages, plain_data
 from pytest_gpucluster.protocol.codec import Wire
-from pytest_gpucluster.protocol.messages import (
-    Entered,
-    ForeignProcess,
-    FromWorker,
-    GroupMember,
-    Reply,
-    StartWorker,
-    StepReport,
-    Success,
-    Task,
-)
 from pytest_gpucluster.text import counted
 from pytest_gpucluster.worker import flight_recorder, python_stacks
 from pytest_gpucluster.worker.last_collective import CollectiveRecorder
@@ -39,7 +29,7 @@ NEVER_S = 7 * 86400.0
 PROGRESS_INTERVAL_S = 0.2
 
 
-def main(request: StartWorker, link_fd: int) -> None:
+def main(request: messages.StartWorker, link_fd: int) -> None:
     """Serve calls until the agent closes the line. Runs in a process that the spawner forked."""
     wire = Wire(socket.socket(fileno=link_fd))
     os.environ.update(request.environment)
@@ -68,9 +58,9 @@ class _Worker:
         _listen_to_progress(self._progress)
 
     def serve(self) -> None:
-        while (messages := self._wire.receive()) is not None:
-            for message in messages:
-                task = Task.read(message)
+        while (received := self._wire.receive()) is not None:
+            for message in received:
+                task = messages.Task.read(message)
                 reply = replace(self._reply(task), call=task.call, group_changed=self._has_changed_group())
                 if os.getpid() != self._pid:
                     os._exit(0)  # a copy that the function forked came back from it: the worker itself answers
@@ -85,20 +75,20 @@ class _Worker:
 
         return dist.group.WORLD is not self._group
 
-    def _send(self, message: FromWorker) -> None:
+    def _send(self, message: messages.FromWorker) -> None:
         """Send from any thread."""
         with self._sending:
             self._wire.send(message)
 
-    def _reply(self, task: Task) -> Reply:
+    def _reply(self, task: messages.Task) -> messages.Reply:
         self._recorder.restart()
         try:
             function, needs_idle = self._prepare(task)
             with self._watching(task.call, needs_idle=needs_idle):
-                self._send(Entered(call=task.call))
+                self._send(messages.Entered(call=task.call))
                 value = function(**plain_data.from_plain(task.kwargs))
                 _synchronize(task)
-            return Success(value=plain_data.to_plain(value))
+            return messages.Success(value=plain_data.to_plain(value))
         except BaseException as error:  # noqa: BLE001 -- whatever the function raised is its result
             return failure_of(error)
         finally:
@@ -110,7 +100,7 @@ class _Worker:
         watch = self._watch if needs_idle else None
         return contextlib.nullcontext() if watch is None else watch.measuring(call)
 
-    def _prepare(self, task: Task) -> tuple[Callable[..., Any], bool]:
+    def _prepare(self, task: messages.Task) -> tuple[Callable[..., Any], bool]:
         """Join the group and find the function; also whether another user of the GPU would falsify what it measures.
 
         torchrun's variables are what they were, whatever ran before.
@@ -129,7 +119,7 @@ class _Worker:
         needs_idle = device.type == "cuda" and functions.needs_idle_gpu(function)
         return (bind_test(function, task.test_arguments, device) if task.test else function), needs_idle
 
-    def _device(self, task: Task, *, required: bool) -> Any:
+    def _device(self, task: messages.Task, *, required: bool) -> Any:
         import torch
 
         if task.device == "cpu" or task.any_device:
@@ -145,7 +135,7 @@ class _Worker:
             self._watch = _take_gpu(index, self._send)
         return device
 
-    def _join(self, group: GroupMember, device: Any) -> None:
+    def _join(self, group: messages.GroupMember, device: Any) -> None:
         import torch.distributed as dist
 
         if self._group_id == group.id:
@@ -173,10 +163,10 @@ class _Worker:
         now_s = time.monotonic()
         if now_s - self._last_progress_s >= PROGRESS_INTERVAL_S or fraction in (0.0, 1.0):
             self._last_progress_s = now_s
-            self._send(StepReport(step=str(step)[:80], fraction=None if fraction is None else float(fraction)))
+            self._send(messages.StepReport(step=str(step)[:80], fraction=None if fraction is None else float(fraction)))
 
 
-def _take_gpu(index: int, report: Callable[[ForeignProcess], None]) -> GpuWatch:
+def _take_gpu(index: int, report: Callable[[messages.ForeignProcess], None]) -> GpuWatch:
     """Make this GPU the process's own, and begin to watch who else is on it."""
     import torch
 
@@ -189,7 +179,7 @@ def _take_gpu(index: int, report: Callable[[ForeignProcess], None]) -> GpuWatch:
     return watch
 
 
-def _synchronize(task: Task) -> None:
+def _synchronize(task: messages.Task) -> None:
     import torch
 
     if task.device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -34,7 +34,7 @@ def test_other_variables_are_named(tmp_path: Path) -> None:
     verdict = rebuild(tmp_path / RESULTS)
     assert verdict.line == ran.results["verdict_line"]
     assert ran.case("gpucluster.verdict").message == ran.results["verdict_line"]
-    assert list(verdict.changed_terms) == ran.results["changed_terms"]
+    assert list(verdict.terms.changed_terms) == ran.results["changed_terms"]
 
 
 def test_other_options_are_named(tmp_path: Path) -> None:

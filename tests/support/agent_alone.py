@@ -19,10 +19,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+from msgspec.structs import asdict, replace
 
 from pytest_gpucluster.agent import agent, call_runner, group_hang, heartbeat, spawner, worker_process
 from pytest_gpucluster.agent.agent import Agent

@@ -13,6 +13,7 @@ from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import domains_of
 from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, GpuclusterError, MeasurementError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.identity import read_boot_id
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RECORD, RULE
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
@@ -74,12 +75,8 @@ class SelectedTests:
         return found
 
     @cached_property
-    def _places_by_fixture(self) -> dict[str, set[Place | None]]:
-        found: dict[str, set[Place | None]] = {}
-        for item in self.items:
-            for name in getattr(item, "fixturenames", ()):
-                found.setdefault(name, set()).add(item.stash[PAIR].place)
-        return found
+    def _places_by_fixture(self) -> dict[str, list[Place | None]]:
+        return grouped((name, item.stash[PAIR].place) for item in self.items for name in getattr(item, "fixturenames", ()))
 
     def places_that_use(self, fixture: str) -> frozenset[Place | None]:
         """The places of the tests that use a fixture of this name; None among them: the whole cluster."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Soak, SoakRecord, SoakResult, Turn, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.failure_text import format_number, impossible
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
@@ -45,11 +46,8 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
             "the soak fixture lasts as long as --gpucluster-level soak:8h says: give the entry level: soak"
         )
     places = session.cluster.places
-    wanted: dict[str, list[Any]] = {}
-    for place in (*places, *session.cluster.nodes, CLUSTER):
-        for key, place_id in criteria:
-            if place_id == _id_of(place):
-                wanted.setdefault(key, []).append(place)
+    known: tuple[Any, ...] = (*places, *session.cluster.nodes, CLUSTER)
+    wanted = grouped((key, place) for place in known for key, place_id in criteria if place_id == _id_of(place))
     watch = Reports(session, terminal, criteria, readings)
     soak = Soak(duration_s=session.setup.settings.soak_s, places=places, wanted=wanted, watch=watch)
     earlier = _earlier(session, terminal, criteria, readings)

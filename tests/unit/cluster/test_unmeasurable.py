@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from msgspec import structs
 
 from pytest_gpucluster.cluster.binding import bind
 from pytest_gpucluster.cluster.calls import Cluster
@@ -123,7 +124,7 @@ class Visited(FakeController):
         replies = super().call(call)
         for rank in self.visited & set(replies):
             if call.function.qualname not in ("read_occupancy", "identity"):
-                replies[rank] = replace(self.failure or replies[rank], foreign_processes=(self._process,))
+                replies[rank] = structs.replace(self.failure or replies[rank], foreign_processes=(self._process,))
         return replies
 
     def called(self, name: str) -> list[list[int]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pytest_gpucluster.controller.diagnosis import diagnose
 from pytest_gpucluster.protocol.messages import Failure, FailureKind, Reply, Success

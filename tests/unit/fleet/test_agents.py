@@ -72,7 +72,7 @@ def become(store: Store, controller_fd: int, patch: pytest.MonkeyPatch) -> tuple
         has_ended.set()
         raise Ended
 
-    patch.setattr(agents, "connect", lambda *_arguments: store)
+    patch.setattr(agents.channel, "connect", lambda *_arguments: store)
     patch.setattr(agents, "write_reports", written.append)
     patch.setattr(agents.os, "_exit", end)
     target = ReportTarget(folder="f", junit=None, run="r")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -33,7 +34,7 @@ def test_every_fault_can_be_planted_and_comes_back(kind: str) -> None:
     text = f"node7:{kind}" if kind in NODES_ONLY else f"node7-gpu5:{kind}"
     fault = parse_fault(text)
     assert str(fault) == text
-    assert PlantedFault.read(fault.to_json()) == fault
+    assert msgspec.json.decode(msgspec.json.encode(fault), type=PlantedFault) == fault
 
 
 def test_every_fault_stands_in_the_page_of_the_commands() -> None:
@@ -106,6 +107,6 @@ def test_only_gpus_with_a_model_are_simulated() -> None:
 def test_a_simulation_crosses_to_its_agents() -> None:
     """As JSON and back."""
     found = parse_simulation("3x2", seed=5, faults=["node1-gpu1:slow", "node2:absent"])
-    assert Simulation.read(found.to_json()) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Simulation) == found
     assert found.present == (0, 1, 2, 3)
     assert [rank for rank in range(6) if found.has(rank, "slow")] == [3]

@@ -191,7 +191,7 @@ def test_in_a_run(
     assert decided(made).replace(said, "") == line
     facts = made.state.facts()
     assert facts["soak_s"] == made.setup.settings.soak_s
-    assert facts["changed_terms"] == list(made.decide().changed_terms)
+    assert facts["changed_terms"] == list(made.decide().terms.changed_terms)
 
 
 H200S = {place.id: H200 for place in TWO.places}

@@ -10,12 +10,12 @@ import sys
 import sysconfig
 import textwrap
 import unittest.mock
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.protocol.functions import RefusedError, digest_of, find_function, measurement, name_function

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from pytest_gpucluster.agent.main import AgentSettings
 from pytest_gpucluster.controller.relay import Collected, RelayAnswer, RelayedCall
@@ -44,9 +45,9 @@ WRONG = ["text", True, 7, 2.5, None, [3], {"a": 1}, [[1, "x"]], [["a", 2]]]
 def example(kind: Any) -> Any:
     """A value of an annotation, as Python has it."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = get_type_hints(kind)
-        return kind(**{field.name: example(hints[field.name]) for field in fields(kind)})
+        return kind(**{name: example(hints[name]) for name in kind.__struct_fields__})
     if origin is Literal:
         return arguments[0]
     if origin in (tuple, Sequence):
@@ -88,40 +89,44 @@ def test_round_trip(kind: Any) -> None:
     data = json.loads(message.to_json())
     assert kind.read(message.to_json()) == message
     assert kind.read(as_json({**data, "of another version": 1})) == message
-    assert set(data) == {field.name for field in fields(kind)}
+    assert {**data, "t": None}.keys() == {*kind.__struct_fields__, "t"}
+    assert data.get("t") == kind.__struct_config__.tag
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_each_field_is_checked(kind: Any) -> None:
     """A value of another type is refused, and the error names type, field and value; a fitting one is not."""
     good, hints = json.loads(example(kind).to_json()), get_type_hints(kind)
-    for field in fields(kind):
+    for name in kind.__struct_fields__:
         for wrong in WRONG:
-            if fits(wrong, hints[field.name]):
-                kind.read(as_json({**good, field.name: wrong}))
+            if fits(wrong, hints[name]):
+                kind.read(as_json({**good, name: wrong}))
                 continue
-            named = f"is none of {kind.__name__}" if field.name == "t" else rf"^{kind.__name__}: .*`\$\.{field.name}\b"
-            with pytest.raises(MalformedMessageError, match=named):
-                kind.read(as_json({**good, field.name: wrong}))
+            with pytest.raises(MalformedMessageError, match=rf"^{kind.__name__}: .*`\$\.{name}\b"):
+                kind.read(as_json({**good, name: wrong}))
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_each_field_is_needed(kind: Any) -> None:
-    """A field without a default, and a tag, cannot be left out."""
+    """A field without a default cannot be left out."""
     good = json.loads(example(kind).to_json())
     for field in fields(kind):
         less = {name: value for name, value in good.items() if name != field.name}
-        optional = field.default is not MISSING and field.name != "t"
-        if optional:
+        if not field.required:
             kind.read(as_json(less))
             continue
-        named = (
-            f"is none of {kind.__name__}"
-            if field.name == "t"
-            else rf"^{kind.__name__}: .*missing required field `{field.name}`"
-        )
-        with pytest.raises(MalformedMessageError, match=named):
+        with pytest.raises(MalformedMessageError, match=rf"^{kind.__name__}: .*missing required field `{field.name}`"):
             kind.read(as_json(less))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind.__struct_config__.tag])
+def test_a_tag_is_checked(kind: Any) -> None:
+    """Another tag than the one of the type is refused, and so is none."""
+    good = json.loads(example(kind).to_json())
+    without = {name: value for name, value in good.items() if name != "t"}
+    for wrong in (without, *({**good, "t": tag} for tag in WRONG)):
+        with pytest.raises(MalformedMessageError, match=f"is none of {kind.__name__}"):
+            kind.read(as_json(wrong))
 
 
 @pytest.mark.parametrize("data", [None, 3, "text", [], [{}], True])
@@ -184,18 +189,16 @@ def test_what_a_library_might_take(field: str, text: str) -> None:
 
 
 THREADS = """
-import dataclasses, sys, threading
+import sys, threading
 from pytest_gpucluster.protocol.codec import TypedMessage
 
 def new_class():
-    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-    class Inner(TypedMessage):
+    class Inner(TypedMessage, frozen=True, kw_only=True):
         a: int
         b: str
         c: tuple[int, ...] = ()
 
-    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-    class Outer(TypedMessage):
+    class Outer(TypedMessage, frozen=True, kw_only=True):
         x: int
         inner: Inner
         more: tuple[Inner, ...] = ()
