@@ -52,6 +52,8 @@ LOADS = ("--gpucluster", "-q", "-p", "no:cacheprovider", "no_such_file")
 """A wrong usage, by which pytest itself loads what each run imports: with its asserts rewritten."""
 AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "CUDA_", "TORCH_", "COVERAGE", "PYTEST_", "HF_")
 """Variables that a Python, its libraries and torch read once."""
+SET_BY_US = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Set by the plugin before it loads torch, in the process that forks too: what lacks it and what has it are one."""
 LIBRARY = "libnvidia-ml.so.1"
 POLL_S = 0.02
 ROOM, ROOM_OF_VARIABLES = 8192, 32768
@@ -100,7 +102,8 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], *, forking:
 
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
     free = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTEST_", "PYTHONDONTWRITEBYTECODE", "TORCH_NCCL_")
-    return {name: text for name, text in environment.items() if name.startswith(AT_START) and not name.startswith(free)}
+    read = {name: text for name, text in environment.items() if name.startswith(AT_START) and not name.startswith(free)}
+    return {**SET_BY_US, **read}
 
 
 def _libraries(environment: Mapping[str, str]) -> list[Path]:
@@ -202,7 +205,7 @@ def _become(row: dict[str, Any], files: Sequence[int]) -> NoReturn:
     beside = _Beside(forking) if _words_of(row["command"])[2] in MODULES else None
     if "-u" in row["command"][1:2]:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = dict.fromkeys(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
     sys.path[:] = [os.getcwd(), *paths, *(path for path in sys.path if path not in before)]  # noqa: PTH109 -- as Python
     importlib.invalidate_caches()
     for library in _libraries(os.environ)[:1]:
