@@ -8,8 +8,9 @@ What a launch starts in its turn, a pytest of torchrun or an agent, is forked by
 the launch for that, in which nothing has happened yet: it forks, and the launch adopts the fork, which so is its child
 (:class:`_Beside`). What replaces itself by its agent forgets all that came since its own start (:func:`_begin_anew`).
 
-A torchrun behind another program, ``unshare`` or ``ip netns exec``, imports for itself, and forks its ranks and agents then
-(:func:`behind_a_program`).
+A launch behind ``unshare`` or ``ip netns exec`` is a fork that goes into the namespaces of a stand-in, which these programs
+start in its place (:func:`standing_in`). A torchrun behind any other program imports for itself, and forks its ranks and
+agents then (:func:`behind_a_program`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import io
 import itertools
 import json
 import os
+import platform
 import random
 import resource
 import runpy
@@ -40,7 +42,7 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,14 +57,19 @@ AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "CUDA_", "TORCH_", "COVERAGE", "PYT
 SET_BY_US = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Set by the plugin before it loads torch, in the process that forks too: what lacks it and what has it are one."""
 LIBRARY = "libnvidia-ml.so.1"
+ENTERED, NOT_ENTERED = ("unshare", "ip"), ("--pid", "--fork", "setpriv")
+"""Programs that make or enter namespaces, and what a process that goes into them has not."""
+NAMESPACES = ("user", "mnt", "net", "uts")
+"""In the order in which a process may enter them."""
 POLL_S = 0.02
 ROOM, ROOM_OF_VARIABLES = 8192, 32768
 """Bytes that the process that forks keeps for the command lines and the variables of its forks, as the kernel shows them."""
 WITH_ROOM = {"ROOM": " " * ROOM_OF_VARIABLES}
 ADOPTED_S = 60.0
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-SUBREAPER = 36
-"""``PR_SET_CHILD_SUBREAPER`` of prctl(2): what loses its parent below this process becomes its child."""
+SUBREAPER, DUMPABLE = 36, 4
+"""Of prctl(2). ``PR_SET_CHILD_SUBREAPER``: what loses its parent below this process becomes its child. ``PR_SET_DUMPABLE``: its
+user may read its variables."""
 
 
 class Forked:
@@ -127,6 +134,32 @@ def behind_a_program(command: Sequence[str], environment: Mapping[str, str], *, 
     return [*words[:at], sys.executable, __file__, str(repository), " " * ROOM, *words[at:]]
 
 
+def standing_in(
+    command: Sequence[str], environment: Mapping[str, str], *, cwd: Path, output: IO[bytes], repository: Path
+) -> tuple[subprocess.Popen[bytes], list[str], dict[str, str]] | None:
+    """A process in the namespaces in which the command would run, the rest of the command, and its variables there.
+
+    None where the programs before it do more: other process ids, another user, another copy of ours, or what comes after it.
+    """
+    words, ours = [*command], repository / "pytest_gpucluster"
+    before = words[: words.index(sys.executable)] if sys.executable in words else []
+    replaced = "sh" not in before or any(word.endswith('exec "$@"') for word in before)
+    if not replaced or not {*before[:1]} <= {*ENTERED} or not before or {*before} & {*NOT_ENTERED}:
+        return None
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": output}
+    made = subprocess.Popen([*before, "cat"], cwd=cwd, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
+    with contextlib.suppress(OSError):
+        made.stdin.write(b"\n")
+        made.stdin.flush()
+        its = Path(f"/proc/{made.pid}")
+        if made.stdout.read(1) and its.stat().st_uid == os.geteuid() and (its / f"root/{ours}").samefile(ours):
+            variables = os.fsdecode((its / "environ").read_bytes()).rstrip("\0").split("\0")
+            return made, words[len(before) :], dict(one.split("=", 1) for one in variables)
+    with made:
+        made.kill()
+    return None
+
+
 class Forking:
     """The process that forks, with the environment that it starts with; it ends when this process does."""
 
@@ -145,10 +178,12 @@ class Forking:
         )
         atexit.register(self._process.communicate)
 
-    def fork(self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], output: Path) -> Forked:
-        """Start the command as a fork; ``output`` takes all that it prints."""
+    def fork(
+        self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], output: Path, stand_in: int | None = None
+    ) -> Forked:
+        """Start the command as a fork; ``output`` takes all that it prints. ``stand_in``: the process whose place it takes."""
         status = Path(self._statuses.name, str(next(self._numbers)))
-        paths = {"cwd": str(cwd), "output": str(output.resolve()), "status": str(status)}
+        paths = {"cwd": str(cwd), "output": str(output.resolve()), "status": str(status), "stand_in": stand_in}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"command": [*command], "environment": {**environment}, **paths}) + "\n")
@@ -426,6 +461,19 @@ def _begin_anew(command: Sequence[str]) -> NoReturn:
     _run(command)
 
 
+def _take_place(pid: int) -> None:
+    """Go into the namespaces of a process, and end it."""
+    library = ctypes.CDLL(None, use_errno=True)
+    pairs = [(f"/proc/self/ns/{kind}", f"/proc/{pid}/ns/{kind}") for kind in NAMESPACES]
+    for descriptor in [os.open(its, os.O_RDONLY) for own, its in pairs if not Path(its).samefile(own)]:
+        if library.setns(descriptor, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"setns of {pid}")
+        os.close(descriptor)
+    library.prctl(DUMPABLE, 1, 0, 0, 0)
+    platform._uname_cache = None  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGKILL)
+
+
 def _reap(statuses: dict[int, str]) -> None:
     """Write how each that has ended did."""
     with contextlib.suppress(ChildProcessError):
@@ -452,6 +500,8 @@ def _serve(ended: int) -> None:
                 if (pid := os.fork()) == 0:
                     os.setsid()
                     nothing, printed = os.open(os.devnull, os.O_RDONLY), os.open(row["output"], os.O_WRONLY | os.O_APPEND)
+                    if row["stand_in"] is not None:
+                        _take_place(row["stand_in"])
                     _become({**row, **_of_this_process(), "kept": []}, [nothing, printed, printed])
                 statuses[pid] = row["status"]
                 os.write(1, f"{pid}\n".encode())

@@ -15,6 +15,7 @@ from tests.support import REPOSITORY, launching
 from tests.support.forked_launches import Forked, can_fork
 from tests.support.launching import PYTEST, TORCHRUN, Launch, Starter, environment, starter
 from tests.support.processes import MARK, free_port
+from tests.support.programs import why_not_working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ __all__ = ["starter"]
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SEEN = """
-import gc, json, os, pathlib, resource, signal, sys, threading
+import gc, json, os, pathlib, platform, resource, signal, sys, threading
 
 FILES = ("cmdline", "environ")
 
@@ -39,6 +40,7 @@ def test_it():
         "gc": gc.isenabled(), "limits": [resource.getrlimit(one) for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
         "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "wakes": signal.set_wakeup_fd(-1), "main": sys.modules["__main__"].__spec__.name,
+        "hosts": [os.uname().nodename, platform.node()],
     }
     pathlib.Path("seen.json").write_text(json.dumps(seen))
 
@@ -64,6 +66,7 @@ def test_look(cluster):
     made = cluster.run(look, per="gpu")
     pathlib.Path("seen.json").write_text(json.dumps({place.id: made[place] for place in made}))
 """
+ON_OTHER = ("unshare", "-rm", "--uts", "sh", "-c", 'hostname other && exec "$@"', "sh", "env", "ONE=1")
 OWN = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "GPUCLUSTER_EVENTS", "NCCL_RAS_ADDR", MARK, "COLUMNS", "LINES")
 """Of each launch. The last two are of readline, which sets them beside Python, so only exec hands them on."""
 
@@ -112,17 +115,20 @@ def without_own(seen: dict[str, Any]) -> dict[str, Any]:
     return {**seen, "environment": kept, "variables": variables, "parent": None, "memory": None}
 
 
-@pytest.mark.parametrize("before", [(), ("env", "ONE=1")])
+@pytest.mark.parametrize("before", [(), ("env", "ONE=1"), ON_OTHER], ids=["alone", "env", "unshare"])
 def test_a_rank_sees_what_a_program_sees(starter: Starter, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...]) -> None:
     """A pytest that torchrun starts, which may stand behind another program; it has a session of its own."""
+    if before and (why := why_not_working(*before, "true")):
+        pytest.skip(f"no hostname and mounts of one's own here: {why}")
     port = free_port()
     fork, of_fork = by_torchrun(starter, port, "-q", "test_seen.py", ranks=1, before=before)
-    assert isinstance(fork._process, Forked) != bool(before)
+    assert isinstance(fork._process, Forked) != (before[:1] == ("env",))
     monkeypatch.setattr(launching, "can_fork", lambda *_, **__: False)
     monkeypatch.setattr(launching, "behind_a_program", lambda *_, **__: None)
     _, of_program = by_torchrun(starter, port, "-q", "test_seen.py", ranks=1, before=before)
     assert of_fork["command"][:3] == ["-u", "-m", "pytest"]
     assert "RANK=0" in of_fork["variables"]
+    assert (of_fork["hosts"] == ["other", "other"]) == (before == ON_OTHER)
     assert without_own(of_fork) == without_own(of_program)
 
 
