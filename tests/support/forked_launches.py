@@ -47,7 +47,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MODULES = ("pytest", "torch.distributed.run", "pytest_gpucluster.commands.torchrun")
+MODULES = ("pytest", "torch.distributed.run", "pytest_gpucluster.commands.torchrun", "pytest_gpucluster.cli")
 AGENT = "pytest_gpucluster.agent.main"
 FORKED = (*MODULES, AGENT, "pytest_gpucluster.fleet.agents")
 LOADS = ("--gpucluster", "-q", "-p", "no:cacheprovider", "no_such_file")
@@ -59,6 +59,7 @@ SET_BY_US = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 LIBRARY = "libnvidia-ml.so.1"
 ENTERED, NOT_ENTERED = ("unshare", "ip"), ("--pid", "--fork", "setpriv")
 """Programs that make or enter namespaces, and what a process that goes into them has not."""
+OPENED = {"reads": os.O_RDONLY, "output": os.O_WRONLY | os.O_APPEND}
 NAMESPACES = ("user", "mnt", "net", "uts")
 """In the order in which a process may enter them."""
 POLL_S = 0.02
@@ -82,6 +83,11 @@ class Forked:
     def poll(self) -> int | None:
         """The exit status, None while it runs; negative for a signal."""
         return int(self._status.read_text(encoding="ascii")) if self._status.exists() else None
+
+    def send_signal(self, number: int) -> None:
+        """Send it, where the process has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end.
@@ -178,15 +184,17 @@ class Forking:
         )
         atexit.register(self._process.communicate)
 
-    def fork(
-        self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], output: Path, stand_in: int | None = None
-    ) -> Forked:
-        """Start the command as a fork; ``output`` takes all that it prints. ``stand_in``: the process whose place it takes."""
+    def fork(self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], output: Path, **more: Any) -> Forked:
+        """Start the command as a fork; ``output`` takes all that it prints.
+
+        ``more`` may have ``reads``, its input, and ``stand_in``, the number of the process whose place it takes.
+        """
         status = Path(self._statuses.name, str(next(self._numbers)))
-        paths = {"cwd": str(cwd), "output": str(output.resolve()), "status": str(status), "stand_in": stand_in}
+        paths = {"cwd": str(cwd), "output": str(output.resolve()), "status": str(status)}
+        row = {"command": [*command], "environment": {**environment}, **paths, "reads": os.devnull, "stand_in": None, **more}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"command": [*command], "environment": {**environment}, **paths}) + "\n")
+        self._process.stdin.write(json.dumps(row) + "\n")
         self._process.stdin.flush()
         return Forked(int(self._process.stdout.readline()), status)
 
@@ -380,10 +388,12 @@ class _Beside:
     def _replace(self, path: str, command: list[str]) -> None:
         """Be :func:`os.execv`."""
         words = _words_of(command)
-        if words[2] == AGENT and self._can(words, os.environ) and _is_one_thread():
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            _begin_anew(words)
+        if self._can(words, os.environ) and _is_one_thread():
+            if words[2] not in MODULES:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+                self._line.close()
+            _begin_anew(words, kept=self._line.fileno())
         self._exec(path, command)
 
 
@@ -437,8 +447,11 @@ def _is_one_thread() -> bool:
     return len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 -- numbers
 
 
-def _begin_anew(command: Sequence[str]) -> NoReturn:
-    """Go on as this command in this process: without what it has imported, opened for itself, and set since it was forked."""
+def _begin_anew(command: Sequence[str], *, kept: int) -> NoReturn:
+    """Go on as this command in this process: without what it has imported, opened for itself, and set since it was forked.
+
+    ``kept`` is a descriptor that stays open, or -1.
+    """
     signal.set_wakeup_fd(-1)
     _reset_signals(_of_this_process()["ignored"])
     faulthandler.cancel_dump_traceback_later()
@@ -446,7 +459,7 @@ def _begin_anew(command: Sequence[str]) -> NoReturn:
     atexit._clear()
     for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 -- numbers
         with contextlib.suppress(OSError):
-            if not os.get_inheritable(descriptor):
+            if descriptor != kept and not os.get_inheritable(descriptor):
                 os.close(descriptor)
     for name in sys.modules.keys() - AT_FIRST.modules:
         del sys.modules[name]
@@ -497,12 +510,14 @@ def _serve(ended: int) -> None:
                 return
             *lines, given = (given + read).split(b"\n")
             for row in map(json.loads, lines):
+                read, printed = (os.open(row[name], how | os.O_NOCTTY) for name, how in OPENED.items())
                 if (pid := os.fork()) == 0:
                     os.setsid()
-                    nothing, printed = os.open(os.devnull, os.O_RDONLY), os.open(row["output"], os.O_WRONLY | os.O_APPEND)
                     if row["stand_in"] is not None:
                         _take_place(row["stand_in"])
-                    _become({**row, **_of_this_process(), "kept": []}, [nothing, printed, printed])
+                    _become({**row, **_of_this_process(), "kept": []}, [read, printed, printed])
+                os.close(read)
+                os.close(printed)
                 statuses[pid] = row["status"]
                 os.write(1, f"{pid}\n".encode())
 

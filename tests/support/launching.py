@@ -109,7 +109,7 @@ class Launch:
         """Start it as a fork, where it can be one."""
         made = standing_in(self.command, marked, cwd=self.cwd, output=output, repository=REPOSITORY)
         stand_in, command, variables = made or (None, self.command, marked)
-        if forked := can_fork(command, variables, forking=environment(measured=False), repository=REPOSITORY):
+        if forked := is_forked(command, variables):
             with FORKS:
                 number = stand_in and stand_in.pid
                 paths = {"cwd": self.cwd, "output": self._file()}
@@ -245,6 +245,11 @@ class Launch:
 def forking() -> Forking:
     """What starts this process's launches of pytest and torchrun."""
     return Forking(environment(measured=False), repository=REPOSITORY)
+
+
+def is_forked(command: Sequence[str], variables: Mapping[str, str]) -> bool:
+    """Whether :func:`forking` can start it."""
+    return can_fork(command, variables, forking=environment(measured=False), repository=REPOSITORY)
 
 
 def hear_interrupts() -> None:

@@ -173,7 +173,7 @@ def test_it_ends_as_a_program_does(tmp_path: Path) -> None:
     [
         (["unshare", *PYTEST], {}),
         (["python3", "-m", "pytest"], {}),
-        ([PYTEST[0], "-m", "pytest_gpucluster.cli"], {}),
+        ([PYTEST[0], "-c", "pytest"], {}),
         ([*PYTEST[:2], "pytest_gpucluster.inventory.detect"], {}),
         (PYTEST, {"PYTHONPATH": "/a/folder/of/a/user"}),
         (PYTEST, {"LD_LIBRARY_PATH": "/a/folder/without/the/library"}),
