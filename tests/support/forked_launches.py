@@ -59,7 +59,7 @@ SET_BY_US = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 LIBRARY = "libnvidia-ml.so.1"
 ENTERED, NOT_ENTERED = ("unshare", "ip"), ("--pid", "--fork", "setpriv")
 """Programs that make or enter namespaces, and what a process that goes into them has not."""
-OPENED = {"reads": os.O_RDONLY, "output": os.O_WRONLY | os.O_APPEND}
+OPENED = {"reads": os.O_RDONLY, "output": os.O_WRONLY | os.O_APPEND, "errors": os.O_WRONLY | os.O_APPEND}
 NAMESPACES = ("user", "mnt", "net", "uts")
 """In the order in which a process may enter them."""
 POLL_S = 0.02
@@ -148,7 +148,7 @@ def standing_in(
     None where the programs before it do more: other process ids, another user, another copy of ours, or what comes after it.
     """
     words, ours = [*command], repository / "pytest_gpucluster"
-    before = words[: words.index(sys.executable)] if sys.executable in words else []
+    before = words[: -1 - words[::-1].index(sys.executable)] if sys.executable in words else []
     replaced = "sh" not in before or any(word.endswith('exec "$@"') for word in before)
     if not replaced or not {*before[:1]} <= {*ENTERED} or not before or {*before} & {*NOT_ENTERED}:
         return None
@@ -187,11 +187,12 @@ class Forking:
     def fork(self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], output: Path, **more: Any) -> Forked:
         """Start the command as a fork; ``output`` takes all that it prints.
 
-        ``more`` may have ``reads``, its input, and ``stand_in``, the number of the process whose place it takes.
+        ``more`` may have ``reads``, its input; ``errors``, what takes its standard error; and ``stand_in``, the number of the
+        process whose place it takes.
         """
         status = Path(self._statuses.name, str(next(self._numbers)))
-        paths = {"cwd": str(cwd), "output": str(output.resolve()), "status": str(status)}
-        row = {"command": [*command], "environment": {**environment}, **paths, "reads": os.devnull, "stand_in": None, **more}
+        paths = {"cwd": str(cwd), "output": str(output.resolve()), "errors": str(output.resolve()), "status": str(status)}
+        row = {"command": [*command], "environment": {**environment}, "reads": os.devnull, "stand_in": None, **paths, **more}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(row) + "\n")
@@ -510,14 +511,14 @@ def _serve(ended: int) -> None:
                 return
             *lines, given = (given + read).split(b"\n")
             for row in map(json.loads, lines):
-                read, printed = (os.open(row[name], how | os.O_NOCTTY) for name, how in OPENED.items())
+                files = [os.open(row[name], how | os.O_NOCTTY) for name, how in OPENED.items()]
                 if (pid := os.fork()) == 0:
                     os.setsid()
                     if row["stand_in"] is not None:
                         _take_place(row["stand_in"])
-                    _become({**row, **_of_this_process(), "kept": []}, [read, printed, printed])
-                os.close(read)
-                os.close(printed)
+                    _become({**row, **_of_this_process(), "kept": []}, files)
+                for descriptor in files:
+                    os.close(descriptor)
                 statuses[pid] = row["status"]
                 os.write(1, f"{pid}\n".encode())
 

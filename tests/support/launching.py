@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -250,6 +251,30 @@ def forking() -> Forking:
 def is_forked(command: Sequence[str], variables: Mapping[str, str]) -> bool:
     """Whether :func:`forking` can start it."""
     return can_fork(command, variables, forking=environment(measured=False), repository=REPOSITORY)
+
+
+def finished(
+    command: Sequence[str], *, cwd: Path, variables: Mapping[str, str], within_s: float = DEADLINE_S
+) -> subprocess.CompletedProcess[str]:
+    """What :func:`subprocess.run` makes of a command, with its output as text; a fork where it can be one.
+
+    Raises:
+        subprocess.TimeoutExpired: It still runs after ``within_s``.
+    """
+    if not is_forked(command, variables):
+        ways: dict[str, Any] = {"capture_output": True, "text": True, "timeout": within_s}
+        return subprocess.run(command, cwd=cwd, env=variables, check=False, **ways)
+    with tempfile.TemporaryDirectory(prefix="finished-") as folder:
+        output, errors = files = [Path(folder, name) for name in ("output", "errors")]
+        for file in files:
+            file.touch()
+        with FORKS:
+            fork = forking().fork(command, cwd=cwd, environment=variables, output=output, errors=str(errors))
+        try:
+            code = fork.wait(within_s)
+        finally:
+            fork.send_signal(signal.SIGKILL)
+        return subprocess.CompletedProcess(command, code, *(file.read_text(encoding="utf-8") for file in files))
 
 
 def hear_interrupts() -> None:
