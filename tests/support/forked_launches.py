@@ -56,6 +56,8 @@ AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "CUDA_", "TORCH_", "COVERAGE", "PYT
 """Variables that a Python, its libraries and torch read once."""
 SET_BY_US = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Set by the plugin before it loads torch, in the process that forks too: what lacks it and what has it are one."""
+WHOLE_END = "GPUCLUSTER_TEST_WHOLE_END"
+"""A variable with which a launch takes all apart at its end, as Python does, and runs each ``__del__``."""
 LIBRARY = "libnvidia-ml.so.1"
 ENTERED, NOT_ENTERED = ("unshare", "ip"), ("--pid", "--fork", "setpriv")
 """Programs that make or enter namespaces, and what a process that goes into them has not."""
@@ -292,6 +294,8 @@ def _run(command: Sequence[str]) -> NoReturn:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
+        if WHOLE_END in os.environ:
+            raise
         code = ended.code
     except BaseException as error:  # noqa: BLE001 -- shown, as Python ends
         sys.excepthook(*sys.exc_info())
@@ -390,11 +394,12 @@ class _Beside:
         """Be :func:`os.execv`."""
         words = _words_of(command)
         if self._can(words, os.environ) and _is_one_thread():
+            kept = self._line.fileno()
             if words[2] not in MODULES:
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
-                self._line.close()
-            _begin_anew(words, kept=self._line.fileno())
+                self._owner, kept = -1, -1  # what it starts are programs
+            _begin_anew(words, kept=kept)
         self._exec(path, command)
 
 
@@ -439,6 +444,8 @@ def _be_adopted(row: dict[str, Any], line: socket.socket, files: Sequence[int]) 
         line.send(str(os.getpid()).encode())
         line.close()
         _become(row, files)
+    except SystemExit:
+        raise
     except BaseException:  # noqa: BLE001 -- shown as Python would, and never goes on as the process that forks
         sys.excepthook(*sys.exc_info())
         raise SystemExit(1) from None
