@@ -115,7 +115,7 @@ def without_own(seen: dict[str, Any]) -> dict[str, Any]:
     return {**seen, "environment": kept, "variables": variables, "parent": None, "memory": None}
 
 
-@pytest.mark.parametrize("before", [(), ("env", "ONE=1"), ON_OTHER], ids=["alone", "env", "unshare"])
+@pytest.mark.parametrize("before", [(), ("env", "ONE=1"), ON_OTHER])
 def test_a_rank_sees_what_a_program_sees(starter: Starter, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...]) -> None:
     """A pytest that torchrun starts, which may stand behind another program; it has a session of its own."""
     if before and (why := why_not_working(*before, "true")):
