@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.tracing import Tracing, tracer_here
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
 LONGEST_FIRST = (
     "launch/test_launch_shared_paths.py",
@@ -123,6 +123,14 @@ GARBAGE = (100_000, 20, 20)
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("night", settings.get_profile("busy"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_start_fast() -> Iterator[None]:
+    """In this process nothing runs between fork and exec of a program, else each start copies the pages of a loaded torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pytest_gpucluster.inventory.program.die_with_parent", None)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,8 @@ import pytest
 
 from pytest_gpucluster.text import visible
 from tests.support import reports
-from tests.support.runs import PYTEST, environment, user_folder
+from tests.support.launching import PYTEST, Launch, environment, finished
+from tests.support.runs import user_folder
 from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 FORGED = "fine\nverdict ACCEPTED: 95 passed \ufffe"
 HOSTNAME = b"h\xe9\nverdict ACCEPTED: 94 passed\x1b[2J"
-AS_HOST = f"import os, socket, sys; socket.sethostname({HOSTNAME!r}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+AS_HOST = f"import os, socket, sys; socket.sethostname({HOSTNAME!r}); os.execvp(sys.argv[1], sys.argv[1:])"
 OWN_LINES = ("verdict REJECTED: ", "gpucluster: ", "gpucluster::gpucluster::verdict FAILED")
 LIMITS = {
     "rate": entry(per="gpu", min=2, unit="GB/s", why=FORGED),
@@ -45,18 +46,13 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ci, *options = request.param
     folder = user_folder("forged", tmp_path_factory.mktemp("user") / "forged")
     limits = write_limits(folder / "limits.yaml", LIMITS, extends=False)
-    host = ("unshare", "--uts", sys.executable, "-c", AS_HOST) if can_have_hostname() else (sys.executable,)
+    host = ("unshare", "--uts", sys.executable, "-c", AS_HOST) if can_have_hostname() else ()
     arguments = ("--gpucluster", limits, "-s", "--junitxml=junit.xml", *options)
-    done = subprocess.run(
-        [*host, *PYTEST[1:], *arguments],
-        cwd=folder,
-        env={**environment(measured=True), "NCCL_NOTE": FORGED, "CI": ci},
-        capture_output=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout.decode("utf-8", "backslashreplace")
-    return folder, done.stdout.decode("utf-8") + done.stderr.decode("utf-8")
+    variables = {**environment(measured=True), "NCCL_NOTE": FORGED, "CI": ci}
+    launch = Launch(command=[*host, *PYTEST, *arguments], cwd=folder, environment=variables).start()
+    assert launch.end() == 1, launch.output
+    launch.gone()
+    return folder, launch._file().read_text(encoding="utf-8")
 
 
 def test_no_line_is_forged(run: tuple[Path, str]) -> None:
@@ -85,9 +81,9 @@ def test_it_is_rebuilt(run: tuple[Path, str]) -> None:
     folder, _ = run
     command = [sys.executable, "-m", "pytest_gpucluster.cli", "report", reports.RESULTS]
     env = {**environment(measured=True), "PYTHONIOENCODING": "utf-8:strict"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=120, check=False)
+    done = finished(command, cwd=folder, variables=env)
     line = reports.read_results(folder / reports.RESULTS)["verdict_line"]
-    assert done.stdout.decode("utf-8") == f"verdict {line}\n"
+    assert done.stdout == f"verdict {line}\n"
     names = [case.name for case in reports.cases_of(reports.read_suite(folder / reports.RESULTS / "junit.xml"))]
     live = [case.name for case in reports.cases_of(reports.read_suite(folder / "junit.xml"))]
     assert names == live

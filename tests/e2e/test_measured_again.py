@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.reporting.table import again
-from tests.support.runs import PYTEST, environment
+from tests.support.launching import PYTEST, environment, finished
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,15 +39,8 @@ class TestOneMore:
 
 def collected(folder: Path, *words: str) -> list[str]:
     """The node ids that this command collects."""
-    run: Any = subprocess.run(
-        [sys.executable, *PYTEST[1:], *words, "--collect-only", "-q"],
-        cwd=folder,
-        env=environment(measured=False),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [*PYTEST, *words, "--collect-only", "-q"]
+    run = finished(command, cwd=folder, variables=environment(measured=False))
     return [line for line in run.stdout.splitlines() if "::" in line]
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import REPOSITORY
-from tests.support.launching import DEADLINE_S, environment
+from tests.support.launching import Launch, environment
 from tests.support.reports import read_results
 from tests.support.terminal import at_terminal
 
@@ -30,17 +29,11 @@ FAILED = {"clocks_under_load", "bf16_sustained", "straggler[bf16_sustained]"}
 
 
 def demo(folder: Path, *words: str, **variables: str) -> str:
-    """What ``gpucluster`` with these words writes to a pipe."""
-    run: Any = subprocess.run(
-        [*DEMO, *words],
-        cwd=folder,
-        env={**environment(measured=True), **variables},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    return str(run.stdout + run.stderr)
+    """What ``gpucluster`` with these words writes where there is no terminal."""
+    run = Launch(command=[*DEMO, *words], cwd=folder, environment={**environment(measured=True), **variables}).start()
+    run.end()
+    run.gone()
+    return run.output
 
 
 def ours(shown: str) -> list[str]:

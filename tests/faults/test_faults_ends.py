@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.forked_launches import WHOLE_END
+
 if TYPE_CHECKING:
     from tests.support.launching import Launch, Starter
 
@@ -182,12 +184,13 @@ def test_pressed_again_costs_no_report(starter: Starter, busy: str, code: int, o
         conftest=f"import time\ndef wait(open=open, sleep=time.sleep):\n    open('busy', 'w').close()\n    sleep(3)\n{busy}",
         test_plain="def test_fine(cluster):\n    pass\n",
     )
-    launch = starter.pytest(*CHOSEN, "test_plain.py")
+    launch = starter.pytest(*CHOSEN, "test_plain.py", **{WHOLE_END: "yes"})
     launch.until((starter.folder / "busy").exists, what="busy hook")
     for _ in range(5):
         os.kill(launch.pid, number)
         time.sleep(0.1)
     assert (launch.end(), launch.results()["verdict"]) == (code, "INCOMPLETE"), launch.output
+    launch.gone()
     assert [line for line in launch.output.splitlines() if line.startswith("verdict INCOMPLETE")]
     assert launch.junit()["test_fine"] == outcome
 

@@ -8,8 +8,9 @@ What a launch starts in its turn, a pytest of torchrun or an agent, is forked by
 the launch for that, in which nothing has happened yet: it forks, and the launch adopts the fork, which so is its child
 (:class:`_Beside`). What replaces itself by its agent forgets all that came since its own start (:func:`_begin_anew`).
 
-A torchrun behind another program, ``unshare`` or ``ip netns exec``, imports for itself, and forks its ranks and agents then
-(:func:`behind_a_program`).
+A launch behind ``unshare`` or ``ip netns exec`` is a fork that goes into the namespaces of a stand-in, which these programs
+start in its place (:func:`standing_in`). A torchrun behind any other program imports for itself, and forks its ranks and
+agents then (:func:`behind_a_program`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import io
 import itertools
 import json
 import os
+import platform
 import random
 import resource
 import runpy
@@ -40,27 +42,37 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MODULES = ("pytest", "torch.distributed.run", "pytest_gpucluster.commands.torchrun")
+MODULES = ("pytest", "torch.distributed.run", "pytest_gpucluster.commands.torchrun", "pytest_gpucluster.cli")
 AGENT = "pytest_gpucluster.agent.main"
 FORKED = (*MODULES, AGENT, "pytest_gpucluster.fleet.agents")
 LOADS = ("--gpucluster", "-q", "-p", "no:cacheprovider", "no_such_file")
 """A wrong usage, by which pytest itself loads what each run imports: with its asserts rewritten."""
 AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "CUDA_", "TORCH_", "COVERAGE", "PYTEST_", "HF_")
 """Variables that a Python, its libraries and torch read once."""
+SET_BY_US = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Set by the plugin before it loads torch, in the process that forks too: what lacks it and what has it are one."""
+WHOLE_END = "GPUCLUSTER_TEST_WHOLE_END"
+"""A variable with which a launch takes all apart at its end, as Python does, and runs each ``__del__``."""
 LIBRARY = "libnvidia-ml.so.1"
+ENTERED, NOT_ENTERED = ("unshare", "ip"), ("--pid", "--fork", "setpriv")
+"""Programs that make or enter namespaces, and what a process that goes into them has not."""
+OPENED = {"reads": os.O_RDONLY, "output": os.O_WRONLY | os.O_APPEND, "errors": os.O_WRONLY | os.O_APPEND}
+NAMESPACES = ("user", "mnt", "net", "uts")
+"""In the order in which a process may enter them."""
 POLL_S = 0.02
 ROOM, ROOM_OF_VARIABLES = 8192, 32768
 """Bytes that the process that forks keeps for the command lines and the variables of its forks, as the kernel shows them."""
 WITH_ROOM = {"ROOM": " " * ROOM_OF_VARIABLES}
 ADOPTED_S = 60.0
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-SUBREAPER = 36
-"""``PR_SET_CHILD_SUBREAPER`` of prctl(2): what loses its parent below this process becomes its child."""
+SUBREAPER, DUMPABLE = 36, 4
+"""Of prctl(2). ``PR_SET_CHILD_SUBREAPER``: what loses its parent below this process becomes its child. ``PR_SET_DUMPABLE``: its
+user may read its variables."""
 
 
 class Forked:
@@ -73,6 +85,11 @@ class Forked:
     def poll(self) -> int | None:
         """The exit status, None while it runs; negative for a signal."""
         return int(self._status.read_text(encoding="ascii")) if self._status.exists() else None
+
+    def send_signal(self, number: int) -> None:
+        """Send it, where the process has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end.
@@ -100,7 +117,8 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], *, forking:
 
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
     free = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTEST_", "PYTHONDONTWRITEBYTECODE", "TORCH_NCCL_")
-    return {name: text for name, text in environment.items() if name.startswith(AT_START) and not name.startswith(free)}
+    read = {name: text for name, text in environment.items() if name.startswith(AT_START) and not name.startswith(free)}
+    return {**SET_BY_US, **read}
 
 
 def _libraries(environment: Mapping[str, str]) -> list[Path]:
@@ -124,6 +142,32 @@ def behind_a_program(command: Sequence[str], environment: Mapping[str, str], *, 
     return [*words[:at], sys.executable, __file__, str(repository), " " * ROOM, *words[at:]]
 
 
+def standing_in(
+    command: Sequence[str], environment: Mapping[str, str], *, cwd: Path, output: IO[bytes], repository: Path
+) -> tuple[subprocess.Popen[bytes], list[str], dict[str, str]] | None:
+    """A process in the namespaces in which the command would run, the rest of the command, and its variables there.
+
+    None where the programs before it do more: other process ids, another user, another copy of ours, or what comes after it.
+    """
+    words, ours = [*command], repository / "pytest_gpucluster"
+    before = words[: -1 - words[::-1].index(sys.executable)] if sys.executable in words else []
+    replaced = "sh" not in before or any(word.endswith('exec "$@"') for word in before)
+    if not replaced or not {*before[:1]} <= {*ENTERED} or not before or {*before} & {*NOT_ENTERED}:
+        return None
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": output}
+    made = subprocess.Popen([*before, "cat"], cwd=cwd, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
+    with contextlib.suppress(OSError):
+        made.stdin.write(b"\n")
+        made.stdin.flush()
+        its = Path(f"/proc/{made.pid}")
+        if made.stdout.read(1) and its.stat().st_uid == os.geteuid() and (its / f"root/{ours}").samefile(ours):
+            variables = os.fsdecode((its / "environ").read_bytes()).rstrip("\0").split("\0")
+            return made, words[len(before) :], dict(one.split("=", 1) for one in variables)
+    with made:
+        made.kill()
+    return None
+
+
 class Forking:
     """The process that forks, with the environment that it starts with; it ends when this process does."""
 
@@ -142,13 +186,18 @@ class Forking:
         )
         atexit.register(self._process.communicate)
 
-    def fork(self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], output: Path) -> Forked:
-        """Start the command as a fork; ``output`` takes all that it prints."""
+    def fork(self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], output: Path, **more: Any) -> Forked:
+        """Start the command as a fork; ``output`` takes all that it prints.
+
+        ``more`` may have ``reads``, its input; ``errors``, what takes its standard error; and ``stand_in``, the number of the
+        process whose place it takes.
+        """
         status = Path(self._statuses.name, str(next(self._numbers)))
-        paths = {"cwd": str(cwd), "output": str(output.resolve()), "status": str(status)}
+        paths = {"cwd": str(cwd), "output": str(output.resolve()), "errors": str(output.resolve()), "status": str(status)}
+        row = {"command": [*command], "environment": {**environment}, "reads": os.devnull, "stand_in": None, **paths, **more}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"command": [*command], "environment": {**environment}, **paths}) + "\n")
+        self._process.stdin.write(json.dumps(row) + "\n")
         self._process.stdin.flush()
         return Forked(int(self._process.stdout.readline()), status)
 
@@ -202,7 +251,7 @@ def _become(row: dict[str, Any], files: Sequence[int]) -> NoReturn:
     beside = _Beside(forking) if _words_of(row["command"])[2] in MODULES else None
     if "-u" in row["command"][1:2]:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = dict.fromkeys(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
     sys.path[:] = [os.getcwd(), *paths, *(path for path in sys.path if path not in before)]  # noqa: PTH109 -- as Python
     importlib.invalidate_caches()
     for library in _libraries(os.environ)[:1]:
@@ -237,12 +286,34 @@ def _take_files(wanted: Mapping[int, int]) -> None:
 
 
 def _run(command: Sequence[str]) -> NoReturn:
-    """Run the module as ``__main__``, and end as Python does."""
+    """Run the module as ``__main__``, and end as Python does, but take nothing apart: with torch that takes 0.3 CPU seconds."""
     _, _, module, *arguments = _words_of(command)
     sys.orig_argv[:], sys.argv[:] = command, ["-m", *arguments]
     sys.modules.pop(module if module != "pytest" else "", None)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    sys.exit(0)
+    code: Any = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if WHOLE_END in os.environ:
+            raise
+        code = ended.code
+    except BaseException as error:  # noqa: BLE001 -- shown, as Python ends
+        sys.excepthook(*sys.exc_info())
+        code = error
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    number = code if isinstance(code, int) else int(code is not None)
+    try:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except OSError:
+        number = number or 120
+    if isinstance(code, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(number & 0xFF)
 
 
 def _words_of(command: Any) -> list[str]:
@@ -322,10 +393,13 @@ class _Beside:
     def _replace(self, path: str, command: list[str]) -> None:
         """Be :func:`os.execv`."""
         words = _words_of(command)
-        if words[2] == AGENT and self._can(words, os.environ) and _is_one_thread():
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            _begin_anew(words)
+        if self._can(words, os.environ) and _is_one_thread():
+            kept = self._line.fileno()
+            if words[2] not in MODULES:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+                self._owner, kept = -1, -1  # what it starts are programs
+            _begin_anew(words, kept=kept)
         self._exec(path, command)
 
 
@@ -381,8 +455,11 @@ def _is_one_thread() -> bool:
     return len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 -- numbers
 
 
-def _begin_anew(command: Sequence[str]) -> NoReturn:
-    """Go on as this command in this process: without what it has imported, opened for itself, and set since it was forked."""
+def _begin_anew(command: Sequence[str], *, kept: int) -> NoReturn:
+    """Go on as this command in this process: without what it has imported, opened for itself, and set since it was forked.
+
+    ``kept`` is a descriptor that stays open, or -1.
+    """
     signal.set_wakeup_fd(-1)
     _reset_signals(_of_this_process()["ignored"])
     faulthandler.cancel_dump_traceback_later()
@@ -390,7 +467,7 @@ def _begin_anew(command: Sequence[str]) -> NoReturn:
     atexit._clear()
     for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 -- numbers
         with contextlib.suppress(OSError):
-            if not os.get_inheritable(descriptor):
+            if descriptor != kept and not os.get_inheritable(descriptor):
                 os.close(descriptor)
     for name in sys.modules.keys() - AT_FIRST.modules:
         del sys.modules[name]
@@ -402,21 +479,20 @@ def _begin_anew(command: Sequence[str]) -> NoReturn:
     gc.enable()
     importlib.invalidate_caches()
     _show(command, os.environ)
-    code: Any = 0
-    try:
-        _run(command)
-    except SystemExit as ended:
-        code = ended.code
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:  # noqa: BLE001 -- shown, as Python ends
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    atexit._run_exitfuncs()
-    if sys.stdout is not None:
-        sys.stdout.flush()
-    os._exit(code if isinstance(code, int) else 1 if code else 0)
+    _run(command)
+
+
+def _take_place(pid: int) -> None:
+    """Go into the namespaces of a process, and end it."""
+    library = ctypes.CDLL(None, use_errno=True)
+    pairs = [(f"/proc/self/ns/{kind}", f"/proc/{pid}/ns/{kind}") for kind in NAMESPACES]
+    for descriptor in [os.open(its, os.O_RDONLY) for own, its in pairs if not Path(its).samefile(own)]:
+        if library.setns(descriptor, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"setns of {pid}")
+        os.close(descriptor)
+    library.prctl(DUMPABLE, 1, 0, 0, 0)
+    platform._uname_cache = None  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGKILL)
 
 
 def _reap(statuses: dict[int, str]) -> None:
@@ -442,10 +518,14 @@ def _serve(ended: int) -> None:
                 return
             *lines, given = (given + read).split(b"\n")
             for row in map(json.loads, lines):
+                files = [os.open(row[name], how | os.O_NOCTTY) for name, how in OPENED.items()]
                 if (pid := os.fork()) == 0:
                     os.setsid()
-                    nothing, printed = os.open(os.devnull, os.O_RDONLY), os.open(row["output"], os.O_WRONLY | os.O_APPEND)
-                    _become({**row, **_of_this_process(), "kept": []}, [nothing, printed, printed])
+                    if row["stand_in"] is not None:
+                        _take_place(row["stand_in"])
+                    _become({**row, **_of_this_process(), "kept": []}, files)
+                for descriptor in files:
+                    os.close(descriptor)
                 statuses[pid] = row["status"]
                 os.write(1, f"{pid}\n".encode())
 

@@ -8,19 +8,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import psutil
 import pytest
 
 from tests.support import REPOSITORY, processes, reports
-from tests.support.forked_launches import WITH_ROOM, Forked, Forking, behind_a_program, can_fork
+from tests.support.forked_launches import WITH_ROOM, Forked, Forking, behind_a_program, can_fork, standing_in
 from tests.support.processes import MARK, POLL_S, command_of, free_port
 
 if TYPE_CHECKING:
@@ -90,9 +91,7 @@ class Launch:
         """Start it and return at once."""
         marked = {**self.environment, MARK: self.mark}
         with self._file().open("wb") as output:
-            if can_fork(self.command, self.environment, forking=environment(measured=False), repository=REPOSITORY):
-                with FORKS:
-                    self._process = forking().fork(self.command, cwd=self.cwd, environment=marked, output=self._file())
+            if self._is_forked(marked, output):
                 return self
             behind = behind_a_program(self.command, self.environment, repository=REPOSITORY)
             self._process = subprocess.Popen(
@@ -106,6 +105,20 @@ class Launch:
                 preexec_fn=hear_interrupts,  # noqa: PLW1509 -- one thread, and nothing but a signal's default
             )
         return self
+
+    def _is_forked(self, marked: Mapping[str, str], output: IO[bytes]) -> bool:
+        """Start it as a fork, where it can be one."""
+        made = standing_in(self.command, marked, cwd=self.cwd, output=output, repository=REPOSITORY)
+        stand_in, command, variables = made or (None, self.command, marked)
+        if forked := is_forked(command, variables):
+            with FORKS:
+                number = stand_in and stand_in.pid
+                paths = {"cwd": self.cwd, "output": self._file()}
+                self._process = forking().fork(command, environment=variables, stand_in=number, **paths)
+        if stand_in is not None:
+            with stand_in:
+                stand_in.wait(DEADLINE_S) if forked else stand_in.kill()
+        return forked
 
     def _file(self) -> Path:
         return self.cwd / f"{self.name}.{self.mark[:8]}.out"
@@ -233,6 +246,35 @@ class Launch:
 def forking() -> Forking:
     """What starts this process's launches of pytest and torchrun."""
     return Forking(environment(measured=False), repository=REPOSITORY)
+
+
+def is_forked(command: Sequence[str], variables: Mapping[str, str]) -> bool:
+    """Whether :func:`forking` can start it."""
+    return can_fork(command, variables, forking=environment(measured=False), repository=REPOSITORY)
+
+
+def finished(
+    command: Sequence[str], *, cwd: Path, variables: Mapping[str, str], within_s: float = DEADLINE_S
+) -> subprocess.CompletedProcess[str]:
+    """What :func:`subprocess.run` makes of a command, with its output as text; a fork where it can be one.
+
+    Raises:
+        subprocess.TimeoutExpired: It still runs after ``within_s``.
+    """
+    if not is_forked(command, variables):
+        ways: dict[str, Any] = {"capture_output": True, "text": True, "timeout": within_s}
+        return subprocess.run(command, cwd=cwd, env=variables, check=False, **ways)
+    with tempfile.TemporaryDirectory(prefix="finished-") as folder:
+        output, errors = files = [Path(folder, name) for name in ("output", "errors")]
+        for file in files:
+            file.touch()
+        with FORKS:
+            fork = forking().fork(command, cwd=cwd, environment=variables, output=output, errors=str(errors))
+        try:
+            code = fork.wait(within_s)
+        finally:
+            fork.send_signal(signal.SIGKILL)
+        return subprocess.CompletedProcess(command, code, *(file.read_text(encoding="utf-8") for file in files))
 
 
 def hear_interrupts() -> None:

@@ -9,14 +9,16 @@ import select
 import subprocess
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.launching import DEADLINE_S, hear_interrupts
+from tests.support.launching import DEADLINE_S, forking, hear_interrupts, is_forked
 from tests.support.processes import MARK, kill_marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
+
+    from tests.support.forked_launches import Forked
 
 
 @contextlib.contextmanager
@@ -24,8 +26,13 @@ def at_terminal(command: Sequence[str], *, cwd: Path, environment: Mapping[str, 
     """One command with a pseudo-terminal as stdin, stdout and stderr; what is left of it is killed at the end."""
     own, theirs = pty.openpty()
     variables = {**environment, MARK: (mark := uuid.uuid4().hex)}
-    ends: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
-    process = subprocess.Popen(command, cwd=cwd, env=variables, preexec_fn=hear_interrupts, **ends)  # noqa: PLW1509
+    process: subprocess.Popen[bytes] | Forked
+    if is_forked(command, environment):
+        name = os.ttyname(theirs)
+        process = forking().fork(command, cwd=cwd, environment=variables, output=Path(name), reads=name)
+    else:
+        ends: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+        process = subprocess.Popen(command, cwd=cwd, env=variables, preexec_fn=hear_interrupts, **ends)  # noqa: PLW1509
     os.close(theirs)
     try:
         yield Terminal(process, own)
@@ -38,7 +45,7 @@ def at_terminal(command: Sequence[str], *, cwd: Path, environment: Mapping[str, 
 class Terminal:
     """What a person at the terminal sees (``seen``) and types."""
 
-    def __init__(self, process: subprocess.Popen[bytes], own: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Forked, own: int) -> None:
         """``own``: this side of the pseudo-terminal."""
         self._process, self._own = process, own
         self.seen = ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,10 @@ from pytest_gpucluster.commands import arguments, main, run
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.reading import as_plain
 from tests.support import REPOSITORY
-from tests.support.launching import Launch, Starter, starter_in
+from tests.support.launching import Launch, Starter, finished, starter_in
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
 COMMAND = (sys.executable, "-m", "pytest_gpucluster.cli", "run")
@@ -108,10 +108,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def measured(starter: Starter, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, on two ranks of the CPU."""
-    command = [*COMMAND, "--device", "cpu", *arguments]
-    return subprocess.run(
-        command, cwd=starter.folder, env=starter.environment, capture_output=True, text=True, timeout=90, check=False
-    )
+    return finished([*COMMAND, "--device", "cpu", *arguments], cwd=starter.folder, variables=starter.environment)
 
 
 # What is typed.
@@ -329,15 +326,7 @@ def test_one_place(starter: Starter) -> None:
     """The command of docs/commands.md, as it stands there: one place, all fields, exit code 0."""
     page = (REPOSITORY / "docs" / "commands.md").read_text(encoding="utf-8")
     line = next(line for line in page.splitlines() if line.startswith("gpucluster run pytest_gpucluster.measurements"))
-    done = subprocess.run(
-        [*COMMAND[:3], *line.split()[1:]],
-        cwd=starter.folder,
-        env=starter.environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    done = finished([*COMMAND[:3], *line.split()[1:]], cwd=starter.folder, variables=starter.environment)
     assert done.returncode == 0, done.stderr
     shown = {fields[1]: fields[2:] for fields in (row.split() for row in done.stdout.splitlines())}
     assert {row.split()[0] for row in done.stdout.splitlines()} == {"node0-cpu0"}
