@@ -157,8 +157,8 @@ def results(bundle: Bundle) -> Found:
         return Found(NOT_OK, "the versions in its environment are not those of the journal")
     for name in sorted(changed, key=lambda name: name not in COPIED):
         path, one, other = first_difference(kept.get(name), made.get(name), name)
-        text = f"{path} is {_short(one)}, and the journal gives {_short(other)}"
-        return Found(NOT_OK, text) if name in COPIED else bundle.other(text)
+        why = f"{path} is {_short(one)}, and the journal gives {_short(other)}"
+        return Found(NOT_OK, why) if name in COPIED else bundle.other(why)
     return Found(OK, f"the verdict {kept['verdict']} and {counted(len(bundle.run.records), 'outcome')} follow from the journal")
 
 
