@@ -12,6 +12,7 @@ from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.siblings import OUTLIER_SIGMAS, shortfalls
 from pytest_gpucluster.places import Place
+from pytest_gpucluster.text import shortlist, text_of
 
 Value = TypeVar("Value")
 OF_THE_RANK: tuple[Part, ...] = ("gpu", "link", "nic", "switch", "path")
@@ -78,15 +79,16 @@ class Results(Mapping[Any, Any]):
             MeasurementError: the place could not be measured.
             KeyError: the place was not to be measured.
         """
-        if isinstance(place, Place) and place.gpu is None and place not in self:
-            members = self._of_nodes.get(place.node)
-            if not members:
-                raise KeyError(place)
+        members = self._of_nodes.get(place.node) if isinstance(place, Place) and place.gpu is None else None
+        if members and place not in self:
             self._raise_if_any(members)
             return self._values[members[0]]
         if place in self._errors:
             self._unread.discard(place)
             raise self._errors[place].with_traceback(None)  # of an earlier reader
+        if place not in self._values:
+            known = shortlist([*map(_named, self)], most=8)
+            raise KeyError(f"{_named(place)} is none of the places that were measured: {known}")
         self._is_read = True
         return self._values[place]
 
@@ -231,6 +233,10 @@ def _merged(errors: list[MeasurementError]) -> MeasurementError:
 
 def _field(measured: Any, name: str) -> Any:
     return measured[name] if isinstance(measured, Mapping) else getattr(measured, name)
+
+
+def _named(place: Any) -> str:
+    return " to ".join(map(str, place)) if isinstance(place, tuple) else text_of(place)
 
 
 def _order(place: Any) -> tuple[Any, ...]:

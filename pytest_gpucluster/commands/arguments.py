@@ -163,8 +163,8 @@ def require_fit(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 
 SUITE = "tests_acceptance"
 PARAMETER_FIRST = ("dcgm_diag",)
-"""Tests whose ids have the parameter before the place."""
-MAX_DEPTH, MAX_FILES = 3, 200
+"""Tests whose ids have the parameter before the place. They judge whatever entry has their name, with any parameter."""
+MAX_DEPTH = 3
 """How far test files are looked for below the folder of a thresholds file."""
 _NO_WAY_TO_CRITERION = {"self", "place", "node", "cluster", "recipe", "soak", "process_group", "rank", "world_size", "device"}
 _PACKAGES = {"site-packages", "node_modules", "venv", "__pycache__"}
@@ -196,7 +196,7 @@ def read_tests(paths: Iterable[Path]) -> list[TestsOfFile]:
     for path in paths:
         if not path.exists():
             raise ConfigurationError(f"--tests: there is no file or folder {path}")
-        for file in _test_files(path, depth=100, most=100_000) if path.is_dir() else [path]:
+        for file in _test_files(path, depth=100) if path.is_dir() else [path]:
             names = _read(file)
             if names is None:
                 raise ConfigurationError(f"--tests: {file} is not Python that can be read")
@@ -225,30 +225,32 @@ def nodeid_in_suite(key: str, place: str | None, *, root: Path) -> str:
     return f"{address}::test_{name}" + (f"[{ids}]" if ids else "")
 
 
-def tests_beside(path: Path) -> list[TestsOfFile]:
-    """The tests of the test files in the folder of a thresholds file, and a little below it. What is no Python is left out."""
-    files = _test_files(path.absolute().parent, depth=MAX_DEPTH, most=MAX_FILES)
-    return [names for names in map(_read, files) if names is not None]
+def tests_beside(path: Path, keys: Iterable[str]) -> list[TestsOfFile]:
+    """The tests of the test files in the folder of a thresholds file, and a little below it. What is no Python is left out.
+
+    A file without the name of a test of one of ``keys`` has no tests here: to parse all that a home directory holds takes
+    minutes.
+    """
+    texts = [f"test_{key.partition('[')[0]}".encode() for key in keys]
+    files = _test_files(path.absolute().parent, depth=MAX_DEPTH)
+    return [names for file in files if (names := _read(file, texts)) is not None]
 
 
-def _test_files(folder: Path, *, depth: int, most: int) -> list[Path]:
-    found: list[Path] = []
+def _test_files(folder: Path, *, depth: int) -> Iterator[Path]:
     for here, folders, files in os.walk(folder):
         below = len(Path(here).relative_to(folder).parts)
         folders[:] = sorted(name for name in folders if below < depth and name not in _PACKAGES and not name.startswith("."))
-        found += [Path(here, name) for name in sorted(files) if _is_test_file(name)]
-        if len(found) >= most:
-            break
-    return found[:most]
+        yield from (Path(here, name) for name in sorted(files) if _is_test_file(name))
 
 
 def _is_test_file(name: str) -> bool:
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
 
-def _read(file: Path) -> TestsOfFile | None:
+def _read(file: Path, texts: Iterable[bytes] = (b"",)) -> TestsOfFile | None:
     try:
-        tree = ast.parse(file.read_bytes())
+        content = file.read_bytes()
+        tree = ast.parse(content if any(text in content for text in texts) else b"")
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     is_generated = any(name in ("pytest_generate_tests", "pytestmark") for name, _ in _names(tree.body))

@@ -16,7 +16,7 @@ from pytest_gpucluster.config.run_files import JOURNAL, RESULTS
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.verdict import MISSING, WORDS
+from pytest_gpucluster.judging.verdict import WORDS
 from pytest_gpucluster.page.document import html
 from pytest_gpucluster.records.comparison import OutcomeChange, RunComparison, compare
 from pytest_gpucluster.records.matching import Matching, PartKey, label_of
@@ -99,11 +99,8 @@ def _within(by_host: Sequence[Sequence[tuple[Part, Part]]]) -> list[str]:
 def _address(old: Part, new: Part) -> str:
     """What is another one: ``PCI 0000:10:00.0 -> 0000:ff:00.0``."""
     names = {"pci": "PCI", "slot": "slot"}
-    return ", ".join(
-        f"{word} {old.get(name) or 'unknown'} -> {new.get(name) or 'unknown'}"
-        for name, word in names.items()
-        if old.get(name) != new.get(name)
-    )
+    others = [(word, old.get(name), new.get(name)) for name, word in names.items() if old.get(name) != new.get(name)]
+    return ", ".join(f"{word} {before or 'unknown'} -> {after or 'unknown'}" for word, before, after in others)
 
 
 def _single(places: Sequence[Part]) -> list[str]:
@@ -118,9 +115,8 @@ def _single(places: Sequence[Part]) -> list[str]:
     lines = []
     for gpus, names in hosts.items():
         text = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {', '.join(map(str, gpus[:-1]))} and {gpus[-1]}"
-        lines.append(
-            f"{hostlist(names)}: {text}" + (f" of each, {counted(len(gpus) * len(names), 'GPU')}" if len(names) > 1 else "")
-        )
+        each = f" of each, {counted(len(gpus) * len(names), 'GPU')}" if len(names) > 1 else ""
+        lines.append(f"{hostlist(names)}: {text}{each}")
     return [*(label_of(place) for place in places if place["gpu"] is None), *lines]
 
 
@@ -131,12 +127,8 @@ def _whole(nodes: Iterable[Sequence[Part]], *, still_there: Iterable[str]) -> li
     for (is_there, size), some in alike.items():
         if len(some) > FEW:
             names = hostlist(str(one.get("hostname") or f"node{one['node']}") for one in some)
-            each = (
-                f"all of the {counted(size, 'GPU')} of each"
-                if is_there
-                else f"{counted(len(some), 'node')} with {counted(size, 'GPU')} each"
-            )
-            lines.append(f"{names}: {each}")
+            each = f"{counted(len(some), 'node')} with {counted(size, 'GPU')} each"
+            lines.append(f"{names}: all of the {counted(size, 'GPU')} of each" if is_there else f"{names}: {each}")
             continue
         what = f"all of its {counted(size, 'GPU')}" if is_there else f"the node with its {counted(size, 'GPU')}"
         lines += [f"{one.get('hostname') or 'an unknown host'} (node{one['node']}): {what}" for one in some]
@@ -199,9 +191,9 @@ def markdown_lines(found: RunComparison) -> list[str]:
 
 
 def _in_sections(found: RunComparison, head: Callable[[str], list[str]], line: Callable[[str], str]) -> Iterator[str]:
-    for title, items in (*sections(found), *_details(found)):
+    for title, items in (*sections(found), (f"{FINDABLE}, by rate", _reach(found))):
         more = [f"... and {len(items) - MOST} more"] if len(items) > MOST else []
-        yield from (*head(title), *map(line, [*items[:MOST], *more]))
+        yield from (*head(title), *map(line, [*items[:MOST], *more])) if items else ()
 
 
 def page_of(found: RunComparison) -> str:
@@ -271,10 +263,6 @@ def findable(found: RunComparison) -> str:
     return f"{FINDABLE}: {low if low == high else f'{low} to {high}'} %{said}"
 
 
-def _details(found: RunComparison) -> list[Section]:
-    return [(f"{FINDABLE}, by rate", _reach(found))] if found.findable else []
-
-
 def _reach(found: RunComparison) -> list[str]:
     return [f"{name}: {100 * share:.2g} %" for name, share in _by_share(found)]
 
@@ -296,28 +284,21 @@ def _labels(found: RunComparison) -> Callable[[PartKey], str]:
     return lambda part: label_of(known.get(part))
 
 
-def _outcome(one: OutcomeChange, label: Callable[[PartKey], str]) -> str:
+def _outcome(one: OutcomeChange, label: Callable[[PartKey], str], what: str | None = None) -> str:
     """Criterion and part once, although the reason begins with them; a reason that names another part is whole."""
     where, (head, colon, rest) = label(one.part), one.reason.partition(": ")
     place = PLACE_IN_REASON.search(head) if colon and head.startswith(f"{one.criterion} at ") else None
     is_same = place is not None and place[0] in where
     why = f": {rest if is_same else one.reason}" if one.reason else ""
-    return f"{one.criterion} at {where}: {WORDS[one.before]} -> {WORDS[one.after]}{why}"
+    return f"{what or one.criterion} at {where}: {WORDS[one.before]} -> {WORDS[one.after]}{why}"
 
 
 def _worse_outcomes(found: RunComparison, label: Callable[[PartKey], str]) -> list[str]:
-    """A line an outcome; what is missing with a node that did not answer is one line of that node."""
-    lines, silent, places = [], found.parts.silent, found.parts.places_after
-    lost: dict[PartKey, list[OutcomeChange]] = {}
-    for one in found.worse_outcomes:
-        if one.after == MISSING and str(places.get(one.part, {}).get("hostname")) in silent:
-            lost.setdefault(one.part, []).append(one)
-        else:
-            lines.append(_outcome(one, label))
-    for part, some in lost.items():
-        what = some[0].criterion if len(some) == 1 else counted(len(some), "criterion", "criteria")
-        lines.append(f"{what} at {label(part)}: {WORDS[some[0].before]} -> {WORDS[MISSING]}: {some[0].reason}")
-    return lines
+    """A line for all criteria with one reason at one part, such as those that are missing with a node."""
+    alike = grouped(((one.part, one.before, one.after, one.reason or one.criterion), one) for one in found.worse_outcomes)
+    names = [[one.criterion for one in some] for some in alike.values()]
+    whats = [", ".join(some) if len(some) <= FEW else counted(len(some), "criterion", "criteria") for some in names]
+    return [_outcome(some[0], label, what) for some, what in zip(alike.values(), whats, strict=True)]
 
 
 def _value(one: Change, label: Callable[[PartKey], str]) -> str:

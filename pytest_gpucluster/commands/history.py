@@ -51,6 +51,11 @@ class KeptRun:
     where: str | None = None
 
     @property
+    def id(self) -> str:
+        """Its id, which a copy has too; its folder where its file has none."""
+        return str(self.head.get("run", {}).get("id") or self.folder)
+
+    @property
     def started(self) -> str:
         """When it began, in ISO 8601; empty where its file does not say it."""
         return str(self.head.get("run", {}).get("started") or "")
@@ -108,16 +113,19 @@ def main(chosen: argparse.Namespace) -> int:
     if chosen.part is not None and chosen.criterion is None:
         raise ConfigurationError("--part needs a CRITERION, whose values of that part are shown")
     folders, remarks = find_runs(chosen.folder)
-    runs: list[KeptRun] = []
+    found: list[KeptRun] = []
     for folder in folders:
         try:
-            runs.append(read_run(folder, criterion=chosen.criterion, part=chosen.part))
+            found.append(read_run(folder, criterion=chosen.criterion, part=chosen.part))
         except ConfigurationError as error:
             remarks.append(str(error))
+    found.sort(key=lambda run: (run.started, str(run.head.get("run", {}).get("ended") or ""), str(run.folder)))
+    last = {run.id: run for run in found}
+    runs = [*last.values()]
+    remarks += [f"{run.folder} is a copy of the run in {last[run.id].folder}" for run in found if last[run.id] is not run]
     for remark in remarks:
         sys.stderr.write(f"gpucluster history: left out: {one_line(remark)}\n")
     _require(runs, chosen)
-    runs.sort(key=lambda run: (run.started, str(run.folder)))
     lines = [_line(run, chosen) for run in runs]
     said = [] if chosen.criterion is None else [Text(one_line(trend(runs, chosen.criterion, part=chosen.part)))]
     print_parts([table_by_heading(lines, right=("median", "worst", "part")), *said])

@@ -8,7 +8,7 @@ import sys
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from pytest_gpucluster.commands.arguments import TestsOfFile, judges, read_tests, tests_beside
+from pytest_gpucluster.commands.arguments import PARAMETER_FIRST, TestsOfFile, judges, read_tests, tests_beside
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
 from pytest_gpucluster.config.yaml_lines import Problem
 from pytest_gpucluster.judging import waivers
@@ -19,8 +19,6 @@ from pytest_gpucluster.thresholds.layers import packaged_path
 from pytest_gpucluster.thresholds.lint import check
 from pytest_gpucluster.thresholds.schema import File
 
-_ANY_PARAMETER = ("dcgm_diag",)
-"""Tests of the packaged suite that judge whatever entry has their name, with any parameter."""
 _ONE_LETTER = 0.85
 """difflib's ratio: ``bf16_tflopz`` is 0.91 from ``bf16_tflops``."""
 
@@ -67,8 +65,8 @@ def _lint(path: Path, named: list[TestsOfFile], *, has_tests: bool) -> bool:
 def _without_test(file: ThresholdsFile, named: list[TestsOfFile]) -> list[tuple[Problem, str]]:
     """The entries that no test judges, with their names. Each packaged entry has a test in the packaged suite."""
     own = [key for key in file.content.criteria if key not in file.packaged.content.criteria]
-    own = [key for key in own if not ("[" in key and key.partition("[")[0] in _ANY_PARAMETER)]
-    tests = [*named, *tests_beside(file.path)] if own else []
+    own = [key for key in own if not ("[" in key and key.partition("[")[0] in PARAMETER_FIRST)]
+    tests = [*named, *tests_beside(file.path, own)] if own else []
     others = f", nor one of {counted(len(tests), 'other test file')}" if tests else ""
     return [(_untested(file, key, others), key) for key in own if not any(judges(one, key) for one in tests)]
 

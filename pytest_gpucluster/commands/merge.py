@@ -31,8 +31,6 @@ def main(chosen: argparse.Namespace) -> int:
         ConfigurationError: the runs cannot be merged; nothing was written then.
     """
     hosts = hosts_from(chosen.hosts) if chosen.hosts is not None else ()
-    if not all(hosts):
-        raise ConfigurationError(f"--hosts {chosen.hosts!r} names an empty host; say A,B,...")
     same = {os.path.realpath(folder) for folder in chosen.folders}
     if len(same) < len(chosen.folders):
         raise ConfigurationError("one results directory is given twice")

@@ -16,7 +16,7 @@ from pytest_gpucluster.inventory.nvml import FAULT_REASONS
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none, split
 from pytest_gpucluster.inventory.watched_node import LiveGpu, LivePort, NodeReading, rate_gb_s
 from pytest_gpucluster.judging.forecast import clock
-from pytest_gpucluster.judging.verdict import BAD, FAILED, OUTCOMES, WAIVED, count_of
+from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES, UNMEASURED, WAIVED, count_of
 from pytest_gpucluster.reporting.lines import hostlist, printed, safe, width_of, wrapped
 from pytest_gpucluster.text import counted
 
@@ -358,12 +358,12 @@ def _state_lines(run: RunPicture, room: Room) -> list[Text]:
 def progress_line(run: RunPicture) -> Text:
     """``[#######---------] 45 %, 45 of 100 checks after 1:03, next bf16_tflops``."""
     full, percent = (parts * run.done // max(run.expected, 1) for parts in (BAR_WIDTH, 100))
-    is_bad = any(run.counts.get(kind) for kind in (*BAD, WAIVED))
+    bad, open_ = (sum(run.counts.get(kind, 0) for kind in kinds) for kinds in ((FAILED, WAIVED), UNMEASURED))
     text = f"] {percent} %, {run.done} of {run.expected} checks after {clock(run.elapsed_s)}"
     text += f", soak round {run.soak_round}" if run.soak_round is not None else ""
     is_open = run.verdict_line is None and run.next_criterion is not None
     text += f", next {run.next_criterion}" if is_open else ""
-    return Text.assemble("[", ("#" * full, "red" if is_bad else "green"), "-" * (BAR_WIDTH - full), safe(text))
+    return Text.assemble("[", ("#" * full, _colour(bad, open_) or "green"), "-" * (BAR_WIDTH - full), safe(text))
 
 
 def _counts_lines(run: RunPicture) -> list[Text]:
@@ -378,38 +378,43 @@ def _progress_of_nodes(run: RunPicture, room: Room) -> list[Text]:
     """A line for each of a few nodes, a cell for each of many: those with bad outcomes first."""
     if len(run.nodes) <= MOST_NODES:
         return [_node_line(node, is_wide=room.is_wide) for node in run.nodes]
-    ordered = sorted(run.nodes, key=lambda node: not _is_notable(node))
+    ordered = sorted(run.nodes, key=lambda node: ("red", "yellow", "").index(_style(node)))
     cells = [_node_cell(node) for node in ordered[:MOST_CELLS]]
     lines = _rows(cells, _across(room, NODE_CELL, len(cells)))
     left = ordered[MOST_CELLS:]
     if left:
-        bad = sum(map(_is_notable, left))
-        lines.append(Text(f"and {counted(len(left), 'more node')}, {bad} of them bad or absent"))
+        bad = sum(_style(node) != "" for node in left)
+        lines.append(Text(f"and {counted(len(left), 'more node')}, {bad} of them bad, absent or not measured"))
     return lines
 
 
-def _is_notable(node: NodeProgress) -> bool:
-    return node.is_absent or node.bad + node.missing > 0
+def _colour(bad: int, unmeasured: int) -> str:
+    return "red" if bad else "yellow" if unmeasured else ""
+
+
+def _style(node: NodeProgress) -> str:
+    """Red for what is bad or absent, yellow for what was not measured, empty for all other nodes."""
+    return _colour(node.is_absent + node.bad, node.errors + node.missing)
 
 
 def _state(node: NodeProgress) -> str:
-    """How far a node is: ``  96 %, 2 bad, 1 missing``."""
+    """How far a node is: ``  96 %, 2 bad, 1 error, 1 missing``."""
     if node.is_absent:
         return "absent"
     share = f"{100 * node.done // node.expected} %" if node.expected else NOTHING
-    counts = [f"{number} {word}" for number, word in ((node.bad, "bad"), (node.missing, "missing")) if number]
-    return ", ".join([f"{share:>5}", *counts])
+    counts = (f"{node.bad} bad", counted(node.errors, "error"), f"{node.missing} missing")
+    return ", ".join([f"{share:>5}", *(one for one in counts if not one.startswith("0 "))])
 
 
 def _node_cell(node: NodeProgress) -> Text:
     text = f"{node.id:<9}{_state(node)}"[: NODE_CELL - 1].ljust(NODE_CELL)
-    return Text(text, style="red" if _is_notable(node) else "")
+    return Text(text, style=_style(node))
 
 
 def _node_line(node: NodeProgress, *, is_wide: bool) -> Text:
     name = node.id if node.hostname is None else f"{node.id} ({node.hostname})"
     spans = "  ".join(f"{_span(span)} {'MHz' if unit == 'SM MHz' else unit}" for unit, span in node.telemetry.items())
-    line = Text().append(safe(f"{name}  {_state(node)}"), style="red" if _is_notable(node) else "")
+    line = Text().append(safe(f"{name}  {_state(node)}"), style=_style(node))
     return line.append("  ").append(reasons_of([*node.reasons], is_wide=is_wide)).append(f"  {spans}")
 
 

@@ -260,8 +260,9 @@ TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 VERDICT = "urn:x-pytest-gpucluster:verdict:v1"
 RESULT = {ACCEPTED: "PASSED", WITH_WAIVERS: "WARNED"}
 """Every other verdict is FAILED."""
-KEPT = ("profile", "level", "expected", "simulated", "changed_limits", "changed_terms", "waivers", "remarks")
 LIMITS = ("thresholds_sha256", "limits_sha256")
+COPIED = ("profile", "level", "expected", "simulated", "changed_limits", "changed_terms", *LIMITS)
+"""Members of results.json that stand in the journal as they are, whatever version makes the one from the other."""
 ENVIRONMENT, AS_READ, AS_PACKAGED = "environment.json", "limits/as-read.yaml", "limits/packaged.json"
 
 
@@ -294,7 +295,7 @@ def verdict_statement(run: RunDocument, files: Mapping[str, bytes]) -> dict[str,
         "verdict_line": run.facts.get("verdict_line"),
         "run": run.facts.get("run"),
         "limits": {name: run.facts.get(name) for name in LIMITS},
-        **{name: run.facts.get(name) for name in KEPT},
+        **{name: run.facts.get(name) for name in (*COPIED, "waivers", "remarks") if name not in LIMITS},
     }
     return _statement(VERDICT, predicate, files)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -16,15 +17,16 @@ from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, Settled, hidden_by_median, samples_of, settle, stalls_of
 from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
-from pytest_gpucluster.judging.waivers import PLACE_ID
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.text import shortened, text_of
+from pytest_gpucluster.text import shortened, shortlist, text_of
 from pytest_gpucluster.thresholds.limit import Limit
 
 if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 
+PART = re.compile(r"(node\d+|(node\d+-)?[gc]pu\d+)\Z")
+"""A text that names a part, whole or in short; a host may be called so too."""
 RANKING = (PASSED, NOISY, FAILED)
 MOST_REMARKS = 8
 """Of one criterion at one place: a soak has thousands of values, and a cluster a thousand places."""
@@ -382,10 +384,10 @@ def _foreign(values: Mapping[Any, Any], expected: Sequence[Place]) -> dict[Any, 
 
     So is a pair of one place with itself, one without an expected place, and one that leaves several expected places.
     """
-    ids, found = {place.id for place in expected}, {}
+    ids, found, hosts = {place.id for place in expected}, {}, {place.hostname for place in expected}
     for name in values if expected else ():
         parts = name if isinstance(name, tuple) else (name,)
-        places = [_at(part) for part in parts if isinstance(part, Place) or (isinstance(part, str) and PLACE_ID.match(part))]
+        places = [_at(part) for part in parts if isinstance(part, Place) or (part not in hosts and PART.match(_at(part)))]
         known = ids.intersection(places)
         if places and (len({*places}) < len(places) or not known or (len(ids) > 1 and len(known) < len(places))):
             found[name] = " to ".join(places)
@@ -411,7 +413,8 @@ def _coverage_error(criterion: Criterion, values: Mapping[Any, Any], foreign: Ma
     if not foreign:
         return None
     here = f"at {criterion.place}" if criterion.place is not None else "here"
-    return MeasurementError(f"{key}: a value for {', '.join(foreign.values())}, which is not required {here}")
+    text = f"a value for {', '.join(foreign.values())}, which is not required {here}; required: {shortlist([*by_id], most=8)}"
+    return MeasurementError(f"{key}: {text}")
 
 
 def _is_outside(value: Any, limit: Limit) -> bool:

@@ -120,12 +120,14 @@ class Collection:
         deselect(config, items, self.earlier.leave_out_kept(items))
         self._in_order(items)
 
-    def _judged_by_others(self, items: Iterable[pytest.Item]) -> list[str]:
-        """A term that names the packaged criteria that own tests of a user, or edited ones, judge by any number."""
+    def _judged_by_others(self, items: Sequence[pytest.Item]) -> list[str]:
+        """A term that names the packaged criteria that own tests or fixtures of a user, or edited ones, judge by any number."""
         packaged = self._session.setup.thresholds.packaged.content.criteria
-        others = [item.stash[PAIR] for item in items if PACKAGED not in item.path.parts or not is_released_test(item.path)]
+        own = [item for item in items if not (PACKAGED in item.path.parts and is_released_test(item.path))]
+        others = [item.stash[PAIR] for item in (*own, *filter(pairing.has_replaced_fixture, items))]
         keys = dict.fromkeys(pair.criterion for pair in others if pair.judges and pair.criterion in packaged)
-        return [f"judged by tests of your own, not the packaged ones: {shortlist([*keys], most=SHOWN_LIMITS)}"] if keys else []
+        text = "judged by tests or fixtures of your own, not the packaged ones"
+        return [f"{text}: {shortlist([*keys], most=SHOWN_LIMITS)}"] if keys else []
 
     def _in_order(self, items: list[pytest.Item]) -> None:
         soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}
@@ -296,8 +298,7 @@ def deselect(config: pytest.Config, items: list[pytest.Item], left_out: Sequence
 
 def subjects_of(items: Iterable[pytest.Item]) -> dict[str, str]:
     """The subject of each criterion: the first of our marks on its test."""
-    paired = [item for item in items if PAIR in item.stash]
-    ones = {item.stash[PAIR].criterion: item for item in paired}  # one test of each
+    ones = {item.stash[PAIR].criterion: item for item in items if PAIR in item.stash}  # one test of each
     marked = {criterion: [name for name in SUBJECTS if one.get_closest_marker(name)] for criterion, one in ones.items()}
     return {criterion: names[0] for criterion, names in marked.items() if names}
 

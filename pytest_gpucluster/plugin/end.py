@@ -58,6 +58,11 @@ class End:
         return self.verdict is not None and self.verdict.word == ACCEPTED and not self._is_insufficient
 
     @property
+    def is_bad(self) -> bool:
+        """Whether something failed or was not measured, a report is not on disk, or a self-test objects."""
+        return self.verdict is not None and (self._is_insufficient or any(self.verdict.counts[outcome] for outcome in BAD))
+
+    @property
     def _is_insufficient(self) -> bool:
         selftest = self._session.state.selftest
         return bool(self._disk_errors) or (selftest is not None and bool(selftest["objections"]))
@@ -149,17 +154,9 @@ class End:
     def _wanted(self) -> Wanted:
         setup = self._session.setup
         start = self._config.invocation_params.dir
-        written = {
-            name: Written(file=in_checkout(entry.file, start), line=entry.line) for name, entry in setup.criteria.items()
-        }
-        settings = setup.settings
-        return Wanted(
-            summary=settings.summary,
-            metrics=settings.metrics,
-            termination=settings.termination,
-            environment=os.environ,
-            written=written,
-        )
+        known = {key: Written(file=in_checkout(entry.file, start), line=entry.line) for key, entry in setup.criteria.items()}
+        reports = {name: getattr(setup.settings, name) for name in ("summary", "metrics", "termination")}
+        return Wanted(**reports, environment=os.environ, written=known)
 
     def _why_unfinished(self, session: pytest.Session) -> tuple[str, str]:
         """The outcome of tests that did not run, and what ended the session before them."""
@@ -175,9 +172,8 @@ class End:
     def _exit_status(self, session: pytest.Session) -> int:
         """Keep pytest's own status, but never 0 when something is not as it should be."""
         assert self.verdict is not None
-        bad = any(self.verdict.counts[outcome] for outcome in BAD) or self._is_insufficient
         gated = self._session.setup.settings.gate and self.verdict.word != ACCEPTED
-        if int(session.exitstatus) == 0 and (bad or gated):
+        if int(session.exitstatus) == 0 and (self.is_bad or gated):
             return int(pytest.ExitCode.TESTS_FAILED)
         if int(session.exitstatus) == 0 and not any(self.verdict.counts[outcome] for outcome in (PASSED, WAIVED)):
             return int(pytest.ExitCode.NO_TESTS_COLLECTED)  # every test skipped: nothing was measured

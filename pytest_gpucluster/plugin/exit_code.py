@@ -54,9 +54,8 @@ class ExitCodeGuard:
             _refuse_other_ways(config)
             code = final_code(config, (yield))
         except SystemExit as ended:  # a hook left by itself
-            if ended.code not in (None, 0) or not _is_gated(config):
+            if ended.code not in (None, 0) or not (code := final_code(config, 0)):
                 raise
-            code = final_code(config, 0)
         except pytest.UsageError as error:
             code = int(pytest.ExitCode.USAGE_ERROR)
             sys.stdout.flush()  # pytest prints the error to stderr: it comes last, in a pipe too
@@ -83,10 +82,14 @@ def guard_immediate_exit(config: pytest.Config) -> None:
 
 
 def final_code(config: pytest.Config, code: Any) -> int:
-    """The exit code of this process, where pytest and its hooks chose ``code``: with the gate, 0 is for ACCEPTED alone."""
+    """The exit code of this process, where pytest and its hooks chose ``code``.
+
+    It is 0 for no run in which something is bad, and with the gate for ACCEPTED alone.
+    """
     chosen = int(code or 0)
     run = config.stash.get(RUN, None)
-    if chosen != 0 or not _is_gated(config) or (run is not None and run.end.is_accepted):
+    is_bad, is_accepted = (run is not None and getattr(run.end, name) for name in ("is_bad", "is_accepted"))
+    if chosen != 0 or not (is_bad or (_is_gated(config) and not is_accepted)):
         return chosen
     if run is None or run.end.verdict is None:
         sys.stdout.flush()

@@ -81,13 +81,8 @@ def criterion_key(name: str, original_name: str, place: Place | None) -> str:
 
 
 def _without(parameters: str, place_id: str) -> str:
-    if parameters == place_id:
-        return ""
-    if parameters.endswith(f"-{place_id}"):
-        return parameters.removesuffix(f"-{place_id}")
-    if parameters.startswith(f"{place_id}-"):
-        return parameters.removeprefix(f"{place_id}-")
-    return parameters.replace(f"-{place_id}-", "-", 1)
+    before, found, after = f"-{parameters}-".rpartition(f"-{place_id}-")
+    return f"{before}-{after}"[1:-1] if found else parameters
 
 
 def require_entry(key: str, known: Collection[str], *, nodeid: str, file: str) -> None:
@@ -159,6 +154,13 @@ def _is_ours(item: pytest.Item, name: str) -> bool:
 def is_own_fixture(found: Sequence[Any] | None) -> bool:
     """Whether a fixture's last definition is ours: a project's own comes last."""
     return found is not None and len(found) > 0 and found[-1].func.__module__ == FIXTURES
+
+
+def has_replaced_fixture(item: pytest.Item) -> bool:
+    """Whether somebody has put another fixture in the place of one of ours, for this test."""
+    known: Any = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    several = [found for found in known.values() if len(found) > 1]
+    return any(not is_own_fixture(found) and any(is_own_fixture([one]) for one in found) for found in several)
 
 
 def register_part(config: pytest.Config, plugin: object, name: str) -> None:

@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from pytest_gpucluster.config.host_list import expand, is_same_host
+from pytest_gpucluster.config.host_list import expand, is_address, is_same_host
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.grouping import grouped
@@ -306,10 +306,10 @@ def hosts_from(text: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: no hosts are there, or the text is no list of hosts.
     """
-    if "/" not in text and "[" not in text:
-        return tuple(host.strip() for host in text.split(","))
     path = Path(text)
-    if path.is_dir():
+    if "/" not in text and not all(one.strip() for one in text.split(",")):
+        raise ConfigurationError(f"--hosts {text!r} names an empty host; say A,B,...")
+    if "/" in text and path.is_dir():
         hosts = hosts_of_earlier_run(path)
         if not hosts:
             raise ConfigurationError(f"--hosts {text}: no run in this folder knew the hosts of all its nodes")
@@ -319,6 +319,9 @@ def hosts_from(text: str) -> tuple[str, ...]:
         hosts = expand(",".join(line.partition("#")[0] for line in written))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--hosts {text}: {getattr(error, 'strerror', None) or error}") from None
+    for host, number in Counter(hosts).items():
+        if number > 1 or not (EXACT.match(host) or is_address(host)):
+            raise ConfigurationError(f"--hosts {text}: {host!r} is {'there twice' if number > 1 else 'no hostname'}")
     if not hosts:
         raise ConfigurationError(f"--hosts {text}: it names no host")
     return hosts

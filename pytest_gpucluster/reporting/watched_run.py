@@ -15,7 +15,7 @@ from typing import Any
 from pytest_gpucluster.config.run_files import JOURNAL, LOGS
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.culprits import Culprit, find_culprits
-from pytest_gpucluster.judging.verdict import BAD, MISSING, PENDING, WAIVED, Record, counted_as
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PENDING, WAIVED, Record, counted_as
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.reading import contradiction_in
 from pytest_gpucluster.reporting.files import LOCK
@@ -35,7 +35,8 @@ class NodeProgress:
     """One node of a run: outcomes of its places, and what its GPUs showed when each was measured last.
 
     ``hostname`` is None where no list names the host of an absent node. ``is_absent``: none of its GPUs answers, as is known.
-    ``done`` and ``bad`` count no outcome that is ``missing``: what an ended run did not come to is neither.
+    ``done`` counts no outcome that is ``missing``: what an ended run did not come to. ``bad`` is what failed, also where a
+    waiver covers it; ``errors`` is what was not measured, or is too close to call.
     ``telemetry`` has the least and the most by ``SM MHz``, ``W`` and ``C``; ``reasons`` are the event reasons.
     """
 
@@ -45,6 +46,7 @@ class NodeProgress:
     done: int
     expected: int
     bad: int
+    errors: int
     missing: int
     telemetry: Mapping[str, tuple[float, float]]
     reasons: tuple[str, ...]
@@ -269,15 +271,16 @@ def _node(node: int, records: Sequence[Record], hostname: str | None, *, is_abse
             last[record.place] = record.evidence
     seen = {name: [one[name] for one in last.values() if isinstance(one.get(name), (int, float))] for name in TELEMETRY}
     reasons = [reason for one in last.values() if isinstance(one.get("event reasons"), list) for reason in one["event reasons"]]
-    missing = sum(record.outcome == MISSING for record in records)
+    kinds = Counter(map(counted_as, records))
     return NodeProgress(
         id=f"node{node}",
         hostname=hostname,
         is_absent=is_absent,
-        done=sum(record.outcome not in (PENDING, MISSING) for record in records),
+        done=len(records) - kinds[PENDING] - kinds[MISSING],
         expected=len(records),
-        bad=sum(counted_as(record) in (*BAD, WAIVED) for record in records) - missing,
-        missing=missing,
+        bad=kinds[FAILED] + kinds[WAIVED],
+        errors=kinds[ERROR] + kinds[NOISY],
+        missing=kinds[MISSING],
         telemetry={name: (min(values), max(values)) for name, values in seen.items() if values},
         reasons=tuple(dict.fromkeys(str(reason) for reason in reasons)),
     )

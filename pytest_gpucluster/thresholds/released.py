@@ -97,9 +97,10 @@ def _text_of(files: tuple[tuple[str, bytes], ...]) -> str:
 
 @lru_cache
 def is_released_test(file: Path) -> bool:
-    """Whether a test file, and the conftest.py beside it, are packaged ones that nobody edited."""
-    known, both = TESTS.read_text(encoding="ascii").split(), (file, file.with_name("conftest.py"))
-    return all(one.is_file() and hashlib.sha256(one.read_bytes()).hexdigest() in known for one in both)
+    """Whether a test file, the conftest.py beside it, and each one below, are packaged ones that nobody edited."""
+    known, beside = TESTS.read_text(encoding="ascii").split(), file.with_name("conftest.py")
+    files = {file, beside, *file.parent.rglob(beside.name)}
+    return all(one.is_file() and hashlib.sha256(one.read_bytes()).hexdigest() in known for one in files)
 
 
 def digest_of(text: str) -> str:

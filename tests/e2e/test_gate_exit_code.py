@@ -75,6 +75,28 @@ def test_no_hook_opens_the_gate_without_a_test(starter: Starter, hook: str) -> N
     assert_shut(starter, hook, "")
 
 
+BAD = "def test_bad():\n    assert 1 == 2\n"
+LATE = ("session finish, last", "session finish, around all", "unconfigure", "unconfigure leaves", "command line")
+
+
+@pytest.mark.parametrize("hook", [*LATE, "none"])
+def test_no_hook_makes_a_failure_good(starter: Starter, hook: str) -> None:
+    """Also without the gate: a verdict REJECTED with exit code 0 is green for whoever runs it."""
+    starter.write(conftest=HOOKS.get(hook, ""), test_bad=BAD, test_plain=PLAIN)
+    launch = starter.pytest("--gpucluster", "test_bad.py", "test_plain.py")
+    assert launch.end() == 1, launch.output
+    launch.gone()
+
+
+@pytest.mark.parametrize("hook", LATE)
+def test_a_hook_may_choose_the_code_of_what_is_not_bad(starter: Starter, hook: str) -> None:
+    """Nothing failed, and no gate was asked for."""
+    starter.write(conftest=HOOKS[hook].replace("= 0", "= 7").replace("(0)", "(7)").replace("n 0", "n 7"), test_plain=PLAIN)
+    launch = starter.pytest("--gpucluster", "test_plain.py")
+    assert launch.end() == 7, launch.output
+    launch.gone()
+
+
 @pytest.mark.parametrize("option", LOOKING)
 def test_looking_is_refused(starter: Starter, option: str) -> None:
     """One sentence and exit code 4; also where the option comes from PYTEST_ADDOPTS."""

@@ -118,7 +118,30 @@ def test_an_edited_copy_of_the_suite_is_told(tmp_path: Path, edited: str | None)
         with (tmp_path / "tests_acceptance" / edited).open("a", encoding="utf-8") as file:
             file.write("# edited\n")
     found = run_pytest(tmp_path, "tests_acceptance/test_hosts.py", "-k", "drift", "--gpucluster-expect=nodes=1,gpus_per_node=2")
-    assert ("judged by tests of your own, not the packaged ones: drift" in found.verdict_line) is (edited is not None)
+    term = "judged by tests or fixtures of your own, not the packaged ones: drift"
+    assert (term in found.verdict_line) is (edited is not None)
+
+
+OVERRIDES = {
+    "cluster": "@pytest.fixture(scope='session')\ndef cluster(cluster):\n    return cluster\n",
+    "criterion": "@pytest.fixture\ndef criterion(criterion):\n    return criterion\n",
+    "another name": "@pytest.fixture(autouse=True)\ndef mine(cluster):\n    return None\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("cluster", "conftest.py"), ("cluster", "plugin.py"), ("criterion", "conftest.py"), ("another name", "conftest.py")],
+)
+def test_a_fixture_in_the_place_of_ours_is_told(tmp_path: Path, name: str, file: str) -> None:
+    """It may return any value for a packaged test, which passed by it unnamed."""
+    suite = tmp_path / "tests_acceptance"
+    shutil.copytree(REPOSITORY / "tests_acceptance", suite, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['plugin']\n", encoding="utf-8")
+    (tmp_path / file).write_text(f"import pytest\n{OVERRIDES[name]}", encoding="utf-8")
+    found = run_pytest(tmp_path, "tests_acceptance/test_hosts.py", "-k", "drift", "--gpucluster-expect=nodes=1,gpus_per_node=1")
+    term = "judged by tests or fixtures of your own, not the packaged ones: drift"
+    assert (term in found.verdict_line) is (name != "another name")
 
 
 def test_who_judges_a_packaged_criterion_is_told(tmp_path: Path) -> None:
@@ -126,7 +149,7 @@ def test_who_judges_a_packaged_criterion_is_told(tmp_path: Path) -> None:
     text = "def test_drift(node, criterion):\n    criterion.require(0)\n"
     (tmp_path / "test_other.py").write_text(text, encoding="utf-8")
     found = run(tmp_path, "test_other.py", "test_own.py")
-    term = "judged by tests of your own, not the packaged ones: drift"
+    term = "judged by tests or fixtures of your own, not the packaged ones: drift"
     assert (found.row("drift", "node0")["outcome"], found.results["changed_terms"]) == ("passed", [term])
     assert found.verdict_line.endswith(f"; terms changed: {term}")
 

@@ -59,6 +59,17 @@ def test_a_place_that_was_not_asked() -> None:
     with pytest.raises(KeyError):
         results[B]
     assert B not in results
+    assert results.get(B, "nothing") == "nothing"
+
+
+@pytest.mark.parametrize("key", ["node0-gpu0", "node0", "gpu0", NODE_1, B, 0, None, (A, B)])
+def test_what_is_no_key_is_told_with_what_there_is(key: Any) -> None:
+    """A bare ``KeyError: 'node0'`` did not say that keys are places."""
+    results = Results({A: 1, C: 2} if key is not NODE_1 else {A: 1}, {D: LOST} if key is not NODE_1 else {})
+    with pytest.raises(KeyError, match="is none of the places that were measured: node0-gpu0"):
+        results[key]
+    with pytest.raises(KeyError, match=r"measured: node0-gpu0 to node0-gpu1, node0-gpu1 to node0-gpu0"):
+        Results({(A, B): 1, (B, A): 1}, {})[key if key != (A, B) else (A, D)]
 
 
 def test_a_node_reads_its_first_rank_when_all_were_measured() -> None:

@@ -169,6 +169,14 @@ def test_torchrun_has_nothing_to_warn_of(
         (["--nnodes", "0"], "--nnodes 0 is not a number above zero"),
         (["--nproc-per-node", "-1"], "--nproc-per-node -1 is not a number above zero"),
         (["--hosts", "a,b,c"], "--hosts names 3 hosts, --nnodes says 2"),
+        (["--hosts", "a,"], "--hosts 'a,' names an empty host"),
+        (["--hosts", ",b"], "--hosts ',b' names an empty host"),
+        (["--hosts", "a,a"], "'a' is there twice"),
+        (["--hosts", "gpu-[1-2,2]"], "'gpu-2' is there twice"),
+        (["--hosts", "a b,c"], "'a b' is no hostname"),
+        (["--hosts", "a\tb,c"], "'a\\tb' is no hostname"),
+        (["--hosts", "a;b,c"], "'a;b' is no hostname"),
+        (["--hosts", "é,b"], "'é' is no hostname"),
         (["--run"], "--run needs --node-rank, from 0 to 1"),
         (["--run", "--node-rank", "2"], "--run needs --node-rank, from 0 to 1"),
         (["--master-port", "65536"], "--master-port 65536 is no TCP port"),
@@ -654,6 +662,7 @@ def test_which_places_are_whose(changes: dict[str, Any], hosts: list[str]) -> No
         ("n2,n1", "n2,n1"),
         ("head,n1", "head,n1"),
         ("10.0.0.7,10.0.0.8", "10.0.0.[7-8]"),
+        ("fd00::7,fd00::8", "fd00::7,fd00::8"),
     ],
 )
 def test_the_list_goes_to_rank_0(hosts: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -664,6 +673,20 @@ def test_the_list_goes_to_rank_0(hosts: str, value: str, capsys: pytest.CaptureF
     exported = [line for line in capsys.readouterr().err.splitlines() if line.startswith("export GPUCLUSTER_HOSTS=")]
     assert [shlex.split(line)[1] for line in exported] == [f"GPUCLUSTER_HOSTS={value}"]
     assert host_list.expand(value) == tuple(hosts.split(","))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"a\0b\nc\n", "'a\\x00b' is no hostname"), (b"a\nb\na\n", "'a' is there twice"), (b"\xef\xbb\xbfa\nb\n", "no hostname")],
+)
+def test_a_file_of_what_are_no_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, said: str) -> None:
+    """A NUL went as far as the lines to copy, and one host twice as far as a node that waits for ever."""
+    (tmp_path / "hosts").write_bytes(content)
+    words = ["--nnodes", "2", "--nproc-per-node", "8", "--hosts", str(tmp_path / "hosts")]
+    assert main.main(["launch", "--show", "torchrun", *words]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
 
 
 def test_no_list_goes_to_rank_0_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:

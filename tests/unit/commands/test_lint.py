@@ -137,6 +137,21 @@ def test_an_own_entry_in_an_overlay(name: str, lint: Lint) -> None:
     assert lint("site.yaml", test_own=TEST.format(name=name)) == (0, ["site.yaml: no problems"])
 
 
+@pytest.mark.parametrize("folder", ["", "a/b/c"])
+def test_the_last_of_many_test_files_is_read_too(folder: str, tmp_path: Path, lint: Lint) -> None:
+    """Reading stopped after 200 files, and then no test judged the entry."""
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for number in range(201):
+        (tmp_path / folder / f"test_a{number:03}.py").write_text("def test_other(): pass\n", encoding="utf-8")
+    (tmp_path / folder / "test_b.py").write_text(TEST.format(name="disk"), encoding="utf-8")
+    own = "".join(OWN.format(name=name) for name in ("disk", "share"))
+    code, lines = lint("site.yaml", site=f"{OVERLAY}criteria:\n{own}  launch_latency: {{below: 30}}\n")
+    assert (code, len(lines)) == (1, 1)
+    assert "no test judges 'share': none of the packaged suite, nor one of 202 other test files" in lines[0]
+    (tmp_path / folder / "test_c.py").write_text(TEST.format(name="share"), encoding="utf-8")
+    assert lint("site.yaml") == (0, ["site.yaml: no problems"])
+
+
 def test_an_entry_of_a_file_that_stands_alone(lint: Lint) -> None:
     """Whose tests are is not known there, so a remark, unless test files are named that lack it."""
     text = ALONE + OWN.format(name="share")

@@ -155,6 +155,13 @@ def member(files: Files) -> None:
     of_results(files, {**document, "profile": "b200"})
 
 
+def no_null(files: Files) -> None:
+    """A member whose value is null is gone: nothing that a reader of the file misses."""
+    document = json.loads(files["results.json"])
+    del document["limits"]["gpu_count"]["noise"]
+    of_results(files, document)
+
+
 def hardware(files: Files) -> None:
     """The model of the GPUs, in results.json, its page and the environment."""
     document = json.loads(files["results.json"])
@@ -244,6 +251,7 @@ BY_THE_SIGNER: dict[str, tuple[Callable[[Files], object], str, str]] = {
         "timings.total_s is 11.8, and the journal gives 21.8",
     ),
     "another serial number": (serial, "results", "places[0].serial is"),
+    "a null that is gone": (no_null, "results", 'limits.gpu_count.noise is "nothing", and the journal gives null'),
     "another profile": (member, "results", 'profile is "b200", and the journal gives "h200-sxm"'),
     "another environment": (replaced("environment.json", b'"user"', b'"uses"'), "environment", "does not say what"),
     "half a journal": (
@@ -383,6 +391,46 @@ def test_older_versions_and_limits_are_stale(tmp_path: Path, capsys: pytest.Capt
     assert "another version made it (0.0.9)" in found["page"][1]
     code, found, _ = verify(capsys, changed(file, file, outcome, key=key))
     assert (code, found["results"][0]) == (1, "not ok")
+
+
+FLEET = {"nodes": 2, "gpus_per_node": 4, "gpu": "h200-sxm", "seed": 0, "faults": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("verdict_line", "ACCEPTED: 24 passed"),
+        ("profile", "b200"),
+        ("level", "soak"),
+        ("expected", {"nodes": 1, "gpus_per_node": 1}),
+        ("simulated", None),
+        ("changed_limits", []),
+        ("changed_terms", []),
+        ("thresholds_sha256", "0" * 64),
+        ("limits_sha256", "0" * 64),
+    ],
+)
+def test_another_version_is_no_excuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: Path, name: str, other: object
+) -> None:
+    """What stands in the journal as it is, every version copies: a note that is gone from the report was valid and stale."""
+    kept, file = keep_run(tmp_path / "r", versions={"pytest-gpucluster": "0.0.9"}), tmp_path / "b.zip"
+    first, *rest = (kept / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    started = json.loads(first)
+    started["facts"] |= {"changed_limits": ["x"], "changed_terms": ["t"], "simulated": FLEET}
+    (kept / "journal.jsonl").write_text("\n".join([json.dumps(started), *rest, ""]), encoding="utf-8")
+    assert main(["report", str(kept)]) == 1
+    assert main(["bundle", str(kept), "-o", str(file), "--key", str(key)]) == 0
+
+    def change(files: Files) -> None:
+        document = json.loads(files["results.json"])
+        assert document[name] != other
+        of_results(files, {**document, name: other})
+        files["environment.json"] = as_json(environment_of(document_of(files["results.json"])))
+
+    assert verify(capsys, file)[::2] == (0, "valid, stale")
+    code, found, _ = verify(capsys, changed(file, file, change, key=key))
+    assert (code, "not ok" in (found["results"][0], found["limits"][0])) == (1, True)
 
 
 def test_a_site_s_own_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str], key: Path) -> None:

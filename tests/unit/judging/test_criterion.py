@@ -347,6 +347,33 @@ def test_a_value_of_another_place() -> None:
         judge.require({A: 800.0, B: 800.0})
 
 
+@pytest.mark.parametrize("names", [("gpu0",), ("gpu0", "gpu1"), ("cpu3", "gpu0"), ("gpu0", "sda")])
+@pytest.mark.parametrize("expected", [(A,), (A.of_node, A, B), (A, B)])
+def test_half_of_an_id_is_no_name(names: tuple[str, ...], expected: tuple[Place, ...]) -> None:
+    """One value of two passed for the node. The error says what there is."""
+    judge = replace(criterion(expected[0]), expected=expected)
+    ids = ", ".join(place.id for place in expected)
+    with pytest.raises(MeasurementError, match=rf"a value for {names[0]}.* which is not required at .*; required: {ids}$"):
+        judge.require(dict.fromkeys(names, 800.0))
+    assert judge.judged is None
+
+
+@pytest.mark.parametrize("names", [("sda", "sdb"), ("gpu-node-0",), ("gpu0 memory",), ("best", "GPU")])
+def test_a_name_that_is_no_place_s_is_free(names: tuple[str, ...]) -> None:
+    """A disk, a host, a size: the worst decides."""
+    judge = replace(criterion(A.of_node), expected=(A.of_node, A, B))
+    judge.require(dict.fromkeys(names, 800.0))
+    assert judge.judged is not None
+
+
+def test_a_host_may_be_called_like_a_part() -> None:
+    """A value by the hostname says nothing of GPU 1."""
+    node = Place(id="node0", node=0, hostname="gpu1")
+    judge = replace(criterion(node), expected=(node,))
+    judge.require({"gpu1": 800.0})
+    assert judge.judged is not None
+
+
 @pytest.mark.parametrize("other", [B, B.id])
 def test_a_bad_value_of_another_place_blames_nobody_here(other: object) -> None:
     """Also where it is named by its id: that place has its own test, and this one only a value too many."""

@@ -193,14 +193,26 @@ def test_a_node_that_is_absent_is_one_line() -> None:
     for name in gone:
         after.places[name] = replace(after.places[name], uuid=None, serial=None, pci=None, rank=None)
     after.places["node1-gpu3"] = replace(after.places["node1-gpu3"], uuid="GPU-new", serial="S-new")
-    missing = [
-        replace(one, outcome="missing", reason="not run: host2 is absent") if one.place == "node2" else one for one in rows
-    ]
+    rows += [Record(criterion=f"busbw[{name}]", place=None, outcome="passed") for name in names[:7]]
+    lost = {"outcome": "missing", "reason": "not run: host2 is absent"}
+    missing = [replace(one, **lost) if one.place in ("node2", None) else one for one in rows]
     found = compare(before.document([*before.records(), *rows]), after.document([*after.records(), *missing]))
     known = dict(sections(found))
-    assert known["worse outcomes"] == ["30 criteria at host2 (node2): passed -> missing: not run: host2 is absent"]
+    why = "passed -> missing: not run: host2 is absent"
+    assert known["worse outcomes"] == [f"30 criteria at host2 (node2): {why}", f"7 criteria at the cluster: {why}"]
     assert known["parts that are gone"] == ["host1 (node1-gpu3) serial S-node1-gpu3", "host2 (node2): the node with its 8 GPUs"]
     assert len(found.parts.gone) == 9
+
+
+def test_few_criteria_with_one_reason_are_named() -> None:
+    """Another reason is another line, and so is a criterion whose outcome has no reason."""
+    cluster = KeptCluster(nodes=1, gpus=2)
+    reasons = {"a": "busy", "b": "busy", "c": "hung", "d": "", "e": ""}
+    rows = [Record(criterion=name, place="node0", outcome="passed") for name in reasons]
+    bad = [replace(one, outcome="error", reason=reasons[one.criterion]) for one in rows]
+    found = compare(cluster.document([*cluster.records(), *rows]), cluster.document([*cluster.records(), *bad]))
+    lines = [line.replace("host0 (node0): passed -> not measured", "HOST") for line in dict(sections(found))["worse outcomes"]]
+    assert lines == ["a, b at HOST: busy", "c at HOST: hung", "d at HOST", "e at HOST"]
 
 
 def test_all_gpus_of_a_node_exchanged_are_one_line() -> None:

@@ -349,6 +349,24 @@ def test_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main.main(["history", str(tmp_path), *words]) == 4
 
 
+def test_a_copied_run_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one that ended last counts, wherever it lies; runs whose files have no id are all counted."""
+    cluster = KeptCluster()
+    first, second = ({"id": name, "started": f"2026-11-20T0{name}:00:00.000+00:00"} for name in "12")
+    kept = {"b": ({**first, "ended": "2026-11-20T02"}, 740.0), "copy": ({**first, "ended": "2026-11-20T02"}, 740.0)}
+    kept |= {"a": ({**first, "ended": "2026-11-20T01"}, 500.0), "c": (second, 750.0), "c/previous/x": (first, 500.0)}
+    kept |= {"d": ({"id": None}, 760.0), "e": ({}, 760.0)}
+    for folder, (run, value) in kept.items():
+        keep(tmp_path / folder, cluster.document(cluster.records(dict.fromkeys(cluster.places, value)), run=run))
+    assert main.main(["history", str(tmp_path), "bf16_tflops"]) == 0
+    said = capsys.readouterr()
+    assert "over 4 runs: " in said.out
+    assert ("740" in said.out, "500" in said.out) == (True, False)
+    assert sorted(line.partition(f"{tmp_path}/")[2] for line in said.err.splitlines()) == [
+        f"{name} is a copy of the run in {tmp_path}/copy" for name in ("a", "b", "c/previous/x")
+    ]
+
+
 def test_a_file_is_read_by_its_folder_and_its_name(tmp_path: Path) -> None:
     """``RESULTS`` is the folder or its results.json."""
     folder = keep(tmp_path / "r", document())

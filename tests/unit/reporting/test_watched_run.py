@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_gpucluster.commands.watch import plain_text, screen_lines
+from pytest_gpucluster.commands.watch_screen import progress_line
 from pytest_gpucluster.config.run_files import JOURNAL, LOGS
 from pytest_gpucluster.reporting import watched_run
 from pytest_gpucluster.reporting.journal import Journal
 from pytest_gpucluster.reporting.watched_run import WatchedRun, holder_of, last_lines
 from tests.support.fleet_records import fleet
-from tests.support.watched import records_of, write_run
+from tests.support.watched import records_of, view, write_run
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -211,6 +214,27 @@ def test_evidence_of_any_kind_is_survived(tmp_path: Path, evidence: dict[str, An
     assert run.picture().unread == 0
 
 
+@pytest.mark.parametrize(("outcome", "place"), [("error", 1), ("noisy", 1), ("failed", 0), ("missing", 2)])
+def test_what_was_not_measured_is_not_bad(tmp_path: Path, outcome: str, place: int) -> None:
+    """A part is bad where a value of it failed; a hung call or siblings that differ may have any cause."""
+    folder = tmp_path / "run"
+    write_run(folder, nodes=1)
+    journal = Journal(folder / JOURNAL)
+    record = records_of(fleet(1, 8), bad=[])[0]
+    row = {"criterion": record.criterion, "place": record.place, "outcome": outcome, "reason": "r", "culprits": []}
+    journal.write("outcome", record=row)
+    journal.close()
+    seen = WatchedRun(folder).picture()
+    (node,) = seen.nodes
+    before = 2  # of the bad GPU in every such run
+    found = [node.bad - before, node.errors, node.missing]
+    assert found == [int(at == place) for at in range(3)]
+    assert ", 1 error" in plain_text(screen_lines(replace(view(), run=seen), width=100)) or outcome in ("failed", "missing")
+    assert [one.style for one in progress_line(seen).spans] == ["red"]
+    some = progress_line(replace(seen, counts={"passed": seen.expected - 1, outcome: 1}))
+    assert [one.style for one in some.spans] == ["red" if outcome == "failed" else "yellow"]
+
+
 def test_what_an_ended_run_did_not_come_to_is_not_done_and_not_bad(tmp_path: Path) -> None:
     """An interrupted run is not at 100 %, and nothing that it left out is bad."""
     folder = tmp_path / "run"
@@ -223,5 +247,5 @@ def test_what_an_ended_run_did_not_come_to_is_not_done_and_not_bad(tmp_path: Pat
     journal.close()
     seen = WatchedRun(folder).picture()
     (node,) = seen.nodes
-    assert (node.bad, node.missing, node.done) == (1, len(left), node.expected - len(left))
+    assert (node.bad, node.errors, node.missing, node.done) == (1, 0, len(left), node.expected - len(left))
     assert seen.done == seen.expected - len(left)

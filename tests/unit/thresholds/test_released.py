@@ -283,11 +283,15 @@ def test_without_anything_to_compare_with_a_run_is_refused(tmp_path: Path, monke
         (lambda folder: (folder / "test_memory.py").write_text("def test_hbm_bandwidth(): pass\n"), False),
         (lambda folder: (folder / "conftest.py").write_text(""), False),
         (lambda folder: (folder / "conftest.py").unlink(), False),
+        (lambda folder: (folder / "more" / "conftest.py").write_text(""), False),
+        (lambda folder: (folder / "more" / "er" / "conftest.py").mkdir(), False),
+        (lambda folder: (folder / "more" / "test_more.py").write_text(""), True),
     ],
-    ids=["as released", "another test", "another conftest.py", "no conftest.py"],
+    ids=["as released", "test", "conftest.py", "no conftest.py", "below", "folder", "test below"],
 )
 def test_a_copy_is_known_by_its_content(tmp_path: Path, edited: Callable[[Path], Any], *, expected: bool) -> None:
-    """Test file and conftest.py both have to be released ones."""
+    """Test file and conftest.py both have to be released ones. One below may do to all tests what one beside them may."""
+    (tmp_path / "more" / "er").mkdir(parents=True)
     for name in ("conftest.py", "test_memory.py"):
         shutil.copy(REPOSITORY / "tests_acceptance" / name, tmp_path / name)
     edited(tmp_path)
