@@ -111,7 +111,9 @@ class JournalState:
 
     def _on_planned(self, event: dict[str, Any]) -> None:
         simulated = self.terms.simulated or bool(event["terms"].get("simulated"))  # either line may be damaged
-        self.terms = Terms(**{**event["terms"], "objections": tuple(event["terms"]["objections"]), "simulated": simulated})
+        read = ((name, tuple(one) if isinstance(one, list) else one) for name, one in event["terms"].items())
+        said: dict[str, Any] = dict(read)
+        self.terms = Terms(**{**said, "objections": tuple(said["objections"]), "simulated": simulated})
         for row in event["expected"]:
             record = record_from_facts(row)
             if not isinstance(row["nodeid"], str):
