@@ -26,7 +26,7 @@ from _pytest._code.code import ExceptionInfo
 from _pytest.fixtures import FixtureRequest
 from _pytest.nodes import Node
 from pluggy import HookCaller
-from pytest_gpucluster.reporting import recorder
+from pytest_gpucluster.reporting import journal
 
 made = {"walks": 0, "tracebacks": 0, "reports": 0, "hooks": 0, "requests": 0}
 
@@ -41,7 +41,7 @@ counted(Node, "iter_markers_with_node", "walks")
 counted(HookCaller, "__call__", "hooks")
 counted(FixtureRequest, "__init__", "requests")
 counted(ExceptionInfo, "getrepr", "tracebacks")
-counted(recorder, "write_reports", "reports")
+counted(journal, "write_reports", "reports")
 
 def pytest_unconfigure():
     pathlib.Path("made.json").write_text(json.dumps(made))
