@@ -85,6 +85,8 @@ class JournalReplica:
 
 TICK_S = 0.5
 PAUSE_S = 0.05
+BEHIND_S = 15.0
+"""How long the thread that reads commands may take for those that are written, on a machine that is busy with other work."""
 SIBLINGS_S = 2.0
 STUCK_S = 60.0
 """Longer than the main thread waits for anything: an answer of the store does not come, because the network is cut."""
@@ -236,11 +238,23 @@ class Agent:
         return self._controller_fd is not None and bool(select.select([self._controller_fd], [], [], TICK_S)[0])
 
     def _is_quit_coming(self) -> bool:
-        """Whether the controller wrote a quit before it ended, so that it ended as it should."""
-        deadline_s = time.monotonic() + TICK_S
-        while not self._commands.has_read_quit and time.monotonic() < deadline_s:
-            time.sleep(PAUSE_S)  # the thread that reads commands may be a moment behind
+        """Whether the controller wrote a quit before it ended, so that it ended as it should.
+
+        All that it wrote is read first: a quit counts, and :data:`LOST` belongs behind the last command.
+        """
+        ended_s = time.monotonic()
+        while not self._commands.has_read_quit:
+            waited_s = time.monotonic() - ended_s
+            if waited_s > BEHIND_S or (waited_s > TICK_S and not self._is_behind()):
+                break
+            time.sleep(PAUSE_S)
         return self._commands.has_read_quit
+
+    def _is_behind(self) -> bool:
+        """Whether a command is written that was not read yet."""
+        with contextlib.suppress(ChannelLostError):
+            return self._context.channel.has(command_key(self._commands.num_read))
+        return False
 
     def _write_reports(self) -> None:
         """Called when the controller on this node died: write its reports from its journal, and have all agents quit."""

@@ -1,0 +1,113 @@
+"""What an agent does once the controller of its node has ended: over a real store, with a real reader of commands."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from pytest_gpucluster.agent import agent
+from pytest_gpucluster.agent.call_runner import AgentContext
+from pytest_gpucluster.agent.command_reader import CommandReader
+from pytest_gpucluster.protocol import channel
+from pytest_gpucluster.protocol.channel import Address, command_key
+from pytest_gpucluster.protocol.messages import KillWorkers, Quit, ReportTarget
+from pytest_gpucluster.protocol.rank import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pytest_gpucluster.protocol.messages import Command
+
+RANK = Rank(rank=1, world_size=2, local_rank=1, local_world_size=2, group_rank=0)
+TARGET = ReportTarget(folder="f", junit=None, run="r")
+LATE_S = 3 * agent.TICK_S
+
+
+class LateReader(CommandReader):
+    """Commands reach the agent late, as on a machine that is busy with other work."""
+
+    def _take(self) -> Command:
+        command = super()._take()
+        time.sleep(LATE_S)
+        return command
+
+
+@pytest.fixture
+def store() -> Iterator[channel.StoreChannel]:
+    """A store that outlives the controller, as torchrun's does."""
+    listener = channel.listen_on_loopback()
+    host, port = listener.getsockname()[:2]
+    found = channel.host_store(Address(host=host, port=port, run_id="run"), None, listener=listener)
+    yield found
+    for number in range(3):  # threads that still wait for a command end
+        found.put(command_key(number), Quit(code=0))
+
+
+def served(
+    store: channel.StoreChannel, folder: Path, reader: type[CommandReader], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Quit, list[ReportTarget]]:
+    """An agent whose controller has just ended: how it leaves, and the reports that it wrote."""
+    written: list[ReportTarget] = []
+    monkeypatch.setattr(agent, "write_reports", written.append)
+    monkeypatch.setattr(agent.Agent, "_end_if_stuck", lambda _agent: None)  # it would end pytest
+    events, ends = os.pipe(), os.pipe()
+    spawner: Any = SimpleNamespace(fileno=lambda: events[0], pid=os.getpid(), folder=folder)
+    context = AgentContext(
+        rank=RANK, channel=channel.connect(store.address, None), spawner=spawner, roots=(), listener=lambda: None
+    )
+    found = agent.Agent(context, reader(context.channel, RANK), controller_fd=ends[0], target=TARGET)
+    found._commands.start()
+    os.close(ends[1])
+    try:
+        return found.serve(), written
+    finally:
+        for descriptor in (*events, ends[0]):
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("reader", [CommandReader, LateReader])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_quit_that_is_written_counts(
+    reader: type[CommandReader], before: int, store: channel.StoreChannel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late it is read: the reports stand as the controller wrote them, and so does the exit code of every rank."""
+    for number in range(before):
+        store.put(command_key(number), KillWorkers(ranks=((0, 0),)))
+    store.put(command_key(before), Quit(code=1))
+    quits, written = served(store, tmp_path, reader, monkeypatch)
+    assert (quits.code, written) == (1, [])
+    assert cast("Quit", store.take(command_key(before), Quit.read)).code == 1
+
+
+@pytest.mark.parametrize("reader", [CommandReader, LateReader])
+def test_without_a_quit_the_reports_are_written(
+    reader: type[CommandReader], store: channel.StoreChannel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller died after a command: all ranks learn that it is lost."""
+    store.put(command_key(0), KillWorkers(ranks=((0, 0),)))
+    quits, written = served(store, tmp_path, reader, monkeypatch)
+    assert (quits, written) == (agent.LOST, [TARGET])
+    assert store.has(command_key(1))
+    assert store.take(command_key(1), Quit.read) == agent.LOST
+
+
+def test_a_quit_that_nobody_reads(store: channel.StoreChannel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent waits for it for a while only."""
+    monkeypatch.setattr(agent, "BEHIND_S", 1.0)
+    never = threading.Event()
+
+    class StuckReader(CommandReader):
+        def _take(self) -> Command:
+            never.wait()
+            return super()._take()
+
+    store.put(command_key(0), Quit(code=0))
+    quits, written = served(store, tmp_path, StuckReader, monkeypatch)
+    never.set()
+    assert (quits, written) == (agent.LOST, [TARGET])
