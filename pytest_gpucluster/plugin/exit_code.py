@@ -68,30 +68,31 @@ class ExitCodeGuard:
 
 
 def guard_immediate_exit(config: pytest.Config) -> None:
-    """With the gate, let ``os._exit(0)`` in a hook, a test or at exit leave with :func:`final_code` instead.
+    """In a run of ours, let ``os._exit(0)`` in a hook, a test or at exit leave with :func:`final_code` instead.
 
     Such a call ends the process before any hook of ours. Forked children of this process keep their own status.
     """
     leave, pid = os._exit, os.getpid()
 
-    def leave_gated(status: int) -> NoReturn:
+    def leave_guarded(status: int) -> NoReturn:
         leave(final_code(config, status) if os.getpid() == pid else status)
 
-    if vars(config.known_args_namespace).get("gpucluster_gate"):
-        os._exit = leave_gated
+    if config.stash[ACTIVE]:
+        os._exit = leave_guarded
 
 
 def final_code(config: pytest.Config, code: Any) -> int:
     """The exit code of this process, where pytest and its hooks chose ``code``.
 
-    It is 0 for no run in which something is bad, and with the gate for ACCEPTED alone.
+    It is 0 for no run in which something is bad or that was left before its end, and with the gate for ACCEPTED alone.
     """
     chosen = int(code or 0)
     run = config.stash.get(RUN, None)
     is_bad, is_accepted = (run is not None and getattr(run.end, name) for name in ("is_bad", "is_accepted"))
-    if chosen != 0 or not (is_bad or (_is_gated(config) and not is_accepted)):
+    is_cut = run is not None and run.session.recorder.is_open and run.end.verdict is None
+    if chosen != 0 or not (is_bad or is_cut or (_is_gated(config) and not is_accepted)):
         return chosen
-    if run is None or run.end.verdict is None:
+    if _is_gated(config) and (run is None or run.end.verdict is None):
         sys.stdout.flush()
         sys.stderr.write(NO_ACCEPTANCE)
     return int(pytest.ExitCode.TESTS_FAILED)

@@ -90,6 +90,10 @@ def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], test: I
         return None
     if test.rule is not None and report.outcome == "skipped":
         return replace(_record(test, SKIPPED, test.rule.text), cause=test.rule.cause)
+    criterion = test.criterion
+    if criterion is not None and criterion.judged is not None and criterion.judged.outcome == FAILED:  # by a fixture
+        report.when = "call"
+        return _bad_by_value(report, call.excinfo.value if call.excinfo is not None else None, test, criterion)
     return _not_measured(report, call, test)
 
 

@@ -88,6 +88,24 @@ def test_no_hook_makes_a_failure_good(starter: Starter, hook: str) -> None:
     launch.gone()
 
 
+LEFT = {
+    "at exit": ("import atexit, os\natexit.register(os._exit, 0)\n", BAD),
+    "before its end": ("", "import os\ndef test_leaves():\n    os._exit(0)\ndef test_never_run():\n    pass\n"),
+}
+
+
+@pytest.mark.parametrize("how", LEFT)
+def test_no_run_is_left_as_if_all_were_good(starter: Starter, how: str) -> None:
+    """Without the gate, by os._exit(0): what failed, or never ran, leaves with 1. Where nothing is bad, the code stays."""
+    starter.write(conftest=LEFT[how][0], test_own=LEFT[how][1])
+    launch = starter.pytest("--gpucluster", "test_own.py")
+    assert launch.end() == 1, launch.output
+    launch.gone()
+    if how == "at exit":
+        starter.write(test_own=PLAIN)
+        assert starter.pytest("--gpucluster", "test_own.py").end() == 0
+
+
 @pytest.mark.parametrize("hook", LATE)
 def test_a_hook_may_choose_the_code_of_what_is_not_bad(starter: Starter, hook: str) -> None:
     """Nothing failed, and no gate was asked for."""

@@ -66,13 +66,13 @@ def test_a_mark_hides_no_failing_teardown(outcome: str) -> None:
     assert found.outcome == "error"
 
 
-def run(body: Callable[[Criterion], None], **told: Any) -> tuple[Record, Any]:
-    """The record and the corrected report of a test with this body, in its call phase."""
+def run(body: Callable[[Criterion], None], *, when: Any = "call", **told: Any) -> tuple[Record, Any]:
+    """The record and the corrected report of a test with this body, or with a fixture of it, in its call phase or set-up."""
     judge = Criterion(threshold=threshold(noise=0.05), limit=limit(), place=None)
-    call = pytest.CallInfo.from_call(lambda: body(judge), "call")
+    call = pytest.CallInfo.from_call(lambda: body(judge), when)
     kind = "passed" if call.excinfo is None else "skipped" if call.excinfo.errisinstance(pytest.skip.Exception) else "failed"
     text = "" if call.excinfo is None else call.excinfo.exconly()
-    report: Any = SimpleNamespace(outcome=kind, when="call", longrepr=text, longreprtext=text)
+    report: Any = SimpleNamespace(outcome=kind, when=when, longrepr=text, longreprtext=text)
     record = outcome_of(report, call, ItemContext(pair=PAIR, rule=None, criterion=judge, earlier=None, **told))
     assert record is not None
     return record, report
@@ -114,6 +114,21 @@ def swallows(value: Any, then: Callable[[Criterion], None]) -> Callable[[Criteri
 def found(outcome: str) -> Record:
     """What a round of the soak has put on record."""
     return Record(criterion="tflops", place=None, outcome=outcome, value=400.0, reason="in round 2")
+
+
+@pytest.mark.parametrize("then", [None, skips, is_noisy])
+def test_a_fixture_that_judges_makes_a_failure(then: Callable[[Criterion], None] | None) -> None:
+    """A bad value was measured, in the set-up too, and whatever the fixture does after it."""
+    record, report = run(fails if then is None else swallows(500, then), when="setup")
+    assert (record.outcome, record.value, record.waivable) == ("failed", 500.0, then is not skips)
+    assert (report.outcome, report.when) == ("failed", "call")
+
+
+@pytest.mark.parametrize("body", [skips, is_noisy])
+def test_a_fixture_without_a_bad_value_is_an_error(body: Callable[[Criterion], None]) -> None:
+    """It could not make what its test needs."""
+    record, report = run(body, when="setup")
+    assert (record.outcome, report.outcome, report.when) == ("error", "failed", "setup")
 
 
 @pytest.mark.parametrize("before", ["failed", "error"])
