@@ -25,6 +25,7 @@ from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.identity import Identity, identity
 from pytest_gpucluster.inventory.occupancy import read_occupancy
+from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.protocol.messages import Failure, Reply
 from pytest_gpucluster.text import one_line, shortlist
@@ -223,7 +224,7 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     occupancies = _ask_all(controller, read_occupancy, deadline_s=OCCUPANCY_DEADLINE_S, once=True) if is_on_gpus else {}
     replies = _ask_all(controller, identity, deadline_s=IDENTITY_DEADLINE_S, kwargs={"device": inventory.device})
     found = {rank: _in_one_line(reply.value) for rank, reply in replies.items() if reply.ok}
-    _refuse_other_versions(controller, found)
+    refuse_other_versions(controller, found)
     found.update(_refuse_other_files(controller, replies))
     inventory = only_own(inventory, (one.hostname for one in found.values()))
     by_position = _by_position(found, inventory)
@@ -288,11 +289,10 @@ def _bound(place: Place, rank: int, one: Identity) -> Place:
     return replace(place, rank=rank, driver=one.stack.get("driver"), **found)
 
 
-def _refuse_other_versions(controller: Controller | InlineController, found: Mapping[int, Identity]) -> None:
-    """Refuse ranks with other versions than the first rank's: what they measure could not be compared."""
-    if not found:
-        return
-    ours = found[min(found)].versions
+def refuse_other_versions(controller: Controller | InlineController, found: Mapping[int, Identity]) -> None:
+    """Refuse ranks with other versions than most have, or the first rank where none has the majority."""
+    first = found[min(found)].versions if found else {}
+    ours = {name: majority([one.versions[name] for one in found.values()]) or version for name, version in first.items()}
     for rank, one in found.items():
         other = {name: version for name, version in one.versions.items() if ours[name] != version}
         if other:

@@ -16,6 +16,7 @@ from pytest_gpucluster.text import counted, one_line
 
 Errors = dict[Any, MeasurementError]
 FREE_IT = "end what holds the GPU, or wait for its job"
+FIND_IT = "compare nvidia-smi, lspci and kernel log: those that joined have the first numbers, so another one may be absent"
 
 
 def rank_of(place: Place) -> int:
@@ -58,7 +59,7 @@ def missing_error(place: Place, attendance: Attendance) -> MeasurementError:
     count = f"{attendance.answering} of {attendance.expected} expected places answer"
     if place.gpu is not None and place.node in attendance.answering_nodes:
         cause = f"no such GPU joined on {hostname}"
-        text, culprit, blame = f"{place.id} is missing: {cause}", place, Blame(part="gpu", cause=cause)
+        text, culprit, blame = f"{place.id} is missing: {cause}", place, Blame(part="gpu", cause=cause, advice=FIND_IT)
     else:
         cause = f"{hostname} is absent"
         text, culprit, blame = f"{cause}: no such node joined", place.of_node, Blame(part="node", cause=cause)

@@ -355,10 +355,12 @@ def _recoveries(link: LinkCounters) -> int | NotAvailable:
 def _link_group(gpu: Any, first: LinkCounters, last: LinkCounters) -> CounterGroup:
     """The counters of a link. Links of generation 5 have others in place of the old ones, which they refuse."""
     before, after = ({name: getattr(one, name) for name in OF_LINK} for one in (first, last))
-    if isinstance(first.nvlink5, dict) and isinstance(last.nvlink5, dict):
+    names = [*(or_none(first.nvlink5) or {}), *(or_none(last.nvlink5) or {})]
+    if names:
         refuses_old = all(isinstance(value, NotAvailable) for value in before.values())
         before, after = ({} if refuses_old else one for one in (before, after))
-        before, after = {**before, **first.nvlink5}, {**after, **last.nvlink5}
+        new = [one if isinstance(one, dict) else dict.fromkeys(names, one) for one in (first.nvlink5, last.nvlink5)]
+        before, after = {**before, **new[0]}, {**after, **new[1]}
     return CounterGroup(part=gpu, label=f"link {first.link}", first=before, last=after)
 
 
@@ -430,7 +432,7 @@ def _fabric(before: GpuFabric | NotAvailable, now: GpuFabric | NotAvailable) -> 
         return Finding()
     if isinstance(now, NotAvailable):
         return _unclear(f"the fabric is {now}")
-    changed = [name for name in ("state", "error", "clique") if _differs(before, now, name)]
+    changed = [name for name in ("state", "error", "cluster_uuid", "clique") if _differs(before, now, name)]
     facts = [f"fabric {name} is {getattr(now, name)}, was {getattr(before, name)}" for name in changed]
     known = or_none(before.troubles) or ()
     facts += [f"fabric: {trouble}" for trouble in or_none(now.troubles) or () if trouble not in known]

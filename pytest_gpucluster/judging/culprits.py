@@ -230,11 +230,12 @@ def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[
     found = []
     for (part, cause), records in alike.items():
         names = tuple(dict.fromkeys(name for record in records for name in record.culprits))
-        total, noun = len(answering or gpus), "ranks"
-        if all(name in places and places[name].gpu is None for name in names):
-            total, noun = len({place.node for place in answering or gpus}), "nodes"
-        if is_most(len(names), total):
-            headline = f"{len(names)} of {total} {noun} alike: {cause}"
+        nodes = [name for name in names if name in places and places[name].gpu is None]
+        number, total, noun = len(names) - len(nodes), len(answering or gpus), "ranks"
+        if not number:
+            number, total, noun = len(nodes), len({place.node for place in answering or gpus}), "nodes"
+        if is_most(number, total):
+            headline = f"{number} of {total} {noun} alike: {cause}"
             found.append(
                 Culprit(kind=part, place=None, places=names, records=tuple(records), headline=headline, is_systemic=True)
             )

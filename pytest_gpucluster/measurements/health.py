@@ -169,7 +169,8 @@ class GpuXids:
 
     ``nvml_why``, ``kernel_log_why``: why this source may not have reported all; None where it has. ``lost``, ``lost_before``:
     lines of the kernel log on the loss of this GPU without an Xid. A line from before the run is in ``lost`` where NVML cannot
-    open the GPU: then it has not come back. ``lost_elsewhere``: such lines on GPUs of this host that NVML does not list.
+    open the GPU: then it has not come back. ``lost_elsewhere``: such lines on GPUs of this host that NVML does not list, and
+    Xids of GPUs that the PCI bus does not show any more either.
     """
 
     nvml: list[XidSeen]
@@ -248,13 +249,16 @@ def xids_of(gpu: NodeGpu, heard: NodeEvents, workers: Sequence[OwnWorker]) -> Gp
 
 
 def lost_elsewhere(heard: NodeEvents, on_bus: Collection[str]) -> list[str]:
-    """The lines on lost GPUs that NVML does not list.
+    """The lines on lost GPUs that NVML does not list, and Xids no program causes where the PCI bus has no GPU any more.
 
     They are left out where the PCI bus has GPUs that are neither listed nor lost: this run was given a part of the host.
     """
-    listed = {pci_key(gpu.pci) for gpu in heard.gpus if gpu.pci}
-    unlisted = [one for one in heard.losses if one.pci not in listed]
-    others = set(map(pci_key, on_bus)) - listed - {one.pci for one in unlisted}
+    listed, there = ({pci_key(one) for one in some} for some in (filter(None, (gpu.pci for gpu in heard.gpus)), on_bus))
+    gone = [xid for xid in heard.xids if xid.pci and there and xid.pci not in there]
+    errors = [(xid.pci, xid_of(xid.code)) for xid in gone if xid_of(xid.code).kind not in ("application", "test")]
+    losses = [*heard.losses, *(node_events.NodeLoss(pci=pci, text=f"GPU {pci}: {error}") for pci, error in errors)]
+    unlisted = [one for one in losses if one.pci not in listed]
+    others = there - listed - {one.pci for one in unlisted}
     return [] if others else _lines(unlisted)
 
 

@@ -38,6 +38,7 @@ LEAST_ROOM = 30
 INDENT_OF_COMMAND = len("        ") + len(CONTINUED)
 NAME_COLUMN = 25
 """A longer name of a criterion moves its own line only."""
+NO_CULPRIT = "no culprit"
 CHECK, NUMBER_OF_CHECKS = "finetune_check[", "finetune_checks"
 """The second one says how many of the first failed, so it is no failure besides them."""
 CAUSES: Mapping[str, str] = {
@@ -109,7 +110,7 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
     rows = list(records)
     culprits = find_culprits(rows, shown.places)
     said = frozenset[str]() if shown.is_whole else missing_reasons(by_criterion(rows))
-    entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows, said)]
+    entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows, said, shown.places)]
     if not entries:
         return []
     counts = wrapped(f"BAD PARTS  {_counts(culprits, shown)}", width=shown.width, indent="")
@@ -237,9 +238,12 @@ def _where(place: Place) -> tuple[str, ...]:
     return tuple(part for part in known if part)
 
 
-def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record], said: frozenset[str]) -> list[BadGroup]:
+def _unblamed(
+    culprits: Sequence[Culprit], rows: Sequence[Record], said: frozenset[str], places: Mapping[str, Place]
+) -> list[BadGroup]:
     """Failures of the whole cluster, then what was not measured, is too close to call, or failed in a plain test.
 
+    What blames nobody is one entry for each place where it was found, and for each reason that several places share.
     ``said``: why something is missing, as the table above says it.
     """
     blamed = {id(record) for culprit in culprits for record in culprit.records}
@@ -255,9 +259,16 @@ def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record], said: frozens
         if is_failed and are_shown and record.criterion == NUMBER_OF_CHECKS:
             continue
         is_by_value = is_failed and record.limit is not None
-        key = (record.place or "cluster", None) if is_by_value else ("no culprit", record.reason or record.outcome)
+        key = (record.place or "cluster", None) if is_by_value else (NO_CULPRIT, record.reason or record.outcome)
         alike[key].append(record)
-    return [BadGroup(name=name, where=(), records=tuple(found)) for (name, _), found in alike.items()]
+    joined: dict[tuple[str, str, str | None], list[Record]] = defaultdict(list)
+    for (name, reason), found in alike.items():
+        at = found[0].place if name == NO_CULPRIT and len({record.place for record in found}) == 1 else None
+        place = places.get(at or "")
+        joined[(name, place.named, None) if place is not None else (name, "", reason)] += found
+    return [
+        BadGroup(name=name, where=(where,) if where else (), records=tuple(found)) for (name, where, _), found in joined.items()
+    ]
 
 
 class _Writer:

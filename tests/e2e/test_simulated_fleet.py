@@ -453,6 +453,7 @@ def test_a_node_outside_the_nvlink_domain_of_its_rack(tmp_path: Path) -> None:
         ("node1:absent", {"node1-gpu0", "node1-gpu1"}, "missing"),
         pytest.param("node1-gpu1:busy", {"node1-gpu1"}, "error", marks=pytest.mark.slow),
         pytest.param("node1:versions", {"node1-gpu0", "node1-gpu1"}, "error", marks=pytest.mark.slow),
+        pytest.param("node0:versions", {"node0-gpu0", "node0-gpu1"}, "error", marks=pytest.mark.slow),
     ],
 )
 def test_parts_that_take_no_part(tmp_path: Path, fault: str, where: set[str], outcome: str) -> None:

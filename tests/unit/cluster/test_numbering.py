@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.cluster.binding import AnsweringNode, number_nodes, only_own
+from pytest_gpucluster.cluster.binding import AnsweringNode, number_nodes, only_own, refuse_other_versions
 from pytest_gpucluster.config.host_list import expand, expected_hosts, is_same_host
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.places import Inventory
 
 if TYPE_CHECKING:
@@ -150,3 +151,49 @@ def test_which_list_counts(variables: dict[str, str], hosts: str) -> None:
 def test_names_of_one_host(one: str, other: str, *, same: bool) -> None:
     """Equal, or equal but for a domain."""
     assert is_same_host(one, other) is is_same_host(other, one) is same
+
+
+class Refusing:
+    """Keeps which ranks were refused, and why."""
+
+    def __init__(self) -> None:
+        """Nobody is."""
+        self.refused: dict[int, str] = {}
+
+    def refuse(self, rank: int, why: str) -> None:
+        """Called for each rank with other versions."""
+        self.refused[rank] = why
+
+
+def refused(torch: str, pytest_: str) -> dict[int, str]:
+    """Who is refused, of nodes with these versions of torch and pytest, a letter each."""
+    controller: Any = Refusing()
+    found = {
+        rank: Identity(
+            hostname=f"n{rank}", group_rank=rank, local_rank=0, versions={"torch": one, "pytest": other}, torch_gpus=1
+        )
+        for rank, (one, other) in enumerate(zip(torch, pytest_, strict=True))
+    }
+    refuse_other_versions(controller, found)
+    return dict(controller.refused)
+
+
+@pytest.mark.parametrize(
+    ("torch", "pytest_", "guilty"),
+    [
+        ("aaaa", "aaaa", set()),
+        ("aaba", "aaaa", {2}),
+        ("baaa", "aaaa", {0}),
+        ("baa", "aba", {0, 1}),
+        ("ba", "aa", {1}),
+        ("bbaa", "aaaa", {2, 3}),
+        ("abc", "aaa", {1, 2}),
+        ("", "", set()),
+    ],
+)
+def test_who_runs_other_versions_than_most_is_refused(torch: str, pytest_: str, guilty: set[int]) -> None:
+    """The first node too: the others are no fault of its own. Without a majority the first one is the measure."""
+    found = refused(torch, pytest_)
+    assert {*found} == guilty
+    if torch == "baaa":
+        assert found[0] == "its node runs torch b instead of a: bring every node to one version"

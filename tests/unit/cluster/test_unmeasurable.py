@@ -383,6 +383,8 @@ def test_a_missing_gpu_and_an_absent_node_are_different_culprits() -> None:
     assert ([place.id for place in absent.culprits], absent.blames, absent.kind) == (["node1"], "node", "missing")
     missing = missing_error(B, attendance_of([present, B, C, D]))
     assert ([place.id for place in missing.culprits], missing.blames) == ([B.id], "gpu")
+    assert "another one may be absent" in str(missing.blame.advice), "the others of its node have the first numbers"
+    assert absent.blame.advice is None
 
 
 def test_nobody_to_blame_names_all_that_failed() -> None:

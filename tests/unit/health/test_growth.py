@@ -167,6 +167,19 @@ def test_links_of_generation_5(change: dict[str, Any], fact: str | None, doubt: 
     assert [text.startswith(str(doubt)) for text in found.doubts] == [True] * (doubt is not None)
 
 
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_links_that_refuse_the_new_counters_at_one_reading(*, refused_first: bool) -> None:
+    """Whatever the old ones say: it is not known what the new ones counted."""
+    has = [healthy(LinkCounters, link=link, nvlink5=NEW) for link in range(2)]
+    refuses = [has[0], replace(has[1], nvlink5=REFUSED)]
+    pair = (refuses, has) if refused_first else (has, refuses)
+    first, last = (counters(nvlinks=links) for links in pair)
+    found = judge_nvlink_counters({HERE: (first, last)}, seconds=100.0, limits=LINKS)
+    assert found.facts == ()
+    assert [text.partition(" is ")[0] for text in found.doubts] == [f"link 1 {name}" for name in LINKS if name in NEW]
+    assert all("Not Supported" in text for text in found.doubts)
+
+
 def test_every_counter_of_generation_5_is_judged() -> None:
     """One that the packaged limits leave out would grow in silence."""
     assert set(GENERATION_5) <= set(LINKS)

@@ -44,6 +44,7 @@ WORSE: list[tuple[dict[str, Any], str]] = [
     ({"fabric": replace(FABRIC, state="in_progress")}, "fabric state is in_progress, was completed"),
     ({"fabric": replace(FABRIC, error="Timeout")}, "fabric error is Timeout, was None"),
     ({"fabric": replace(FABRIC, clique=3)}, "fabric clique is 3, was 0"),
+    ({"fabric": replace(FABRIC, cluster_uuid="1")}, "fabric cluster_uuid is 1, was 0"),
     ({"fabric": replace(FABRIC, troubles=["unhealthy"])}, "fabric: unhealthy"),
     ({"ecc_enabled": False}, "ecc_enabled is False, was True"),
     ({"mig": True}, "mig is True, was False"),
@@ -71,7 +72,7 @@ def test_worse(change: dict[str, Any], fact: str) -> None:
     """Counted and shown; no fault where it was so before, and none where it becomes well."""
     assert seen(gpu(), gpu(**change)) == ((fact,), ())
     assert seen(gpu(**change), gpu(**change)) == ((), ())
-    if "clique" not in fact:
+    if "clique" not in fact and "cluster_uuid" not in fact:
         assert seen(gpu(**change), gpu()) == ((), ())
 
 

@@ -219,6 +219,17 @@ def test_one_typo_in_a_function_of_the_host_is_one_culprit() -> None:
     assert found.evidence[0] == "3 of 3 nodes alike: KeyError: 'x'"
 
 
+def test_places_of_two_kinds_are_counted_as_ranks() -> None:
+    """Three of four nodes, each with its GPUs: six of eight ranks, where nine places were once counted of eight."""
+    known = places(4, 2)
+    names = [name for name, place in known.items() if place.node]
+    found = one([error("gpu_count", name, place=name) for name in names], known)
+    assert found.evidence[0] == "6 of 8 ranks alike: KeyError: 'x'"
+    assert {*found.places} == {*names}
+    few = [name for name in names if known[name].node < 3]
+    assert all(one.place is not None for one in find_culprits([error("c", name, place=name) for name in few], known))
+
+
 def test_dead_workers_stay_at_their_places() -> None:
     """Also if most died: a process dies at a place."""
     rows = [error("own", gpu(number), blames="host", cause="died: SIGKILL") for number in range(8)]

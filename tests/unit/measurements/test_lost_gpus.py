@@ -15,7 +15,7 @@ from pytest_gpucluster.inventory.driver_events import KernelLog, XidEvents
 from pytest_gpucluster.inventory.error_codes import ACTIONS
 from pytest_gpucluster.measurements.health import gpu_xids, lost_elsewhere, xids_of
 from pytest_gpucluster.protocol import node_events
-from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeGpu, NodeLoss
+from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeGpu, NodeLoss, NodeXid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +79,27 @@ def test_a_gpu_that_nvml_does_not_list(on_bus: tuple[str, ...], *, is_open: bool
     heard = NodeEvents(nvml_why=None, log_why=None, gpus=(WELL,), losses=(loss,))
     assert lost_elsewhere(heard, on_bus) == ([INIT] if is_open else [])
     assert lost_elsewhere(NodeEvents(nvml_why=None, log_why=None, gpus=(WELL, REFUSED), losses=(loss,)), on_bus) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "on_bus", "is_open"),
+    [
+        (79, ("0000:1b:00.0",), True),
+        (119, ("0000:1b:00.0",), True),
+        (31, ("0000:1b:00.0",), False),  # a program's own fault
+        (79, ("0000:1b:00.0", "0000:c4:00.0"), False),  # it is there: another container may have it
+        (79, ("0000:1b:00.0", "0000:d4:00.0"), False),  # this run was given a part of the host
+        (79, (), False),  # nobody can say what is there
+    ],
+)
+@pytest.mark.parametrize("age_s", [None, 5.0])
+def test_an_xid_of_a_gpu_that_has_gone(code: int, on_bus: tuple[str, ...], age_s: float | None, *, is_open: bool) -> None:
+    """An error of hardware at an address that neither NVML nor the PCI bus has any more: a GPU of this host is missing."""
+    xid = NodeXid(code=code, pci="0000:c4:00", age_s=age_s)
+    found = lost_elsewhere(NodeEvents(nvml_why=None, log_why=None, gpus=(WELL,), xids=(xid, xid)), on_bus)
+    assert len(found) == is_open
+    assert all(text.startswith(f"GPU 0000:c4:00: Xid {code} ") for text in found)
+    assert lost_elsewhere(NodeEvents(nvml_why=None, log_why=None, gpus=(WELL, REFUSED), xids=(xid,)), on_bus) == []
 
 
 def test_the_worker_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

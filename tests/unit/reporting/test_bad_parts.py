@@ -294,6 +294,26 @@ def test_what_blames_nobody() -> None:
     assert lines_of(fleet(1, 8), records=[crash]) == []
 
 
+def impossible(place: str, number: int) -> list[Record]:
+    """So many values of one place that no hardware reaches: a clock is wrong, and nobody is to blame."""
+    cause = "more than the hardware can: the measurement is wrong"
+    texts = {f"c{index}": f"c{index} at {place}: 9{index}: {cause}" for index in range(number)}
+    return [Record(criterion=name, place=place, outcome="error", cause=cause, reason=text) for name, text in texts.items()]
+
+
+def test_what_blames_nobody_says_where_it_was_found() -> None:
+    """Fourteen entries of one place said neither which one, nor that it was one."""
+    places = fleet(2, 2)
+    lines = lines_of(places, records=[*impossible("node1-gpu1", 22), *impossible("node0", 1)], whole=False, command=())
+    assert [line for line in lines if "no culprit" in line] == [
+        f"  no culprit  {places['node1-gpu1'].named}",
+        f"  no culprit  {places['node0'].named}",
+    ]
+    assert sum("measurement is wrong" in line for line in lines) >= 1
+    shared = [replace(record, reason="one text", place=name) for name in places for record in impossible(name, 1)]
+    assert [line for line in lines_of(places, records=shared) if "no culprit" in line] == ["  no culprit"]
+
+
 def not_run(number: int) -> list[Record]:
     """Criteria that a run which was ended did not come to."""
     return [Record(criterion=f"c{index}", place=None, outcome="missing", reason="not run: SIGTERM") for index in range(number)]
