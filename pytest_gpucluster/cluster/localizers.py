@@ -112,7 +112,9 @@ class NodeLocalizer:
         among = tuple(node for node in nodes if any(node in shared for shared in behind.values()))
         bad: dict[Any, tuple[str, ...]] = dict.fromkeys((*slow, *found.shared.values()), (SLOW,))
         kind: Part | None = "node" if slow else "switch" if bad else None
-        self.found = Finding(bad=bad, kind=kind, among=among, behind=behind, evidence=evidence)
+        alone = ", ".join(at for node in slow if (at := known[node.id]) is not None and [*known.values()].count(at) == 1)
+        advice = f"look at its adapters, and at the uplinks of {alone}: no other node is behind that" if alone else None
+        self.found = Finding(bad=bad, kind=kind, among=among, behind=behind, evidence=evidence, advice=advice)
         return self.found
 
     def _ways(self, criterion: Criterion, effort: Effort, bad: Sequence[Place], *, until_s: float) -> dict[str, str]:

@@ -251,25 +251,33 @@ def _by_place(left: Sequence[Record], places: Mapping[str, Place], keys: set[str
         for name in record.culprits or ((absent,) if absent is not None else ()):
             if name in places:
                 blaming.setdefault(name, []).append(record)
-    return [_culprit_at(places[name], records, keys) for name, records in blaming.items()]
+    return [_culprit_at(places[name], records, keys, places) for name, records in blaming.items()]
 
 
-def _culprit_at(place: Place, records: Sequence[Record], keys: set[str]) -> Culprit:
+def _culprit_at(place: Place, records: Sequence[Record], keys: set[str], places: Mapping[str, Place]) -> Culprit:
     kinds = {_part_of(record, place) for record in records}
     failed = [record for record in records if record.outcome == FAILED and _part_of(record, place) in HARDWARE]
     quantities = {_quantity(record.criterion, keys) for record in failed}
+    is_confirmed = any(record.confirmed for record in failed) or len(quantities) > 1
     found = Culprit(
         kind=min(kinds, key=HEAVIEST_FIRST.index),
         place=place.id,
         places=(place.id,),
         records=tuple(records),
-        is_confirmed=any(record.confirmed for record in failed) or len(quantities) > 1,
+        is_confirmed=is_confirmed and not (_is_alone(place, places) and all(one.place not in places for one in failed)),
     )
     if not found.is_absent_node:
         return found
     outcomes = counted(len(records), "expected outcome is", "expected outcomes are")
     headline = f"{place.hostname or UNKNOWN_HOST} is absent: {outcomes} missing with it"
     return Culprit(kind="node", place=place.id, places=(place.id,), records=found.records, headline=headline)
+
+
+def _is_alone(place: Place, places: Mapping[str, Place]) -> bool:
+    """Whether no other node is behind its switch or in its NVLink domain. Seen from others, what leaves that looks the same."""
+    shared = {at for one in places.values() if one.node == place.node and (at := one.switch or one.fabric) is not None}
+    nodes = {one.node for one in places.values() if (one.switch or one.fabric) in shared}
+    return len(nodes) == 1
 
 
 def _whole_nodes(found: Sequence[Culprit], places: Mapping[str, Place]) -> list[Culprit]:
