@@ -63,6 +63,12 @@ class Place:
         return self if self.gpu is None else Place(id=f"node{self.node}", node=self.node, hostname=self.hostname)
 
     @property
+    def shared(self) -> str | None:
+        """What its node may share with other nodes, in words: its leaf switch, else its NVLink domain, if any is told."""
+        domain = None if self.fabric is None else f"NVLink domain {self.fabric}"
+        return domain if self.switch is None else f"switch {self.switch}"
+
+    @property
     def part(self) -> str | None:
         """By what a person tells this GPU from others: its serial number, else its UUID; None where neither is known."""
         return f"serial {self.serial}" if self.serial else self.uuid

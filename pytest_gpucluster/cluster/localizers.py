@@ -99,7 +99,7 @@ class NodeLocalizer:
             return self._results(criterion, effort, groups, left_s)
 
         until_s = time.monotonic() + within_s
-        shared = {place.node: _shared_by(place) for place in self._cluster.places}
+        shared = {place.node: place.shared for place in self._cluster.places}
         known = {node.id: shared.get(node.node) for node in nodes}
         found = search_nodes(known, measure, within_s=within_s, unit=criterion.limit.unit)
         slow = tuple(node for node in nodes if node.id in found.nodes)
@@ -161,13 +161,6 @@ class NodeLocalizer:
 
 
 SLOW = "slows the collective"
-
-
-def _shared_by(place: Place) -> str | None:
-    """What a node shares with its neighbours, and may be at fault as well."""
-    if place.switch is not None:
-        return f"switch {place.switch}"
-    return None if place.fabric is None else f"NVLink domain {place.fabric}"
 
 
 class GpuLocalizer:

@@ -274,10 +274,10 @@ def _culprit_at(place: Place, records: Sequence[Record], keys: set[str], places:
 
 
 def _is_alone(place: Place, places: Mapping[str, Place]) -> bool:
-    """Whether no other node is behind its switch or in its NVLink domain. Seen from others, what leaves that looks the same."""
-    shared = {at for one in places.values() if one.node == place.node and (at := one.switch or one.fabric) is not None}
-    nodes = {one.node for one in places.values() if (one.switch or one.fabric) in shared}
-    return len(nodes) == 1
+    """Whether a node, of several, shares its switch or NVLink domain with none: what leaves that looks the same."""
+    shared = {one.node: one.shared for one in places.values() if one.gpu is not None}
+    own = shared.get(place.node)
+    return place.gpu is None and own is not None and len(shared) > 1 and [*shared.values()].count(own) == 1
 
 
 def _whole_nodes(found: Sequence[Culprit], places: Mapping[str, Place]) -> list[Culprit]:

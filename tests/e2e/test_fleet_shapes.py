@@ -158,16 +158,16 @@ def test_a_bad_node_and_a_bad_switch_are_both_culprits(
 
 
 @pytest.mark.parametrize(
-    ("fault", "confidence", "rest"),
+    ("fault", "named", "confidence", "rest"),
     [
-        ("node3:trunk", "medium", "at the uplinks of switch leaf1: no other node is behind that"),
-        ("node4:uplink", "medium", "at the uplinks of switch leaf1: no other node is behind that"),
-        ("node2:uplink", "high", "take the node out of service"),
+        ("node3:trunk", "node4", "medium", "at the uplinks of switch leaf1: no other node is behind that"),
+        ("node4:uplink", "node4", "medium", "at the uplinks of switch leaf1: no other node is behind that"),
+        ("node2:uplink", "node2", "high", "take the node out of service"),
     ],
 )
-def test_a_node_alone_behind_its_switch(tmp_path: Path, fault: str, confidence: str, rest: str) -> None:
+def test_a_node_alone_behind_its_switch(tmp_path: Path, fault: str, named: str, confidence: str, rest: str) -> None:
     """Seen from the other nodes, it and the way out of its switch look the same: both are to be looked at."""
     run = simulate(tmp_path, "5x2", "-k", "inter_node_busbw and all_reduce or busbw_scaling", bad=(fault,))
     (found,) = run.results["culprits"]
-    assert (found["place"]["id"], found["confidence"]) == ("node2" if fault[4] == "2" else "node4", confidence)
+    assert (found["place"]["id"], found["confidence"]) == (named, confidence)
     assert rest in " ".join(run.stdout.partition("BAD PARTS")[2].split())

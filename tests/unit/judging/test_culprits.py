@@ -230,6 +230,28 @@ def test_places_of_two_kinds_are_counted_as_ranks() -> None:
     assert all(one.place is not None for one in find_culprits([error("c", name, place=name) for name in few], known))
 
 
+@pytest.mark.parametrize(
+    ("name", "at", "nodes", "confidence"),
+    [
+        ("node2", None, 3, "medium"),  # it, or what leaves its switch
+        ("node2", "node2", 3, "high"),  # measured inside the node
+        ("node1", None, 3, "high"),  # another node behind its switch is well
+        ("node2-gpu0", None, 3, "high"),  # no uplink makes a GPU wrong
+        ("node0", None, 1, "high"),  # nothing leaves the switch of the only node
+    ],
+)
+@pytest.mark.parametrize("kind", ["switch", "fabric"])
+def test_a_node_alone_behind_its_switch(name: str, at: str | None, nodes: int, confidence: str, kind: str) -> None:
+    """Seen from other nodes, it and what leaves its switch or NVLink domain look the same."""
+    known = {
+        key: replace(one, **{kind: f"x{one.node // 2}"}) if one.rank is not None else one for key, one in places(nodes).items()
+    }
+    blames = "gpu" if "gpu" in name else "node"
+    row = replace(failed("a", name, confirmed=True, blames=blames), place=at)
+    found = one([row], known)
+    assert (found.place, found.confidence) == (name, confidence)
+
+
 def test_dead_workers_stay_at_their_places() -> None:
     """Also if most died: a process dies at a place."""
     rows = [error("own", gpu(number), blames="host", cause="died: SIGKILL") for number in range(8)]
