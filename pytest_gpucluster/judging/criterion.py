@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PART = re.compile(r"(node\d+|(node\d+-)?[gc]pu\d+)\Z")
 """A text that names a part, whole or in short; a host may be called so too."""
 RANKING = (PASSED, NOISY, FAILED)
+NAMES = ("id", "hostname", "uuid", "serial", "pci", "rank", "gpu")
+"""The ways in which values may call places. The hostname is the node's, ``gpu`` the number of a GPU on the only node."""
 MOST_REMARKS = 8
 """Of one criterion at one place: a soak has thousands of values, and a cluster a thousand places."""
 
@@ -62,6 +64,7 @@ class Criterion:
         first_error: the first error of a measurement; a later valid value does not clear it.
         left_out: the error by which it said that it does not apply here.
         remarks: what the values so far do not show, each once and in order, with its place where they are by place.
+        names: the expected places by the names that the last values by place call them.
     """
 
     threshold: Threshold
@@ -73,6 +76,7 @@ class Criterion:
     first_error: MeasurementError | None = None
     left_out: DoesNotApplyError | None = None
     remarks: dict[str, None] = field(default_factory=dict)
+    names: Mapping[Any, Place] = field(default_factory=dict)
 
     def does_not_apply(self, where: str) -> NoReturn:
         """Skip the criterion: what its entry needs (a program, root, counts of errors, hardware) is not there ``where``.
@@ -158,7 +162,8 @@ class Criterion:
 
     def _decide(self, value: Any, finding: Finding, blamed: tuple[Place, ...]) -> None:
         by_place = isinstance(value, Mapping)
-        foreign = _foreign(value, self.expected) if by_place else {}
+        self.names = _names(value, self.expected) if by_place else {}
+        foreign = _foreign(value, self.expected, self.names) if by_place else {}
         gap = _coverage_error(self, value, foreign) if by_place else None
         values = {name: one for name, one in value.items() if name not in foreign} if by_place else {self.place: value}
         self.first_error = self.first_error or gap
@@ -335,8 +340,9 @@ class Criterion:
         return self.threshold.severity == "advisory"
 
     def _places_of(self, name: Any) -> tuple[Place, ...]:
-        """The place, or the two places of a pair, that a value belongs to."""
-        return _places_in(name, {place.id: place for place in self.expected}) or _places_in(self.place, {})
+        """The place, or the two places of a pair, that a value belongs to; a whole number is too little to blame a part."""
+        found = () if any(isinstance(part, numbers.Integral) for part in _parts(name)) else _places_in(name, self.names)
+        return found or _places_in(self.place, {})
 
     # The record.
 
@@ -379,16 +385,35 @@ def _bounded(evidence: Mapping[str, Any]) -> dict[str, Any]:
     return {name: shortened(one) if isinstance(one, str) else one for name, one in evidence.items()}
 
 
-def _foreign(values: Mapping[Any, Any], expected: Sequence[Place]) -> dict[Any, str]:
-    """The names of values, places or ids of places, that are none of the expected ones, and what they are called.
+def _names(values: Mapping[Any, Any], expected: Sequence[Place]) -> dict[Any, Place]:
+    """The expected places by the names that values call them: all in one way, else each by any text.
+
+    Of several ways that fit, the one which leaves out the fewest places: hosts may be called ``node1``, as other places are.
+    """
+    parts = {part.id if isinstance(part, Place) else part for name in values for part in _parts(name)}
+    found: list[dict[Any, Place]] = []
+    for way in NAMES:
+        named = [place for place in expected if way == "id" or (place.gpu is None) is (way == "hostname")]
+        found.append({name: place for place in named if (name := getattr(place, way)) is not None})
+    fitting = [names for names in found if parts <= names.keys() and not any(isinstance(part, bool) for part in parts)]
+    if fitting:
+        return max(fitting, key=lambda names: len({names[part].id for part in parts}))
+    return {name: place for names in reversed(found) for name, place in names.items() if isinstance(name, str)}
+
+
+def _foreign(values: Mapping[Any, Any], expected: Sequence[Place], names: Mapping[Any, Place]) -> dict[Any, str]:
+    """The names of values, places or names of places, that are none of the expected ones, and what they are called.
 
     So is a pair of one place with itself, one without an expected place, and one that leaves several expected places.
     """
     ids, found, hosts = {place.id for place in expected}, {}, {place.hostname for place in expected}
     for name in values if expected else ():
-        parts = name if isinstance(name, tuple) else (name,)
-        places = [_at(part) for part in parts if isinstance(part, Place) or (part not in hosts and PART.match(_at(part)))]
-        known = ids.intersection(places)
+        known = ids.intersection(place.id for place in _places_in(name, names))
+        places = [
+            _at(part)
+            for part in _parts(name)
+            if isinstance(part, Place) or part in names or (part not in hosts and PART.match(_at(part)))
+        ]
         if places and (len({*places}) < len(places) or not known or (len(ids) > 1 and len(known) < len(places))):
             found[name] = " to ".join(places)
     return found
@@ -399,8 +424,7 @@ def _coverage_error(criterion: Criterion, values: Mapping[Any, Any], foreign: Ma
     key = criterion.threshold.key
     if not values:
         return MeasurementError(f"{key}: no values at all were measured")
-    by_id = {place.id: place for place in criterion.expected}
-    found = {place for name in values for place in _places_in(name, by_id)}
+    found = {place for name in values for place in _places_in(name, criterion.names)}
     if not (found or foreign) or not criterion.expected:
         return None
     kinds = {place.gpu is not None for place in found}
@@ -408,12 +432,15 @@ def _coverage_error(criterion: Criterion, values: Mapping[Any, Any], foreign: Ma
     missing = tuple(place for place in expected if place not in found)
     if missing:
         number = f"{len(expected) - len(missing)} of {len(expected)} expected places have one"
-        text = f"{key}: no value for {', '.join(place.id for place in missing)}: {number}"
+        sizes = all(isinstance(part, numbers.Integral) for name in values for part in _parts(name))
+        hint = "; whole numbers are taken for ranks, so name sizes and the like by a text" if sizes else ""
+        text = f"{key}: no value for {', '.join(place.id for place in missing)}: {number}{hint}"
         return MeasurementError(text, culprits=missing, blame=Blame(part="software", cause="no value"))
     if not foreign:
         return None
     here = f"at {criterion.place}" if criterion.place is not None else "here"
-    text = f"a value for {', '.join(foreign.values())}, which is not required {here}; required: {shortlist([*by_id], most=8)}"
+    required = shortlist([place.id for place in criterion.expected], most=8)
+    text = f"a value for {', '.join(foreign.values())}, which is not required {here}; required: {required}"
     return MeasurementError(f"{key}: {text}")
 
 
@@ -425,11 +452,14 @@ def _is_outside(value: Any, limit: Limit) -> bool:
     return isinstance(number, numbers.Real) and not limit.holds(number)
 
 
-def _places_in(name: Any, by_id: Mapping[str, Place]) -> tuple[Place, ...]:
-    """The places that a value is named by, or by whose ids: one, the two of a pair, or none."""
-    parts = name if isinstance(name, tuple) else (name,)
-    found = (by_id.get(part) if isinstance(part, str) else part for part in parts)
-    return tuple(place for place in found if isinstance(place, Place))
+def _parts(name: Any) -> tuple[Any, ...]:
+    return name if isinstance(name, tuple) else (name,)
+
+
+def _places_in(name: Any, names: Mapping[Any, Place]) -> tuple[Place, ...]:
+    """The places that a value is named by: one, the two of a pair, or none."""
+    found = (part if isinstance(part, Place) else names.get(part) for part in _parts(name))
+    return tuple(place for place in found if place is not None)
 
 
 def _at(name: Any) -> str:

@@ -374,6 +374,76 @@ def test_a_host_may_be_called_like_a_part() -> None:
     assert judge.judged is not None
 
 
+KNOWN = tuple(
+    Place(
+        id=f"node1-gpu{gpu}",
+        node=1,
+        gpu=gpu,
+        rank=2 + gpu,
+        hostname="host-b",
+        uuid=f"GPU-{gpu}",
+        serial=f"16{gpu}",
+        pci=f"0{gpu}:0",
+    )
+    for gpu in (0, 1)
+)
+HOSTS = (Place(id="node0", node=0, hostname="host-a"), Place(id="node1", node=1, hostname="host-b"))
+NAMES = [
+    pytest.param(KNOWN, ("GPU-0", "GPU-1"), id="uuid"),
+    pytest.param(KNOWN, ("160", "161"), id="serial"),
+    pytest.param(KNOWN, ("00:0", "01:0"), id="pci"),
+    pytest.param(KNOWN, (2, 3), id="rank"),
+    pytest.param(KNOWN, (0, 1), id="number on the node"),
+    pytest.param((*HOSTS, A, *KNOWN), (0, 2, 3), id="rank in the cluster"),
+    pytest.param((*HOSTS, A, *KNOWN), ("host-a", "host-b"), id="host"),
+]
+
+
+@pytest.mark.parametrize("value", [800.0, 100.0])
+@pytest.mark.parametrize(("expected", "names"), NAMES)
+def test_a_place_by_any_of_its_names(expected: tuple[Place, ...], names: tuple[Any, ...], value: float) -> None:
+    """All of them are whole, alone or in pairs; one less is no value for a place."""
+    pairs = tuple(zip(names, (*names[1:], names[0]), strict=True))
+    for whole in (names, pairs):
+        judge = replace(criterion(None), expected=expected)
+        with contextlib.suppress(CriterionFailedError):
+            judge.require(dict.fromkeys(whole, value))
+        assert judge.judged is not None
+        assert judge.first_error is None
+    judge = replace(criterion(None), expected=expected)
+    with pytest.raises(CriterionFailedError if value == 100 else MeasurementError):
+        judge.require(dict.fromkeys(names[:-1], value))
+    assert str(judge.first_error).startswith(f"tflops: no value for {'node1' if 'host-b' in names else 'node1-gpu1'}: ")
+
+
+def test_a_host_called_as_another_place_is() -> None:
+    """``node1`` was blamed for the value of the host of node 0, which is called so."""
+    nodes = tuple(Place(id=f"node{number}", node=number, hostname=f"node{number + 1}") for number in range(3))
+    judge = replace(criterion(None), expected=nodes)
+    with pytest.raises(CriterionFailedError):
+        judge.require({"node1": 100.0, "node2": 800.0, "node3": 800.0})
+    assert judge.judged is not None
+    assert (judge.judged.culprits, judge.first_error) == (("node0",), None)
+
+
+@pytest.mark.parametrize("names", [(0, 1), (3, 2), ("GPU-0", "GPU-1")])
+def test_a_number_blames_no_part(names: tuple[Any, Any]) -> None:
+    """Which GPU 0 is, is not told where one is absent: the test's own place stands for it."""
+    judge = replace(criterion(None), expected=KNOWN)
+    with pytest.raises(CriterionFailedError):
+        judge.require({names[0]: 800.0, names[1]: 100.0})
+    assert judge.judged is not None
+    assert judge.judged.culprits == (("node1-gpu1",) if "GPU-1" in names else ())
+
+
+@pytest.mark.parametrize("sizes", [(4096,), (8, 4096), (0, 4), (True, False)])
+def test_a_whole_number_may_be_a_size(sizes: tuple[int, ...]) -> None:
+    """Where one of them is no rank."""
+    judge = replace(criterion(None), expected=(*HOSTS, A, *KNOWN))
+    judge.require(dict.fromkeys(sizes, 800.0))
+    assert judge.judged is not None
+
+
 @pytest.mark.parametrize("other", [B, B.id])
 def test_a_bad_value_of_another_place_blames_nobody_here(other: object) -> None:
     """Also where it is named by its id: that place has its own test, and this one only a value too many."""
