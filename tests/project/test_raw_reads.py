@@ -1,11 +1,13 @@
 """What our readers said of a real GPU, beside ``nvidia-smi -q -x`` of the moment before and after; and what simulated GPUs say.
 
-The files are kept in ``docs/results/RUN/raw``: ``before.xml``, ``info.json`` of ``gpucluster info all --json``, ``after.xml``.
+The files are kept in ``docs/results/RUN/raw``: ``before.xml``, ``info.json`` of ``gpucluster info all --json``, ``after.xml``;
+of GPUs with NVLinks also ``links.txt`` of ``nvidia-smi nvlink -s``, and ``busy``: the same files while they use the links.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET  # our own files
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
-RAW = sorted(folder.parent for folder in RESULTS.glob("*/raw/info.json"))
-WITHOUT_NVLINKS = ("nvlinks", "nvlink_peer")
+RAW = sorted(folder.parent for name in ("raw", "busy") for folder in RESULTS.glob(f"*/{name}/info.json"))
+WITH_NVLINKS = [folder for folder in RAW if (folder / "links.txt").exists()]
 """A virtual machine with one GPU has none of its links; the simulated GPUs have them."""
 
 
@@ -54,7 +56,7 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "board_part_number": ("board_part_number", str),
     "module_id": ("platformInfo/module_id", int),
     "memory_gib": ("fb_memory_usage/total", gib),
-    "memory_used_gib": ("fb_memory_usage/reserved", gib),
+    "memory_used_gib": ("fb_memory_usage/reserved fb_memory_usage/used", gib),
     "ecc_enabled": ("ecc_mode/current_ecc", is_on),
     "ecc_uncorrected_volatile": ("ecc_errors/volatile/dram_uncorrectable", int),
     "ecc_uncorrected_aggregate": ("ecc_errors/aggregate/dram_uncorrectable", int),
@@ -92,7 +94,7 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 """Our field, the element of nvidia-smi, and how its text is read."""
 RENAMED = {"held_back_s": "throttled_s"}
 """Fields that were called otherwise when the files were recorded."""
-ROUNDED = {"memory_gib": 1e-3, "memory_used_gib": 1e-3, "throttled_s.power": 1.0, "power_w": 5.0, "sm_clock_mhz": 15}
+ROUNDED = {"memory_gib": 1e-3, "memory_used_gib": 2e-3, "throttled_s.power": 1.0, "power_w": 5.0, "sm_clock_mhz": 15}
 """By how much ours may lie outside both readings: digits, and what changes from one moment to the next."""
 
 
@@ -110,11 +112,25 @@ def field(gpu: dict[str, Any], name: str) -> Any:
     return found
 
 
-def of_smi(file: Path, index: int, path: str) -> str:
-    """The text of an element of one GPU."""
-    element = ET.parse(file).getroot().findall("gpu")[index].find(path)  # noqa: S314 -- our own file
-    assert element is not None, f"{file}: no {path}"
-    return str(element.text)
+def of_smi(file: Path, index: int, path: str, read: Callable[[str], Any]) -> Any:
+    """An element of one GPU, or the sum of two."""
+    gpu = ET.parse(file).getroot().findall("gpu")[index]  # noqa: S314 -- our own file
+    elements = [gpu.find(one) for one in path.split()]
+    values = [read(str(element.text)) for element in elements if element is not None]
+    assert len(values) == len(elements), f"{file}: no {path}"
+    return values[0] if len(values) == 1 else sum(values)
+
+
+def links_of_smi(text: str) -> list[dict[int, str]]:
+    """``nvidia-smi nvlink``'s lines by GPU: the number of a link, and what it says of it."""
+    gpus = [part for part in re.split(r"(?m)^GPU \d+: .*\n", text) if part.strip()]
+    return [{int(link): said for link, said in re.findall(r"Link (\d+): (.*\S)", gpu)} for gpu in gpus]
+
+
+def differing(links: list[dict[str, Any]], said: dict[int, str]) -> set[int]:
+    """The links of one GPU of which ours and nvidia-smi's state or rate are not the same."""
+    ours = {link["link"]: f"{link['speed_gb_s']:g} GB/s" if link["is_up"] else "<inactive>" for link in links}
+    return {link for link in ours.keys() | said.keys() if ours.get(link) != said.get(link)}
 
 
 def is_alike(name: str, ours: Any, before: Any, after: Any) -> bool:
@@ -125,13 +141,13 @@ def is_alike(name: str, ours: Any, before: Any, after: Any) -> bool:
     return bool(min(before, after) - room <= ours <= max(before, after) + room)
 
 
-@pytest.mark.parametrize("folder", RAW, ids=lambda folder: folder.parent.name)
+@pytest.mark.parametrize("folder", RAW, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
 @pytest.mark.parametrize("name", FIELDS)
 def test_ours_is_nvidia_smi_s(folder: Path, name: str) -> None:
     """Field by field, of every GPU."""
     path, read = FIELDS[name]
     for gpu in recorded_gpus(folder):
-        before, after = (read(of_smi(folder / file, gpu["index"], path)) for file in ("before.xml", "after.xml"))
+        before, after = (of_smi(folder / file, gpu["index"], path, read) for file in ("before.xml", "after.xml"))
         ours = field(gpu, name)
         assert is_alike(name, ours, before, after), f"{name}: {ours!r}, nvidia-smi {before!r}, then {after!r}"
 
@@ -144,6 +160,29 @@ def test_a_difference_is_seen(name: str, ours: Any, *, alike: bool) -> None:
     """The comparison can fail."""
     before, after = {"pcie_replay_count": (1, 2), "mig": (False, False), "temperature_c": (40, 41)}[name]
     assert is_alike(name, ours, before, after) is alike
+
+
+@pytest.mark.parametrize("folder", WITH_NVLINKS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_nvlinks_are_those_of_nvidia_smi(folder: Path) -> None:
+    """State and rate of each link of each GPU, at rest and while all GPUs sum up over them; another one would be seen."""
+    found, said = recorded_gpus(folder), links_of_smi((folder / "links.txt").read_text())
+    assert len(found) == len(said) > 1
+    for gpu, of_gpu in zip(found, said, strict=True):
+        assert len(of_gpu) == 18
+        assert not differing(gpu["nvlinks"], of_gpu)
+        assert differing(gpu["nvlinks"], {**of_gpu, 3: "<inactive>"}) == {3}
+        assert differing(gpu["nvlinks"][1:], of_gpu) == {0}
+        assert differing([{**link, "speed_gb_s": 25.781} for link in gpu["nvlinks"]], of_gpu) == set(range(18))
+
+
+def test_the_links_were_busy() -> None:
+    """What nvidia-smi counts on each of them grew from one reading to the next: over 1 GB on each, each way."""
+    folder = next(folder for folder in WITH_NVLINKS if folder.name == "busy")
+    before, after = ((folder / f"moved-{when}.txt").read_text() for when in ("before", "after"))
+    kib = [[int(one) for one in re.findall(r"Data [TR]x: (\d+) KiB", text)] for text in (before, after)]
+    grown = [last - first for first, last in zip(*kib, strict=True)]
+    assert len(grown) == 2 * 2 * 18
+    assert min(grown) > 1e6
 
 
 def test_event_reasons_are_those_of_nvidia_smi() -> None:
@@ -167,9 +206,9 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-@pytest.mark.parametrize("folder", RAW, ids=lambda folder: folder.parent.name)
+@pytest.mark.parametrize("folder", RAW, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
 def test_simulated_gpus_answer_as_real_ones(folder: Path, tmp_path: Path) -> None:
-    """The same fields, with a value or refused, each of the same kind; NVLinks apart."""
+    """The same fields, with a value or refused, each of the same kind; NVLinks only where there are any."""
     variables = nvml_simulator.environment(nvml_simulator.build(tmp_path))
     command = [sys.executable, "-m", "pytest_gpucluster.cli", "info", "all", "--json"]
     ran = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False, timeout=300)
@@ -177,5 +216,5 @@ def test_simulated_gpus_answer_as_real_ones(folder: Path, tmp_path: Path) -> Non
     simulated = json.loads(ran.stdout)["gpus"]["gpus"][0]
     for real in recorded_gpus(folder):
         assert real.keys() <= simulated.keys()  # newer readings are not in the kept files
-        for name in real.keys() - set(WITHOUT_NVLINKS):
+        for name in real.keys() - ({"nvlinks", "nvlink_peer"} if folder not in WITH_NVLINKS else set()):
             assert shape(real[name]) == shape(simulated[name]), name
