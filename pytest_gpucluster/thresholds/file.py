@@ -122,12 +122,12 @@ class ThresholdsFile(SourceFile):
 
         A rule is for the entries of the file that has it, and for those that this file extends.
         """
-        found = []
+        base, found = self.base, []
         for name, rule in self.content.profiles[profile].rules.items():
             path = ("profiles", profile, "rules", name)
-            is_of_base = self.base is not None and self.document.find(path).file == self.base.file
-            if rule.names(key) and (self.base is None or not is_of_base or key in self.base.data["criteria"]):
-                found.append(self._layers[path])
+            if rule.names(key):
+                is_others = base is not None and key not in base.data["criteria"] and self.document.find(path).file == base.file
+                found += [] if is_others else [self._layers[path]]
         return next(([one] for one in found if "skip" in one and one["skip"].value is not None), found)
 
     @cached_property

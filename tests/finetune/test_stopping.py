@@ -101,6 +101,7 @@ def test_failed_check_of_a_stopped_run_leaves_1(
 
 
 @pytest.mark.e2e
+@pytest.mark.long  # torchrun, twice
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_signal_to_torchrun_leaves_a_checkpoint(
     number: signal.Signals, tmp_path: Path, real_model: Path, real_dataset: Path

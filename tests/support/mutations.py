@@ -51,10 +51,12 @@ def _at(data: Any, path: Path) -> Any:
 
 
 def _changed(data: Any, path: Path, value: Any = None, *, remove: bool = False) -> Any:
-    changed = copy.deepcopy(data)
-    parent = _at(changed, path[:-1])
-    if remove:
-        del parent[path[-1]]
+    """The data with another value at the path, or none; what does not lie on it is shared with the data."""
+    (key, *rest), changed = path, data.copy()
+    if rest:
+        changed[key] = _changed(data[key], tuple(rest), value, remove=remove)
+    elif remove:
+        del changed[key]
     else:
-        parent[path[-1]] = copy.deepcopy(value)
+        changed[key] = copy.deepcopy(value)
     return changed
