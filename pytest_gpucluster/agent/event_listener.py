@@ -30,6 +30,8 @@ POLL_S = 0.5
 ANSWER_S = 1.0
 """For the whole of an answer: whoever takes it more slowly gets none, and does not hold up the next one."""
 BACKLOG = 256
+MOST_APART = 1000
+"""So many Xids are told one by one: 130 bytes each, and an answer has 4 MiB."""
 
 
 def start_listener(name: str) -> int | None:
@@ -70,10 +72,11 @@ def _sees_host_pids() -> bool:
 
 
 def _merged(xids: Iterable[NodeXid]) -> tuple[NodeXid, ...]:
-    """Xids of NVLink that differ in their time only as one: a bad lane brings thousands an hour. The others stay apart."""
+    """Xids of NVLink that differ in their time only as one: a bad lane brings thousands an hour. Others in a flood only."""
     found: dict[object, NodeXid] = {}
     for number, one in enumerate(xids):
-        key = replace(one, age_s=None if one.age_s is None else 0.0) if one.code in NVLINK_XIDS else number
+        is_apart = number < MOST_APART and one.code not in NVLINK_XIDS
+        key = number if is_apart else replace(one, age_s=None if one.age_s is None else 0.0)
         first = found.setdefault(key, one)
         found[key] = first if first is one else replace(first, count=first.count + 1)
     return tuple(found.values())

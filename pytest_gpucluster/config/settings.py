@@ -258,7 +258,8 @@ def parse_expect(text: str | None) -> Expect:
         key, _, number = (piece.strip() for piece in part.partition("="))
         if key not in ("nodes", "gpus_per_node") or key in found:
             hint = did_you_mean(key, [name for name in ("nodes", "gpus_per_node") if name not in found])
-            raise ConfigurationError(f"--gpucluster-expect: {part!r} is not understood; say nodes=2,gpus_per_node=8.{hint}")
+            why = f"gives {key} twice" if key in found else "is not understood"
+            raise ConfigurationError(f"--gpucluster-expect: {part!r} {why}; say nodes=2,gpus_per_node=8.{hint}")
         if not re.fullmatch(r"[1-9]\d{0,99}", number):
             raise ConfigurationError(f"--gpucluster-expect: {key} must be a whole number above zero, not {number!r}")
         if int(number) > MOST_EXPECTED[key]:

@@ -106,6 +106,28 @@ def test_an_answer_that_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             assert 0.4 < time.monotonic() - start_s < HELD_S
 
 
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_flood_is_told_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_before: bool) -> None:
+    """60,000 Xids of three GPUs made an answer that is too long to be taken. All are counted, and the first stand alone."""
+    name, seen = new_name(), [(13, 0), (31, 7), (43, 3)]
+    flood = [NodeXid(code=code, pci=f"0000:0{gpu}:00", pid=1000 + number % 5) for number in range(20_000) for code, gpu in seen]
+    last = NodeXid(code=79, pci="0000:05:00")
+    with socket.socket(socket.AF_UNIX) as taking:
+        taking.bind(f"\0{name}")
+        taking.listen()
+        heard = Listener(taking, XidEvents(), KernelLog(tmp_path / "none"))
+        if is_before:
+            monkeypatch.setattr(heard, "_before", [*flood, last])
+        else:
+            monkeypatch.setattr(heard, "_logged", [(number * 0.001, one) for number, one in enumerate([*flood, last])])
+        threading.Thread(target=heard.step, daemon=True).start()
+        told = ask(name, within_s=WITHIN_S)
+    assert sum(one.count for one in told.xids) == len(flood) + 1
+    assert {(one.code, one.pci) for one in told.xids} == {(one.code, one.pci) for one in [*flood, last]}
+    assert all(one.count == 1 for one in told.xids[:1000])
+    assert {one.age_s is None for one in told.xids} == {is_before}
+
+
 # Another user.
 
 

@@ -45,6 +45,12 @@ def test_expect_refused(text: str) -> None:
         parse_expect(text)
 
 
+def test_a_key_given_twice() -> None:
+    """The message says which."""
+    with pytest.raises(ConfigurationError, match="'nodes=2' gives nodes twice; say"):
+        parse_expect("nodes=1,nodes=2")
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [("quick", ("quick", None)), ("soak", ("soak", 28800.0)), ("soak:8h", ("soak", 28800.0)), ("soak:1.5m", ("soak", 90.0))],
