@@ -309,7 +309,8 @@ def wheel(session: nox.Session) -> None:
 def pytest8(session: nox.Session) -> None:
     """Run the fast tests on pytest 8, in an environment of its own."""
     install(session, "pytest8", name="pytest8")
-    run_tests(session, "pytest", "-m", FAST, *(session.posargs or ["tests"]), name="pytest8")
+    chosen = session.posargs or ["-m", FAST, *WORKERS, f"--ignore={NETLAB}", "tests"]
+    run_tests(session, "pytest", *SHOWN, *chosen, name="pytest8")
 
 
 @nox.session

@@ -72,11 +72,15 @@ def _sees_host_pids() -> bool:
 
 
 def _merged(xids: Iterable[NodeXid]) -> tuple[NodeXid, ...]:
-    """Xids of NVLink that differ in their time only as one: a bad lane brings thousands an hour. Others in a flood only."""
+    """Xids of NVLink that differ in their time only as one: a bad lane brings thousands an hour.
+
+    Others stay apart, because their time tells who caused them. In a flood, those of one second are one.
+    """
     found: dict[object, NodeXid] = {}
     for number, one in enumerate(xids):
         is_apart = number < MOST_APART and one.code not in NVLINK_XIDS
-        key = number if is_apart else replace(one, age_s=None if one.age_s is None else 0.0)
+        age_s = None if one.age_s is None else 0.0 if one.code in NVLINK_XIDS else float(round(one.age_s))
+        key = number if is_apart else replace(one, age_s=age_s)
         first = found.setdefault(key, one)
         found[key] = first if first is one else replace(first, count=first.count + 1)
     return tuple(found.values())

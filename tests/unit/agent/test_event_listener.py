@@ -126,6 +126,9 @@ def test_a_flood_is_told_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     assert {(one.code, one.pci) for one in told.xids} == {(one.code, one.pci) for one in [*flood, last]}
     assert all(one.count == 1 for one in told.xids[:1000])
     assert {one.age_s is None for one in told.xids} == {is_before}
+    if not is_before:  # which of them a worker may have caused is told by their time
+        ages_s = [round(one.age_s) for one in told.xids[1000:] if one.age_s is not None]
+        assert 60 <= len({*ages_s}) <= 63
 
 
 # Another user.
