@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PLACES = fleet(2, 2)
 TESTS = "def test_good(): pass\ndef test_other(): pass\n"
-QUIET = ("--tb=native", 
+QUIET = (
     "-p",
     "no:terminal",
     "-p",
