@@ -87,7 +87,7 @@ def test_a_planted_fault(planted: dict[str, Any], words: str, on_path: Path) -> 
         ("{", "no JSON"),
         ('{"kind": NaN}', "no JSON"),
         pytest.param("[" * 100_000, "no JSON", id="deep"),
-        pytest.param("x" * (MOST_BYTES + 1), "more than 2 MiB", id="long"),  # pytest 8 has the id in a variable of the environment
+        pytest.param("x" * (MOST_BYTES + 1), "more than 2 MiB", id="long"),  # pytest 8 puts the id into the environment
         ("", "it printed nothing"),
     ],
 )
