@@ -8,13 +8,14 @@ lost to it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
-from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, read
+from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, parse, read
 
 Data: TypeAlias = dict[str | int, Any]
 
@@ -90,8 +91,13 @@ def read_source(path: Path | None) -> SourceFile:
 
 
 def _read(path: Path) -> Document:
-    """Read a file, with what each of its entries and overrides needs spelled in one way."""
-    document = read(path, file=shown(path))
+    return read(path, file=shown(path), parsed=_parsed)
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(content: bytes, file: str) -> Document:
+    """A text with what each of its entries and overrides needs spelled in one way; the last few texts once: 20 ms each."""
+    document = parse(content, file=file)
     entries = document.data.get("criteria")
     for key, entry in entries.items() if isinstance(entries, dict) else ():
         overrides = entry.get("profiles") if isinstance(entry, dict) else None

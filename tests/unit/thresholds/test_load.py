@@ -465,7 +465,7 @@ def test_a_new_key_is_compared(write: Write) -> None:
 def test_a_file_is_read_once(text: str | None, files: int, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file itself is read once, and the packaged file once if it is extended."""
     names: list[str] = []
-    monkeypatch.setattr(layers, "read", lambda path, *, file: names.append(file) or yaml_lines.read(path, file=file))
+    monkeypatch.setattr(layers, "read", lambda path, **more: names.append(more["file"]) or yaml_lines.read(path, **more))
     found = load(None if text is None else write(text))
     for profile in found.profiles.values():
         found.standard(profile)
@@ -595,3 +595,15 @@ def test_the_packaged_file_of_a_wheel_comes_first(tmp_path: Path, monkeypatch: p
     assert layers.packaged_path() == tmp_path / "thresholds.yaml"
     (package / "thresholds.yaml").touch()
     assert layers.packaged_path() == package / "thresholds.yaml"
+
+
+def test_a_text_that_is_read_twice(write: Write) -> None:
+    """Reading spells what entries need in one way; what others parse of the same text stays as it is written."""
+    path = write(f"{OVERLAY}criteria:\n  bf16_tflops: {{needs_nodes: 2, profiles: {{h100-sxm: {{needs: 3}}}}}}\n")
+    for _ in range(2):
+        entry = layers.read_source(path).document.data["criteria"]["bf16_tflops"]
+        assert (entry["needs"]["nodes"], entry["profiles"]["h100-sxm"]["needs"]) == (2, {"places": 3})
+        written = yaml_lines.parse(path.read_bytes(), file=layers.shown(path)).data["criteria"]["bf16_tflops"]
+        assert written == {"needs_nodes": 2, "profiles": {"h100-sxm": {"needs": 3}}}
+    path.write_text(path.read_text().replace("needs_nodes: 2", "needs_nodes: 4"))
+    assert layers.read_source(path).document.data["criteria"]["bf16_tflops"]["needs"]["nodes"] == 4
