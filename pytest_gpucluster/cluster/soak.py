@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
@@ -187,6 +187,9 @@ NOTHING_EARLIER = Earlier(round=0, num_whole_rounds=0, elapsed_s=0.0, kept={})
 class Watch(Protocol):
     """What a soak reports its progress to."""
 
+    def begin(self, soak: Soak, works: Collection[str]) -> None:
+        """The rounds begin, of these works; a soak that was cut short may go on."""
+
     def turn(self, turn: Turn) -> None:
         """A kind of work begins."""
 
@@ -280,6 +283,7 @@ class Soak:
         has no more turns at that work; when nobody has any, the soak is over.
         """
         chosen = {key: work for key, work in works.items() if self._wanted.get(key)}
+        self._watch.begin(self, chosen.keys())
         for key, work in chosen.items():
             places = self._places if work.compares else self._wanted[key]
             self._kept[key] = {place: self._begin(key, place, work) for place in places}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +49,7 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
     known: tuple[Any, ...] = (*places, *session.cluster.nodes, CLUSTER)
     wanted = grouped((key, place) for place in known for key, place_id in criteria if place_id == _id_of(place))
     watch = Reports(session, terminal, criteria, readings)
-    soak = Soak(duration_s=session.setup.settings.soak_s, places=places, wanted=wanted, watch=watch)
-    earlier = _earlier(session, terminal, criteria, readings)
-    if earlier is not None:
-        soak.go_on_with(earlier)
-    return soak
+    return Soak(duration_s=session.setup.settings.soak_s, places=places, wanted=wanted, watch=watch)
 
 
 def _earlier(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings) -> Earlier | None:
@@ -133,6 +129,13 @@ class Reports:
         self._shown: list[str] = []
         self._facts = SoakRecord()
         self._read_s, self._reading_s = time.monotonic(), 0.0
+
+    def begin(self, soak: Soak, works: Collection[str]) -> None:
+        """Go on with a soak that was cut short, if all that is measured now took part in it."""
+        measured = {key: criterion for key, criterion in self._criteria.items() if key[0] in works}
+        earlier = _earlier(self._session, self._terminal, measured, self._readings)
+        if earlier is not None:
+            soak.go_on_with(earlier)
 
     def turn(self, turn: Turn) -> None:
         """Name the round and the criterion in the progress line. Called before each measurement."""

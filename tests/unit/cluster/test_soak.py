@@ -21,7 +21,7 @@ from pytest_gpucluster.thresholds.limit import Bound
 from tests.support.entries import limit, threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from pytest_gpucluster.judging.verdict import Record
 
@@ -48,6 +48,7 @@ class Script:
         self.turns: list[tuple[int, str, list[str]]] = []
         self.told: list[tuple[int, str, list[str]]] = []
         self.rounds: list[int] = []
+        self.works: list[str] = []
         self.soak = Soak(
             duration_s=duration_s,
             places=PLACES,
@@ -55,6 +56,11 @@ class Script:
             watch=self,
             now=lambda: self.now_s,
         )
+
+    def begin(self, soak: Soak, works: Collection[str]) -> None:
+        """The rounds begin."""
+        assert soak is self.soak
+        self.works = [*works]
 
     def turn(self, turn: Any) -> None:
         """A kind of work begins."""
@@ -122,6 +128,7 @@ def test_only_what_is_selected_runs() -> None:
     script = Script(duration_s=1, wanted={"errors": PLACES[:1], "bits": PLACES[1:2]})
     script.run({"rate": RATES, "errors": ERRORS, "bits": compared}, lambda *_: 0.0)
     assert script.turns == [(1, "errors", ["node0-gpu0"]), (1, "bits", ["node0-gpu0", "node0-gpu1", "node0-gpu2"])]
+    assert script.works == ["errors", "bits"]
 
 
 def test_nothing_selected_is_no_soak() -> None:
