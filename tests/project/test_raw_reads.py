@@ -122,14 +122,24 @@ def of_smi(file: Path, index: int, path: str, read: Callable[[str], Any]) -> Any
 
 
 def links_of_smi(text: str) -> list[dict[int, str]]:
-    """``nvidia-smi nvlink``'s lines by GPU: the number of a link, and what it says of it."""
-    gpus = [part for part in re.split(r"(?m)^GPU \d+: .*\n", text) if part.strip()]
-    return [{int(link): said for link, said in re.findall(r"Link (\d+): (.*\S)", gpu)} for gpu in gpus]
+    """``nvidia-smi nvlink``'s lines by GPU: the number of a link, and all that it says of it."""
+    gpus = [re.findall(r"Link (\d+): (.*\S)", part) for part in re.split(r"(?m)^GPU \d+: .*\n", text) if part.strip()]
+    return [{int(link): ", ".join(said for other, said in lines if other == link) for link, _ in lines} for lines in gpus]
 
 
-def differing(links: list[dict[str, Any]], said: dict[int, str]) -> set[int]:
-    """The links of one GPU of which ours and nvidia-smi's state or rate are not the same."""
-    ours = {link["link"]: f"{link['speed_gb_s']:g} GB/s" if link["is_up"] else "<inactive>" for link in links}
+def state_of(link: dict[str, Any]) -> str:
+    """As ``nvidia-smi nvlink -s`` says it."""
+    return f"{link['speed_gb_s']:g} GB/s" if link["is_up"] else "<inactive>"
+
+
+def errors_of(link: dict[str, Any]) -> str:
+    """As ``nvidia-smi nvlink -e`` says it."""
+    return f"Replay Errors: {link['replays']}, Recovery Errors: {link['recoveries']}, CRC Errors: {link['crc_flits']}"
+
+
+def differing(links: list[dict[str, Any]], said: dict[int, str], say: Callable[[dict[str, Any]], str] = state_of) -> set[int]:
+    """The links of one GPU of which ours and nvidia-smi's words are not the same."""
+    ours = {link["link"]: say(link) for link in links}
     return {link for link in ours.keys() | said.keys() if ours.get(link) != said.get(link)}
 
 
@@ -173,6 +183,19 @@ def test_nvlinks_are_those_of_nvidia_smi(folder: Path) -> None:
         assert differing(gpu["nvlinks"], {**of_gpu, 3: "<inactive>"}) == {3}
         assert differing(gpu["nvlinks"][1:], of_gpu) == {0}
         assert differing([{**link, "speed_gb_s": 25.781} for link in gpu["nvlinks"]], of_gpu) == set(range(18))
+
+
+@pytest.mark.parametrize("folder", WITH_NVLINKS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_errors_of_nvlinks_are_those_of_nvidia_smi(folder: Path) -> None:
+    """Three counters of each link of each GPU; one more error would be seen."""
+    found, said = json.loads((folder / "counters.json").read_text()), links_of_smi((folder / "errors.txt").read_text())
+    assert len(found) == len(said) > 1
+    for gpu, of_gpu in zip(found, said, strict=True):
+        assert len(of_gpu) == 18
+        assert not differing(gpu["nvlinks"], of_gpu, errors_of)
+        for name in ("replays", "recoveries", "crc_flits"):
+            worse = [{**link, name: link[name] + (link["link"] == 5)} for link in gpu["nvlinks"]]
+            assert differing(worse, of_gpu, errors_of) == {5}
 
 
 def test_the_links_were_busy() -> None:
