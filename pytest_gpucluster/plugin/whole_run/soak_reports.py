@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Soak, SoakRecord, SoakResult, Turn, read_back
+from pytest_gpucluster.cluster.soak import CLUSTER, NOTHING_EARLIER, Earlier, Soak, SoakRecord, SoakResult, Turn, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.failure_text import format_number, impossible
@@ -128,14 +128,16 @@ class Reports:
         self._criteria = criteria
         self._shown: list[str] = []
         self._facts = SoakRecord()
+        self._earlier: Earlier | None = None
         self._read_s, self._reading_s = time.monotonic(), 0.0
 
     def begin(self, soak: Soak, works: Collection[str]) -> None:
-        """Go on with a soak that was cut short, if all that is measured now took part in it."""
+        """Go on with a soak that was cut short, if all that is measured now took part in it; it is looked for once in a run."""
         measured = {key: criterion for key, criterion in self._criteria.items() if key[0] in works}
-        earlier = _earlier(self._session, self._terminal, measured, self._readings)
-        if earlier is not None:
-            soak.go_on_with(earlier)
+        if self._earlier is None:
+            self._earlier = _earlier(self._session, self._terminal, measured, self._readings) or NOTHING_EARLIER
+        took_part = all((key, place or CLUSTER.id) in self._earlier.kept for key, place in measured)
+        soak.go_on_with(self._earlier if took_part else NOTHING_EARLIER)
 
     def turn(self, turn: Turn) -> None:
         """Name the round and the criterion in the progress line. Called before each measurement."""
