@@ -226,10 +226,12 @@ read_once = functools.lru_cache(read_command)
 
 
 def line_to(name: str) -> socket.socket:
-    """A line to the agent that reads for its node, as soon as it listens."""
+    """A line to the agent that reads for its node, which has accepted it: every command from now on comes by it."""
     line = socket.socket(socket.AF_UNIX)
     while line.connect_ex(name):
         time.sleep(0.001)
+    while line.recv(1) not in (b"\n", b""):  # the number of the next command
+        pass
     return line
 
 

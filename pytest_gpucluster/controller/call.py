@@ -6,7 +6,7 @@ The replies of one call as they arrive, and when to release ranks that cannot fi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
@@ -178,6 +178,16 @@ class PendingReplies:
         if self._missing:
             failed = channel.faults(self.call_id)
             keys = {key: keys[key] for key in channel.written([key for key, rank in keys.items() if rank in failed])}
+        self._take(keys, channel)
+
+    def give_up(self, channel: StoreChannel) -> None:
+        """The deadline is over: read the replies that are there. A rank without one is lost."""
+        keys = {reply_key(self.call_id, rank): rank for rank in self.waiting}
+        self._take({key: keys[key] for key in channel.written(list(keys))}, channel)
+        for rank in list(self.waiting):
+            self.add(rank, lost_reply("its agent did not answer within the deadline"))
+
+    def _take(self, keys: Mapping[str, int], channel: StoreChannel) -> None:
         for rank, reply in zip(keys.values(), channel.take_written(list(keys), self._read), strict=True):
             self.add(rank, forged_reply(reply) if isinstance(reply, RefusedMessageError) else reply)
 

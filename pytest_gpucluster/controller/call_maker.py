@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_gpucluster.controller.call import Call, CallClock, EarlyEnd, Observer, PendingReplies, lost_reply
+from pytest_gpucluster.controller.call import Call, CallClock, EarlyEnd, Observer, PendingReplies
 from pytest_gpucluster.controller.command_link import CommandLink, Members
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.places import Device
@@ -204,8 +204,7 @@ class CallMaker:
                 for rank, lost in self._context.members.silent(pending.waiting, channel).items():
                     pending.add(rank, lost)
                 if time.monotonic() > pending.give_up_s:
-                    for rank in list(pending.waiting):
-                        pending.add(rank, lost_reply("its agent did not answer within the deadline"))
+                    pending.give_up(channel)
                 if (release := pending.to_release()) is not None:
                     self._context.link.send(release)
         finally:  # an interrupted call was work, too

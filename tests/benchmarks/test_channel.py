@@ -98,6 +98,30 @@ def cost(benchmark: Any, agents: int, median_ms: float, *, reply_bytes: int = 15
     )
 
 
+SLOWLY_ACCEPTED = """
+import sys, time
+sys.path.insert(0, {folder!r})
+import channel
+from pytest_gpucluster.agent import command_reader
+from pytest_gpucluster.controller import call_maker
+
+is_own_user, call_maker.MARGIN_S = command_reader.is_own_user, 5.0
+command_reader.is_own_user = lambda line: time.sleep(0.1) or is_own_user(line)
+with channel.simulated(4) as simulation:
+    print("answered in", channel.time_call_s(simulation.controller, 4))
+    simulation.controller.quit(0)
+"""
+
+
+@pytest.mark.e2e
+def test_agents_that_are_accepted_late_get_every_command() -> None:
+    """The reader of a busy node accepted them after the first command: none of them had it, and nothing was measured."""
+    code = SLOWLY_ACCEPTED.format(folder=str(BENCHMARKS))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "answered in" in done.stdout
+
+
 @pytest.mark.long
 @pytest.mark.e2e
 def test_results(tmp_path: Path) -> None:

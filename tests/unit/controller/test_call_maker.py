@@ -170,3 +170,17 @@ def test_threads_of_a_test_call_one_after_the_other() -> None:
     for thread in threads:
         thread.join()
     assert maker.most == 1
+
+
+def test_replies_that_came_during_a_long_look_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A store that answered nobody for longer than the deadline: the replies are looked for once more before anyone is lost."""
+    made = Gathered(monkeypatch, tmp_path, looks=9, books_s=0.0)
+
+    def blocked(keys: Any, *, within_s: float) -> list[str]:
+        made.now_s += 300 + within_s
+        return [*keys]
+
+    monkeypatch.setattr(made, "missing", blocked)
+    monkeypatch.setattr(made, "written", lambda keys: [key for key in keys if key.endswith("/0")])
+    call = Call(function=function_named("product"), ranks=[0, 1], deadline_s=60.0)
+    assert made.maker.call(call) == {0: Success(value=1.0), 1: lost_reply("its agent did not answer within the deadline")}

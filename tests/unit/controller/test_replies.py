@@ -285,6 +285,21 @@ def test_a_rank_that_is_lost_is_not_waited_for(store: StoreChannel) -> None:
     assert {rank: reply.ok for rank, reply in one.replies.items()} == {0: True, 1: False, 2: True}
 
 
+@pytest.mark.parametrize("answered", [(), (0,), (3,), (0, 2, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("failing", [False, True])
+def test_only_who_did_not_answer_is_said_not_to_have(store: StoreChannel, answered: tuple[int, ...], *, failing: bool) -> None:
+    """At the deadline all were lost, those too whose replies waited for that of another rank."""
+    one = pending(*range(5))
+    answer(store, *answered)
+    if failing:
+        fail(store, 4)
+    one.give_up(store)
+    expected = {rank: Success(value=rank) for rank in answered} | ({4: failed("raised")} if failing else {})
+    late = lost_reply("its agent did not answer within the deadline")
+    assert one.replies == dict.fromkeys(range(5), late) | expected
+    assert one.waiting == set()
+
+
 @pytest.mark.parametrize("written", [b"\n{}", b"", b'00\n{"t": "success", "value": 1}'])
 def test_a_forged_reply_costs_its_rank_alone(store: StoreChannel, written: bytes) -> None:
     """It is refused, and no other."""
