@@ -311,7 +311,7 @@ class Session:
             raise self._bind_error from error
 
     def _object_to_gpus(self, binding: Binding) -> None:
-        """Object to GPUs that nobody expected, to GPUs that look the same, and to waivers that name two of them."""
+        """Object to GPUs that nobody expected, to GPUs that look the same, and to waivers that name two parts."""
         objections = self.state.objections
         more = binding.unexpected or promises.unexpected_gpus(binding.identities.values(), self.setup.inventory)
         if more and not self.setup.settings.inline:
@@ -320,7 +320,7 @@ class Session:
         if doubled:
             others = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
             objections.append(f"one GPU in two places: {doubled[0]}{others}")
-        objections += [*promises.doubled_serials(binding.places), *self.setup.waivers.bind(binding.places)]
+        objections += [*promises.doubled_serials(binding.places), *self.setup.waivers.bind([*binding.places, *binding.nodes])]
 
     def fix_plan(self) -> None:
         """Add the criteria of the profile that no test was selected for, and record the whole expected set."""

@@ -30,7 +30,7 @@ WORDS = {
     "used": "waived",
     "unused": "waiver not needed",
     "expired": "waiver has expired, as if absent",
-    "ambiguous": "waiver names more than one GPU, as if absent",
+    "ambiguous": "waiver names more than one part, as if absent",
 }
 State = Literal["used", "unused", "expired", "ambiguous"]
 
@@ -82,13 +82,13 @@ class Waivers:
         self._ambiguous: set[Waiver] = set()
 
     def bind(self, places: Iterable[Place]) -> list[str]:
-        """Find the waivers that name more than one GPU, which cover none; the objections to an acceptance that they are.
+        """Find the waivers that name more than one part, which cover none; the objections to an acceptance that they are.
 
-        ``places`` are all expected ones, bound to their hardware.
+        ``places`` are all expected GPUs and nodes, bound to their hardware.
         """
-        gpus, objections = [place for place in places if place.gpu is not None], []
+        parts, objections = list(places), []
         for waiver in self._valid:
-            named = [place.on_host for place in gpus if waiver.names(place)]
+            named = [place.id if place.gpu is None else place.on_host for place in parts if waiver.names(place)]
             if len(named) > 1:
                 self._ambiguous.add(waiver)
                 none = "neither" if len(named) == 2 else "none"

@@ -152,6 +152,6 @@ def test_a_serial_of_two_gpus_waives_neither(tmp_path: Path, library: Path) -> N
         "gpu_memory": "ambiguous",
         "gpu_model": "unused",
     }
-    assert "waiver names more than one GPU, as if absent: gpu_memory" in ran.stdout
+    assert "waiver names more than one part, as if absent: gpu_memory" in ran.stdout
     rebuilt = rebuild(tmp_path / "run" / "gpucluster-results", junit=tmp_path / "again.xml")
     assert rebuilt.word == "REJECTED"

@@ -234,7 +234,7 @@ def test_one_gpu_in_two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         [replace(place, uuid=uuid) for place, uuid in zip(made.setup.inventory.places, some, strict=True)] for some in uuids
     ]
     assert [doubled_gpus(some) for some in places] == [["GPU-1 answers at node0-gpu0 and node1-gpu0"], [], []]
-    bound: Any = type("Bound", (), {"places": places[0], "unexpected": [], "identities": {}})
+    bound: Any = type("Bound", (), {"places": places[0], "nodes": (), "unexpected": [], "identities": {}})
     made._object_to_gpus(bound)
     assert decided(made).endswith("(one GPU in two places: GPU-1 answers at node0-gpu0 and node1-gpu0)")
 

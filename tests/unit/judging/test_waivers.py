@@ -237,14 +237,28 @@ def test_a_waiver_that_names_two_gpus_covers_none(named: str, places: tuple[Plac
         assert objections == []
         return
     assert [fact["state"] for fact in made.facts] == ["ambiguous"]
-    assert made.lines[0].startswith("waiver names more than one GPU, as if absent: tflops at ")
+    assert made.lines[0].startswith("waiver names more than one part, as if absent: tflops at ")
     assert len(objections) == 1
     assert "names gpu-node-0 gpu 3 and gpu-node-1 gpu 1" in objections[0]
     assert "waivers.yaml:3" in objections[0]
 
 
+@pytest.mark.parametrize("hostname", ["gpu-node-0", "gpu-node-1", None])
+def test_a_waiver_of_a_hostname_that_two_nodes_have_covers_none(hostname: str | None) -> None:
+    """It covered the criteria of both machines, and somebody answers for one of them."""
+    other = replace(NODE, id="node1", node=1, hostname=hostname)
+    made = Waivers([waiver(place="gpu-node-0")], today=TODAY)
+    objections = made.bind([GPU, OTHER, NODE, other])
+    found = {place.id for place in (NODE, other) if made.apply(record(place=place.id), place).waiver is not None}
+    if hostname != NODE.hostname:
+        assert (found, objections) == ({"node0"}, [])
+        return
+    assert found == set()
+    assert objections == ["a waiver for tflops (waivers.yaml:3) names node0 and node1, and covers neither"]
+
+
 def test_an_expired_waiver_or_one_of_a_host_is_not_ambiguous() -> None:
-    """What covers nothing needs no objection. A hostname names the node's criteria on each node of that name."""
+    """What covers nothing needs no objection. A hostname is no name of the GPUs on that node."""
     assert Waivers([waiver(place="1654", until="2026-11-20")], today=TODAY).bind([GPU, OTHER]) == []
     hosts = Waivers([waiver(place="gpu-node-0")], today=TODAY)
     assert hosts.bind([GPU, OTHER, NODE]) == []
