@@ -93,8 +93,8 @@ class RunState:
         hosts = {node.hostname for node in self.binding.nodes if node.hostname} if self.binding is not None else set()
         unsigned = (UNSIGNED,) if len(hosts) > 1 and not self.controller.is_signed else ()
         spec = self.setup.profile.spec
-        is_untried = spec is not None and spec.is_untried
-        return (f"its limits were never tried on {spec.title}", *unsigned) if spec is not None and is_untried else unsigned
+        untried = (f"its limits were never tried on {spec.title}",) if spec is not None and spec.is_untried else ()
+        return (*untried, *unsigned, *(self.binding.remarks if self.binding is not None else ()))
 
     @property
     def terms(self) -> Terms:

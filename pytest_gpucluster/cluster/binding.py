@@ -199,6 +199,16 @@ class Binding:
         return max(shown) / self.inventory.gpus_per_node if shown else None
 
     @cached_property
+    def remarks(self) -> tuple[str, ...]:
+        """What the verdict line says of a list of names that no host has: of another cluster, or of another kind."""
+        listed = [host for host in self.inventory.hosts if not is_address(host)]
+        answering = {one.hostname for one in self.identities.values()}
+        if not listed or not answering or any(is_same_host(host, name) for name in answering for host in listed):
+            return ()
+        names = shortlist(listed, most=3)
+        return (f"no host of this run has a name of the list of hosts ({names}): its order is torchrun's",)
+
+    @cached_property
     def by_rank(self) -> Mapping[int, Place]:
         """The GPU at which each rank answers."""
         return {place.rank: place for place in self.places if place.rank is not None}

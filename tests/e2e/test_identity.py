@@ -103,6 +103,8 @@ def test_an_absent_node_of_a_real_run(tmp_path: Path, variables: dict[str, str],
     shown = run.stdout.partition("BAD PARTS")[2]
     assert f"  absent  {absent or '1 unknown host'}  1 node, 2 expected outcomes missing" in shown
     assert f"absent  {gone}" not in run.stdout
+    is_other_kind = variables.get("GPUCLUSTER_HOSTS") == "gone-7,gone-8"
+    assert ("no host of this run has a name of the list of hosts (gone-7, gone-8)" in run.verdict_line) == is_other_kind
 
 
 def test_a_host_that_is_not_in_the_list(tmp_path: Path) -> None:

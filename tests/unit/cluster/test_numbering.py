@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.cluster.binding import AnsweringNode, number_nodes, only_own, refuse_other_versions
+from pytest_gpucluster.cluster.binding import AnsweringNode, Binding, number_nodes, only_own, refuse_other_versions
 from pytest_gpucluster.config.host_list import expand, expected_hosts, is_same_host
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.identity import Identity
@@ -60,6 +61,28 @@ def test_addresses_are_in_torchruns_order() -> None:
 def test_names_of_another_kind_are_in_torchruns_order() -> None:
     """A list of aliases, of which no hostname is one."""
     assert numbered({"a": 2, "c": 0}, ("ib1", "ib2", "ib3"), num_nodes=3) == {"c": 0, "a": 2}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "answering", "told"),
+    [
+        (("ib1", "ib2"), ("a", "c"), "no host of this run has a name of the list of hosts (ib1, ib2): its order is torchrun's"),
+        (("old1", "old2", "old3", "old4", "10.0.0.1"), ("a",), "(old1, old2, old3 and 1 more)"),
+        (("ib1", "A"), ("a", "c"), None),  # one of them has, so the other one is more than expected
+        (("a.site", "ib2"), ("a",), None),
+        (("10.0.0.1", "fd00::2"), ("a", "c"), None),  # no host is called so
+        ((), ("a", "c"), None),
+        (("ib1", "ib2"), (), None),  # nobody answers
+    ],
+)
+def test_a_list_that_names_no_host_of_the_run_is_in_the_verdict(
+    hosts: tuple[str, ...], answering: tuple[str, ...], told: str | None
+) -> None:
+    """It may be that of another cluster, left in the environment; it was taken in silence."""
+    inventory = Inventory(num_nodes=2, gpus_per_node=1, device="cpu", hosts=hosts)
+    identities: Any = {f"node{at}-cpu0": SimpleNamespace(hostname=name) for at, name in enumerate(answering)}
+    found = Binding(inventory=inventory, places=inventory.places, identities=identities).remarks
+    assert [told in one for one in found] == [True] if told is not None else found == ()
 
 
 def test_several_nodes_on_one_host() -> None:

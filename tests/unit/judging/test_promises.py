@@ -14,6 +14,7 @@ from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import Detected
+from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, doubled_serials, shape, short_soak, unexpected_gpus
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.judging.waivers import Waiver, Waivers
@@ -237,6 +238,18 @@ def test_one_gpu_in_two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     bound: Any = type("Bound", (), {"places": places[0], "nodes": (), "unexpected": [], "identities": {}})
     made._object_to_gpus(bound)
     assert decided(made).endswith("(one GPU in two places: GPU-1 answers at node0-gpu0 and node1-gpu0)")
+
+
+def test_hosts_that_no_list_names_are_in_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what its limits say; nobody is held back: a list may have other names for the same hosts."""
+    monkeypatch.setenv("GPUCLUSTER_HOSTS", "old-[1-2]")
+    made = session(tmp_path, monkeypatch, None, nodes=2, gpus_per_node=1)
+    inventory, here = made.setup.inventory, Identity(hostname="new-1", group_rank=0, local_rank=0, versions={}, torch_gpus=1)
+    made.state.binding = Binding(inventory=inventory, places=inventory.places, identities={"node0-gpu0": here})
+    told = "; no host of this run has a name of the list of hosts (old-1, old-2): its order is torchrun's"
+    assert told in decided(made)
+    made.state.binding = replace(made.state.binding, identities={"node0-gpu0": replace(here, hostname="old-1")})
+    assert told not in decided(made)
 
 
 def test_a_name_of_another_kind_does_not_hide_a_change(tmp_path: Path) -> None:
