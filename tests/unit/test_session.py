@@ -132,7 +132,8 @@ def test_unsigned_messages_between_hosts_are_said(
     controller: Any = SimpleNamespace(is_signed=is_signed)
     run.state.controller = controller
     nodes = [Place(id=f"node{number}", node=number, hostname=name) for number, name in enumerate(hostnames)]
-    run.state.binding = SimpleNamespace(nodes=nodes, places=[], identities={}, startup_s=0.0)  # type: ignore[assignment]
+    bound: Any = SimpleNamespace(nodes=nodes, places=[], identities={}, startup_s=0.0, remarks=())
+    run.state.binding = bound
     assert run.state.terms.remarks == (("messages were not signed",) if is_said else ())
     assert run.decide().line.endswith("; messages were not signed") is is_said
     assert not run.state.terms.objections
