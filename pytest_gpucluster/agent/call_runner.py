@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_gpucluster.agent.group_hang import GroupHang, group_of
 from pytest_gpucluster.agent.heartbeat import Heartbeat
 from pytest_gpucluster.agent.spawner import Spawner
-from pytest_gpucluster.agent.worker_process import LOG_NAME, WorkerProcess, describe_end, site_log, worker_environment
+from pytest_gpucluster.agent.worker_process import LOG_NAME, READS, WorkerProcess, describe_end, site_log, worker_environment
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import messages, node_events
@@ -171,12 +171,22 @@ class CallRunner:
 
     def check_clocks(self) -> None:
         """Called in each round of the agent's loop: end the call if it was aborted, or took too long."""
+        if self._current is not None and time.monotonic() >= self._current.next_s:
+            self._catch_up()
         if self._current is None:
             return
         if self._current.aborted is not None and self._current.is_release_due:
             self._end(messages.Failure(kind="released", error=self._current.aborted.why))
         elif self._current.is_overdue:
             self._end(messages.Failure(kind="hung", error=self._current.describe_overdue()))
+
+    def _catch_up(self) -> None:
+        """Take what came while this thread waited for the store: a worker that has answered, or ended, does not hang."""
+        for _ in range(READS):
+            ready = [key.data for key, _ in self._selector.select(0) if key.data in (self.on_exits, self._on_message)]
+            if not ready or self._current is None:
+                return
+            ready[0]()
 
     def discard_worker(self) -> None:
         """Called when the worker's group is broken, after a failure, and at the end: kill the worker.

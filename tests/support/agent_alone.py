@@ -354,6 +354,16 @@ class Scenarios:
         worker_process.SEND_S = 0.5
         self.serve(patient(call(deaf=True)), call(text="x" * 8_000_000), patient(call()))
 
+    def answered_meanwhile(self) -> None:
+        """The store keeps the agent waiting for longer than the deadline: a worker answers meanwhile, and another one ends."""
+        heartbeat.BEAT_S = 0.0
+        self.store.round_s = 2.0
+        self.serve(
+            replace(call(pause_s=0.1), deadline_s=1.3),
+            replace(call(child="true", escapes=False), deadline_s=1.3),
+            replace(call(hang=True), deadline_s=1.3),
+        )
+
     def store_without_an_answer(self) -> None:
         """The network is cut: a round of the agent does not end. A worker hangs meanwhile."""
         agent.STUCK_S = 2.0

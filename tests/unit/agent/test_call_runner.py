@@ -62,6 +62,14 @@ def test_a_store_that_never_answers(tmp_path: Path) -> None:
         kill_marked(mark)
 
 
+def test_a_store_that_answers_late(played: Any) -> None:
+    """What the worker did while the agent waited for the store counts; it was "hung" on every rank of the run."""
+    answered, died, hung = played("answered_meanwhile")["replies"]
+    assert answered["ok"], answered
+    assert (died["kind"], died["error"]) == ("died", "the worker left with exit code 3")
+    assert (hung["kind"], hung["error"]) == ("hung", "did not return within 1.3 s")
+
+
 # A worker that SIGKILL does not end.
 
 
