@@ -180,6 +180,17 @@ class PendingReplies:
             keys = {key: keys[key] for key in channel.written([key for key, rank in keys.items() if rank in failed])}
         self._take(keys, channel)
 
+    def lose(self, lost: Mapping[int, Failure], channel: StoreChannel) -> None:
+        """These ranks say no more. What one has said counts, unless a rank of its group works on, which may need it."""
+        keys = {reply_key(self.call_id, rank): rank for rank in lost if self._has_group_answered(rank, channel)}
+        self._take(keys, channel)
+        for rank in self.waiting & lost.keys():
+            self.add(rank, lost[rank])
+
+    def _has_group_answered(self, rank: int, channel: StoreChannel) -> bool:
+        group = next((group for group in self.groups if rank in group), (rank,))
+        return channel.arrived([reply_key(self.call_id, one) for one in group if one in self.waiting], within_s=0.0)
+
     def give_up(self, channel: StoreChannel) -> None:
         """The deadline is over: read the replies that are there. A rank without one is lost."""
         keys = {reply_key(self.call_id, rank): rank for rank in self.waiting}

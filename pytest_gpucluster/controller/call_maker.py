@@ -201,8 +201,7 @@ class CallMaker:
                 self._work_meanwhile(pending, began_s)
                 self._report_progress(pending.call_id, pending.waiting)
                 self.report_wait()
-                for rank, lost in self._context.members.silent(pending.waiting, channel).items():
-                    pending.add(rank, lost)
+                pending.lose(self._context.members.silent(pending.waiting, channel), channel)
                 if time.monotonic() > pending.give_up_s:
                     pending.give_up(channel)
                 if (release := pending.to_release()) is not None:

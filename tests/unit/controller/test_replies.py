@@ -300,6 +300,24 @@ def test_only_who_did_not_answer_is_said_not_to_have(store: StoreChannel, answer
     assert one.waiting == set()
 
 
+@pytest.mark.parametrize(
+    ("groups", "counts"), [([], True), ([(0, 1), (2, 3)], True), ([(0, 1, 2), (3,)], False)], ids=["alone", "done", "at work"]
+)
+def test_a_rank_that_answered_before_it_was_lost(store: StoreChannel, groups: list[tuple[int, ...]], *, counts: bool) -> None:
+    """Its agent ended, or fell silent, while others worked: what it measured was thrown away. Its peers at work need it."""
+    one = PendingReplies(call_id=CALL, waiting={0, 1, 2, 3}, groups=groups, give_up_s=time.monotonic() + LONG_S)
+    ended = lost_reply("its agent process has ended")
+    answer(store, 0, 1)
+    one.lose({0: ended}, store)
+    assert one.replies == {0: Success(value=0) if counts else ended}
+    assert (one.to_release() is None) == counts
+    one.lose({3: ended}, store)
+    assert one.replies[3] == ended
+    answer(store, 2)
+    one.receive(store, within_s=LONG_S)
+    assert [one.replies[rank].ok for rank in range(4)] == [counts, True, True, False]
+
+
 @pytest.mark.parametrize("written", [b"\n{}", b"", b'00\n{"t": "success", "value": 1}'])
 def test_a_forged_reply_costs_its_rank_alone(store: StoreChannel, written: bytes) -> None:
     """It is refused, and no other."""
