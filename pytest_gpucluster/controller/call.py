@@ -162,7 +162,8 @@ class PendingReplies:
     give_up_s: float
     replies: dict[int, Reply] = field(default_factory=dict)
     released: set[int] = field(default_factory=set)
-    release_s: float | None = None
+    release_s: dict[int, float] = field(default_factory=dict)
+    """When the peers of each rank that failed are released, by ``time.monotonic()``."""
     complete_s: float | None = None
     """When all replies that were waited for were there, by ``time.monotonic()``; they are read afterwards."""
     _known: dict[bytes, Reply] = field(default_factory=dict)
@@ -217,17 +218,15 @@ class PendingReplies:
         self.replies[rank] = reply
         self.waiting.discard(rank)
         if isinstance(reply, Failure):
-            release_s = time.monotonic() + (CONSEQUENCE_GRACE_S if is_consequence(reply) else _grace_s(reply))
-            self.release_s = min(release_s, self.release_s or release_s)
+            self.release_s[rank] = time.monotonic() + (CONSEQUENCE_GRACE_S if is_consequence(reply) else _grace_s(reply))
 
     def to_release(self) -> AbortCall | None:
         """The command that releases the ranks that wait for one that failed; None if there are none, or not yet."""
-        if self.release_s is None or time.monotonic() < self.release_s:
-            return None
-        for group in self.groups:
+        now_s = time.monotonic()
+        for group in self.groups if self.release_s else ():
             failed = {rank: reply for rank in group if isinstance(reply := self.replies.get(rank), Failure)}
             stuck = [rank for rank in group if rank in self.waiting and rank not in self.released]
-            if failed and stuck:
+            if stuck and any(self.release_s[rank] <= now_s for rank in failed):
                 self.released.update(stuck)
                 first, failure = next(iter(failed.items()))
                 return AbortCall(
