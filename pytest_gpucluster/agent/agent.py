@@ -147,8 +147,10 @@ class Agent:
         try:
             return self._serve()
         except ChannelLostError as lost:
+            if self._is_quit_coming():  # the store may end after it, and be noticed first
+                return next(command for command in self._commands.pending() if isinstance(command, messages.Quit))
             sys.stderr.write(f"gpucluster: rank {self._context.rank.rank} leaves: {lost}\n")
-            if self._controller_has_ended() and not self._is_quit_coming():
+            if self._controller_has_ended():
                 self._write_reports()  # store and controller ended together, and the store was noticed first
             self._write_replica_reports()
             return LOST

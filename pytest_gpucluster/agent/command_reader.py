@@ -257,9 +257,9 @@ class CommandReader:
             except Exception as error:  # noqa: BLE001 -- whatever it is, no command can be trusted from here on
                 command = None
                 self._show_once(f"gpucluster: rank {self._rank} reads no more commands: {error}")
-            self.num_read += 1
+            self.put(command)  # first: who sees what follows may count on it
             self.has_read_quit = isinstance(command, Quit)
-            self.put(command)
+            self.num_read += 1
             if command is None or self.has_read_quit:
                 break
         if self._shared is not None:

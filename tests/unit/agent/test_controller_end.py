@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_gpucluster.agent import agent
+from pytest_gpucluster.agent import agent, heartbeat
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
 from pytest_gpucluster.protocol import channel
@@ -50,9 +50,14 @@ def store() -> Iterator[channel.StoreChannel]:
 
 
 def served(
-    store: channel.StoreChannel, folder: Path, reader: type[CommandReader], monkeypatch: pytest.MonkeyPatch
+    store: channel.StoreChannel,
+    folder: Path,
+    reader: type[CommandReader],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_controller: bool = True,
 ) -> tuple[Quit, list[ReportTarget]]:
-    """An agent whose controller has just ended: how it leaves, and the reports that it wrote."""
+    """An agent whose controller has just ended, on its node or on another: how it leaves, and the reports that it wrote."""
     written: list[ReportTarget] = []
     monkeypatch.setattr(agent, "write_reports", written.append)
     monkeypatch.setattr(agent.Agent, "_end_if_stuck", lambda _agent: None)  # it would end pytest
@@ -61,7 +66,9 @@ def served(
     context = AgentContext(
         rank=RANK, channel=channel.connect(store.address, None), spawner=spawner, roots=(), listener=lambda: None
     )
-    found = agent.Agent(context, reader(context.channel, RANK), controller_fd=ends[0], target=TARGET)
+    found = agent.Agent(
+        context, reader(context.channel, RANK), controller_fd=ends[0] if has_controller else None, target=TARGET
+    )
     found._commands.start()
     os.close(ends[1])
     try:
@@ -111,3 +118,37 @@ def test_a_quit_that_nobody_reads(store: channel.StoreChannel, tmp_path: Path, m
     quits, written = served(store, tmp_path, StuckReader, monkeypatch)
     never.set()
     assert (quits, written) == (agent.LOST, [TARGET])
+
+
+class SlowlyTold(CommandReader):
+    """A thread that does not run for a while, between the reading of a command and its way to the main thread."""
+
+    def put(self, command: Command | None) -> None:
+        """Be late, but for what the main thread itself adds."""
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(LATE_S)
+        super().put(command)
+
+
+def test_a_quit_stands_before_the_loss(store: channel.StoreChannel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread saw that a quit was read, which it had not got yet, and left with the code of a lost controller."""
+    store.put(command_key(0), Quit(code=1))
+    quits, written = served(store, tmp_path, SlowlyTold, monkeypatch)
+    assert (quits.code, written) == (1, [])
+
+
+@pytest.mark.parametrize("has_controller", [True, False])
+def test_a_store_that_ends_after_the_quit(
+    store: channel.StoreChannel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_controller: bool
+) -> None:
+    """An agent that was stopped hears of the end of the store first: it leaves as the quit says, without reports of its own."""
+    replicas: list[str] = []
+
+    def gone(_agent: object) -> None:
+        raise channel.ChannelLostError("planted")
+
+    monkeypatch.setattr(heartbeat.Heartbeat, "beat", gone)
+    monkeypatch.setattr(agent.Agent, "_write_replica_reports", lambda _agent: replicas.append("written"))
+    store.put(command_key(0), Quit(code=1))
+    quits, written = served(store, tmp_path, LateReader, monkeypatch, has_controller=has_controller)
+    assert (quits.code, written, replicas) == (1, [], [])
