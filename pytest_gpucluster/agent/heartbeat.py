@@ -12,6 +12,8 @@ BEAT_S = 1.0
 BEATS_PER_LOOK = 5
 AFTER_TERM_S = 25.0
 CONTROLLER_SILENT_S = 60.0
+PAUSE_S = 15.0
+"""After so long without a look the silence counts anew: this process was stopped, or the store answered nobody."""
 TERMINATED_SILENT_S = 3.0
 NEVER_BEAT_S = 0.5
 
@@ -26,7 +28,7 @@ class Heartbeat:
         self._count = 0
         self._next_s = 0.0
         self._controller_beat = b""
-        self._controller_seen_s = time.monotonic()
+        self._controller_seen_s = self._looked_s = time.monotonic()
         self._terminated_s: float | None = None
 
     def note_termination(self) -> None:
@@ -49,8 +51,9 @@ class Heartbeat:
         self._channel.beat(self._rank, self._count)
         if self._count % BEATS_PER_LOOK == 0 or not self._controller_beat or self._terminated_s is not None:
             beat = self._channel.beats([CONTROLLER]).get(CONTROLLER, b"")
-            if beat != self._controller_beat:
-                self._controller_beat, self._controller_seen_s = beat, now_s
+            before_s, self._looked_s = self._looked_s, time.monotonic()
+            if beat != self._controller_beat or self._looked_s - before_s > PAUSE_S:
+                self._controller_beat, self._controller_seen_s = beat, self._looked_s
 
     def beat_if_connected(self) -> None:
         """Called during waits that end by themselves: as :meth:`beat`, and a lost store is left to the loop."""
@@ -60,12 +63,13 @@ class Heartbeat:
     def is_controller_lost(self) -> bool:
         """Whether the agent has to leave without the controller's quit.
 
-        After SIGTERM that is soon: torchrun ends this node. Otherwise it is after a minute without the controller's heartbeat.
+        After SIGTERM that is soon: torchrun ends this node. Otherwise it is after a minute without the controller's heartbeat,
+        up to the last look at it.
         """
         now_s = time.monotonic()
         if self._terminated_s is not None:
-            silent_s = now_s - max(self._controller_seen_s, self._terminated_s)
+            silent_s = self._looked_s - max(self._controller_seen_s, self._terminated_s)
             patience_s = TERMINATED_SILENT_S if self._controller_beat else NEVER_BEAT_S
             if silent_s > patience_s or now_s - self._terminated_s > AFTER_TERM_S:
                 return True
-        return bool(self._controller_beat) and now_s - self._controller_seen_s > CONTROLLER_SILENT_S
+        return bool(self._controller_beat) and self._looked_s - self._controller_seen_s > CONTROLLER_SILENT_S
