@@ -120,6 +120,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._calls = CallRunner(context, self._selector, self._heartbeat)
         self._rounds = 0
+        self._is_reporting = False
         self._selector.register(commands, selectors.EVENT_READ, commands.on_wake)
         if controller_fd is not None:
             self._selector.register(controller_fd, selectors.EVENT_READ, self._on_controller_exit)
@@ -264,7 +265,9 @@ class Agent:
         if target is None:
             return
         self._calls.discard_worker()
+        self._is_reporting = True
         write_reports(target)
+        self._is_reporting = False
         with contextlib.suppress(ChannelLostError):
             self._context.channel.put(command_key(self._commands.num_read), LOST)
 
@@ -272,7 +275,9 @@ class Agent:
         """Called when the controller or its node is lost: write its reports here, if this agent has the journal replica."""
         if self._replica is not None:
             self._calls.discard_worker()
+            self._is_reporting = True
             self._replica.write_reports()
+            self._is_reporting = False
 
     def _end_if_stuck(self) -> None:
         """Runs in a thread: end this process where the main one makes no round for :data:`STUCK_S`.
@@ -283,7 +288,8 @@ class Agent:
         rounds, quiet_s = self._rounds, 0.0
         while quiet_s < STUCK_S:
             time.sleep(TICK_S)
-            rounds, quiet_s = self._rounds, quiet_s + TICK_S if rounds == self._rounds else 0.0
+            is_quiet = rounds == self._rounds and not self._is_reporting  # a long journal takes its time
+            rounds, quiet_s = self._rounds, quiet_s + TICK_S if is_quiet else 0.0
         rank = self._context.rank.rank
         sys.stderr.write(f"gpucluster: rank {rank} leaves: the store has not answered for {STUCK_S:g} s. Is its network cut?\n")
         if self._target is not None and self._controller_has_ended() and not self._commands.has_read_quit:

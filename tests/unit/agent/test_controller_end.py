@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +20,7 @@ from pytest_gpucluster.protocol.messages import KillWorkers, Quit, ReportTarget
 from pytest_gpucluster.protocol.rank import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pytest_gpucluster.protocol.messages import Command
@@ -49,25 +50,33 @@ def store() -> Iterator[channel.StoreChannel]:
         found.put(command_key(number), Quit(code=0))
 
 
+@dataclass(frozen=True)
+class Around:
+    """The node of an agent, how it writes reports, and what watches it: the real one would end pytest."""
+
+    has_controller: bool = True
+    write: Callable[..., None] | None = None
+    watch: Callable[[agent.Agent], None] = lambda _agent: None
+
+
 def served(
     store: channel.StoreChannel,
     folder: Path,
     reader: type[CommandReader],
     monkeypatch: pytest.MonkeyPatch,
-    *,
-    has_controller: bool = True,
+    around: Around = Around(),
 ) -> tuple[Quit, list[ReportTarget]]:
     """An agent whose controller has just ended, on its node or on another: how it leaves, and the reports that it wrote."""
     written: list[ReportTarget] = []
-    monkeypatch.setattr(agent, "write_reports", written.append)
-    monkeypatch.setattr(agent.Agent, "_end_if_stuck", lambda _agent: None)  # it would end pytest
+    monkeypatch.setattr(agent, "write_reports", around.write or written.append)
+    monkeypatch.setattr(agent.Agent, "_end_if_stuck", around.watch)
     events, ends = os.pipe(), os.pipe()
     spawner: Any = SimpleNamespace(fileno=lambda: events[0], pid=os.getpid(), folder=folder)
     context = AgentContext(
         rank=RANK, channel=channel.connect(store.address, None), spawner=spawner, roots=(), listener=lambda: None
     )
     found = agent.Agent(
-        context, reader(context.channel, RANK), controller_fd=ends[0] if has_controller else None, target=TARGET
+        context, reader(context.channel, RANK), controller_fd=ends[0] if around.has_controller else None, target=TARGET
     )
     found._commands.start()
     os.close(ends[1])
@@ -150,5 +159,42 @@ def test_a_store_that_ends_after_the_quit(
     monkeypatch.setattr(heartbeat.Heartbeat, "beat", gone)
     monkeypatch.setattr(agent.Agent, "_write_replica_reports", lambda _agent: replicas.append("written"))
     store.put(command_key(0), Quit(code=1))
-    quits, written = served(store, tmp_path, LateReader, monkeypatch, has_controller=has_controller)
+    quits, written = served(store, tmp_path, LateReader, monkeypatch, Around(has_controller=has_controller))
     assert (quits.code, written, replicas) == (1, [], [])
+
+
+END_IF_STUCK, SERVE = agent.Agent._end_if_stuck, agent.Agent._serve
+
+
+@pytest.mark.parametrize("has_controller", [True, False])
+def test_reports_that_take_long(
+    store: channel.StoreChannel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_controller: bool
+) -> None:
+    """The agent that writes them, for longer than any wait for the store, is not stuck: it was ended, and wrote them twice."""
+    exits: list[int] = []
+    began: list[float] = []
+    at_end: list[tuple[int, list[int]]] = []
+    watches: list[threading.Thread] = []
+
+    def watch(of: agent.Agent) -> None:
+        watches.append(threading.current_thread())
+        END_IF_STUCK(of)
+
+    def write(*_: object, **__: object) -> None:
+        began.append(time.monotonic())
+        time.sleep(6 * agent.TICK_S)
+        at_end.append((len(began), [*exits]))
+
+    def served_by(of: agent.Agent) -> Quit:
+        of._replica = cast("agent.JournalReplica", SimpleNamespace(write_reports=write)) if not has_controller else None
+        return SERVE(of)
+
+    monkeypatch.setattr(agent, "STUCK_S", 3 * agent.TICK_S)
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(agent.Agent, "_serve", served_by)
+    if not has_controller:
+        monkeypatch.setattr(heartbeat.Heartbeat, "is_controller_lost", lambda _heartbeat: True)
+    served(store, tmp_path, CommandReader, monkeypatch, Around(has_controller=has_controller, write=write, watch=watch))
+    assert at_end[0] == (1, [])
+    watches[0].join()  # an agent whose main thread goes no further ends, of course
+    assert exits == [agent.LOST_CODE]
