@@ -72,6 +72,8 @@ SLICE_S = 0.1
 AT_ONCE_S = 0.002
 """A look at the replies that takes no longer has not waited."""
 MARGIN_S = 20.0
+PAUSE_S, MOST_PAUSES = 10.0, 3
+"""A round that takes longer is a pause: the store answered nobody, or all stood still. A few in a call cost no margin."""
 LEAVE_S = 10.0
 
 
@@ -195,13 +197,19 @@ class CallMaker:
         """Wait until each rank has answered, or will not; release ranks that wait for one that failed."""
         channel, began_s = self._context.link.channel, time.monotonic()
         keys = keys_of_call(pending.call_id, pending.waiting, pending.groups)
+        pauses_left = MOST_PAUSES
         try:
             while pending.waiting:
+                round_s = time.monotonic()
                 self._context.early_end.check()
                 self._work_meanwhile(pending, began_s)
                 self._report_progress(pending.call_id, pending.waiting)
                 self.report_wait()
                 pending.lose(self._context.members.silent(pending.waiting, channel), channel)
+                paused_s = time.monotonic() - round_s
+                if paused_s > PAUSE_S and pauses_left:
+                    pending.give_up_s += paused_s
+                    pauses_left -= 1
                 if time.monotonic() > pending.give_up_s:
                     pending.give_up(channel)
                 if (release := pending.to_release()) is not None:

@@ -184,3 +184,18 @@ def test_replies_that_came_during_a_long_look_count(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(made, "written", lambda keys: [key for key in keys if key.endswith("/0")])
     call = Call(function=function_named("product"), ranks=[0, 1], deadline_s=60.0)
     assert made.maker.call(call) == {0: Success(value=1.0), 1: lost_reply("its agent did not answer within the deadline")}
+
+
+@pytest.mark.parametrize("paused_s", [50.0, 300.0])
+def test_agents_have_their_margin_after_a_pause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, paused_s: float) -> None:
+    """A store that answers nobody keeps agents from replying, too: all were lost for the run, a moment before they could."""
+    made = Gathered(monkeypatch, tmp_path, looks=9, books_s=0.0)
+    late_s = made.now_s + 40.0 + paused_s + 5.0
+
+    def blocked(keys: Any, *, within_s: float) -> list[str]:
+        made.now_s += paused_s if 40 < made.now_s - 100.0 < 40 + within_s else within_s
+        return [*keys] if made.now_s < late_s else []
+
+    monkeypatch.setattr(made, "missing", blocked)
+    call = Call(function=function_named("product"), ranks=[0, 1], deadline_s=40.0, setup_s=10.0)
+    assert made.maker.call(call) == {0: Success(value=1.0), 1: Success(value=1.0)}
