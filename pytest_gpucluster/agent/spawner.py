@@ -9,12 +9,12 @@ its workers then.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -213,13 +213,12 @@ def kill_worker(pid: int) -> None:
 def kill_and_reap(spawner: Spawner, pid: int, *, within_s: float, meanwhile: Callable[[], None]) -> int | None:
     """Kill a worker and wait for its end: the wait status, or None if it did not end (a process in state D).
 
-    ``meanwhile`` is called every :data:`POLL_S` or more often.
+    ``meanwhile`` is called every :data:`POLL_S` or more often. Looks are counted, not timed: this process may be stopped.
     """
     kill_worker(pid)
-    deadline_s = time.monotonic() + within_s
-    while (left_s := deadline_s - time.monotonic()) > 0:
+    for _ in range(math.ceil(within_s / POLL_S)):
         meanwhile()
-        for ended, status in spawner.exits(within_s=min(left_s, POLL_S)):
+        for ended, status in spawner.exits(within_s=POLL_S):
             if ended == pid:
                 return status
     return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from pytest_gpucluster.agent import worker_process
+from pytest_gpucluster.agent import spawner, worker_process
 from pytest_gpucluster.agent.worker_process import OomKills
 
 if TYPE_CHECKING:
@@ -94,3 +95,20 @@ def test_an_exit_code_is_the_functions_own(vmstat: Path) -> None:
     """Something called ``exit``."""
     del vmstat
     assert worker_process.describe_end(3 << 8, oom_kills_before=count(7)) == ("the worker left with exit code 3", "software")
+
+
+def test_a_pause_is_no_worker_that_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node stood still while a worker was killed: its rank was lost for the run, with "does not end on SIGKILL"."""
+    now_s = [100.0]
+    looks: list[list[tuple[int, int]]] = [[], [(4711, 9)]]
+
+    def exits(*, within_s: float) -> list[tuple[int, int]]:
+        now_s[0] += within_s + 30.0
+        return looks.pop(0) if looks else []
+
+    monkeypatch.setattr(spawner, "kill_worker", lambda _pid: None)
+    stopped = cast("spawner.Spawner", SimpleNamespace(exits=exits))
+    beats: list[float] = []
+    assert spawner.kill_and_reap(stopped, 4711, within_s=10.0, meanwhile=lambda: beats.append(now_s[0])) == 9
+    assert spawner.kill_and_reap(stopped, 4711, within_s=10.0, meanwhile=lambda: beats.append(now_s[0])) is None
+    assert len(beats) == 2 + 10.0 / spawner.POLL_S
