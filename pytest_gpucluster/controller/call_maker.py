@@ -166,7 +166,7 @@ class CallMaker:
         try:
             return self._gather(PendingReplies(call_id=call_id, waiting=set(ranks), groups=groups, give_up_s=_give_up_s(call)))
         except BaseException:
-            self._context.link.send(AbortCall(id=call_id, ranks=spans(ranks), why="the run was interrupted"))
+            self._send_if_connected(AbortCall(id=call_id, ranks=spans(ranks), why="the run was interrupted"))
             raise
 
     def _send(self, call: Call, ranks: list[int], groups: tuple[RankGroup, ...] | None) -> str:
@@ -276,18 +276,23 @@ class CallMaker:
         call_id = self._send(call, ranks, None)
         replies = self._gather(PendingReplies(call_id=call_id, waiting=set(ranks), groups=[], give_up_s=_give_up_s(call)))
         if not all(reply.ok for reply in replies.values()):
-            self._context.link.send(KillWorkers(ranks=spans(ranks)))
+            self._send_if_connected(KillWorkers(ranks=spans(ranks)))
 
     def _end_workers(self, ranks: list[int]) -> None:
         """Kill the workers of these ranks, and those of all ranks that share a process group with one."""
-        self._context.link.send(KillWorkers(ranks=spans({*ranks, *self._groups.remove_of(ranks)})))
+        self._send_if_connected(KillWorkers(ranks=spans({*ranks, *self._groups.remove_of(ranks)})))
 
     def _drop_broken_groups(self, replies: Mapping[int, Reply]) -> None:
         """Kill the workers whose process group a rank broke or left behind otherwise; remember the ranks that are lost."""
         self._context.members.note_lost(replies)
         failed = {rank for rank, reply in replies.items() if not reply.ok}
         changed = {rank for rank, reply in replies.items() if reply.ok and reply.group_changed}
-        self._context.link.send(KillWorkers(ranks=spans({*self._groups.remove_broken(failed | changed), *changed})))
+        self._send_if_connected(KillWorkers(ranks=spans({*self._groups.remove_broken(failed | changed), *changed})))
+
+    def _send_if_connected(self, command: AbortCall | KillWorkers) -> None:
+        """Send what ends something. A lost store is left to who waits for replies; it must not hide replies, nor a Ctrl-C."""
+        with contextlib.suppress(ChannelLostError):
+            self._context.link.send(command)
 
 
 def _give_up_s(call: Call) -> float:

@@ -17,11 +17,14 @@ from pytest_gpucluster.controller.call import Call, CallClock, Observer, lost_re
 from pytest_gpucluster.controller.call_maker import CallMaker
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.diagnosis import diagnose
-from pytest_gpucluster.protocol.messages import Success
+from pytest_gpucluster.protocol.channel import ChannelLostError
+from pytest_gpucluster.protocol.messages import Failure, KillWorkers, Success
 from tests.support.names import function_named
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pytest_gpucluster.protocol.messages import Command
 
 
 def test_a_lost_place_is_named_and_not_asked_again(tmp_path: Path) -> None:
@@ -44,7 +47,7 @@ class Gathered:
         for module in (calls, call_maker, replies_of):
             patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         context: Any = SimpleNamespace(
-            link=SimpleNamespace(channel=self, send=lambda _command: None, forget=self.forgotten.append),
+            link=SimpleNamespace(channel=self, send=lambda _command: None, forget=self.forgotten.append, silence=None),
             members=SimpleNamespace(
                 hellos={}, failures_before=lambda _call: {}, silent=lambda *_: {}, note_lost=lambda _replies: None
             ),
@@ -199,3 +202,36 @@ def test_agents_have_their_margin_after_a_pause(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(made, "missing", blocked)
     call = Call(function=function_named("product"), ranks=[0, 1], deadline_s=40.0, setup_s=10.0)
     assert made.maker.call(call) == {0: Success(value=1.0), 1: Success(value=1.0)}
+
+
+@pytest.mark.parametrize("variables", [{}, {"NCCL_ALGO": "Ring"}], ids=["", "with workers of its own"])
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_store_that_is_lost_with_the_last_reply(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], *, interrupted: bool
+) -> None:
+    """What ranks answered counts, and so does Ctrl-C: the commands that follow, which nobody gets, took their place."""
+    made = Gathered(monkeypatch, tmp_path, looks=2, books_s=0.0)
+    has_answered: list[bool] = []
+
+    def looked(keys: Any, *, within_s: float) -> list[str]:
+        del keys, within_s
+        has_answered.append(True)
+        if interrupted:
+            raise KeyboardInterrupt
+        return []
+
+    def send(command: Command) -> None:
+        if has_answered and not (isinstance(command, KillWorkers) and not command.ranks):
+            raise ChannelLostError("planted")
+
+    monkeypatch.setattr(made, "missing", looked)
+    monkeypatch.setattr(
+        made, "take_written", lambda keys, _read: [Failure(kind="died", error=""), Success(value=1.0)][: len(keys)]
+    )
+    monkeypatch.setattr(made.maker._context.link, "send", send)
+    call = Call(function=function_named("product"), ranks=[0, 1], groups=[[0, 1]], deadline_s=60.0, variables=variables)
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            made.maker.call(call)
+    else:
+        assert [reply.ok for reply in made.maker.call(call).values()] == [False, True]
