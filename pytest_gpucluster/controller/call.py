@@ -6,7 +6,7 @@ The replies of one call as they arrive, and when to release ranks that cannot fi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
@@ -183,21 +183,26 @@ class PendingReplies:
 
     def lose(self, lost: Mapping[int, Failure], channel: StoreChannel) -> None:
         """These ranks say no more. What one has said counts, unless a rank of its group works on, which may need it."""
-        keys = {reply_key(self.call_id, rank): rank for rank in lost if self._has_group_answered(rank, channel)}
-        self._take(keys, channel)
+        if not lost:
+            return
+        counts = lost.keys() - {rank for group in self.groups for rank in group}
+        for group in self.groups:
+            keys = [reply_key(self.call_id, rank) for rank in group if rank in self.waiting]
+            if not lost.keys().isdisjoint(group) and channel.arrived(keys, within_s=0.0):
+                counts |= lost.keys() & {*group}
+        self._take_written(counts, channel)
         for rank in self.waiting & lost.keys():
             self.add(rank, lost[rank])
 
-    def _has_group_answered(self, rank: int, channel: StoreChannel) -> bool:
-        group = next((group for group in self.groups if rank in group), (rank,))
-        return channel.arrived([reply_key(self.call_id, one) for one in group if one in self.waiting], within_s=0.0)
-
     def give_up(self, channel: StoreChannel) -> None:
         """The deadline is over: read the replies that are there. A rank without one is lost."""
-        keys = {reply_key(self.call_id, rank): rank for rank in self.waiting}
-        self._take({key: keys[key] for key in channel.written(list(keys))}, channel)
+        self._take_written(self.waiting, channel)
         for rank in list(self.waiting):
             self.add(rank, lost_reply("its agent did not answer within the deadline"))
+
+    def _take_written(self, ranks: Collection[int], channel: StoreChannel) -> None:
+        keys = {reply_key(self.call_id, rank): rank for rank in ranks}
+        self._take({key: keys[key] for key in channel.written(list(keys))}, channel)
 
     def _take(self, keys: Mapping[str, int], channel: StoreChannel) -> None:
         for rank, reply in zip(keys.values(), channel.take_written(list(keys), self._read), strict=True):

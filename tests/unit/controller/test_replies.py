@@ -334,6 +334,18 @@ def test_a_rank_that_answered_before_it_was_lost(store: StoreChannel, groups: li
     assert [one.replies[rank].ok for rank in range(4)] == [counts, True, True, False]
 
 
+def test_a_whole_fabric_is_lost_at_once(store: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8,192 ranks in one group all but one fall silent: their keys are made once, and not once for each of them."""
+    made: list[int] = []
+    monkeypatch.setattr(call, "reply_key", lambda call_id, rank: made.append(rank) or reply_key(call_id, rank))
+    ranks = range(8192)
+    one = PendingReplies(call_id=CALL, waiting={*ranks}, groups=[tuple(ranks)], give_up_s=time.monotonic() + LONG_S)
+    answer(store, *ranks[:10])
+    one.lose({rank: lost_reply("its agent has been silent") for rank in ranks[:-1]}, store)
+    assert one.waiting == {8191}
+    assert len(made) <= 2 * len(ranks)
+
+
 @pytest.mark.parametrize("written", [b"\n{}", b"", b'00\n{"t": "success", "value": 1}'])
 def test_a_forged_reply_costs_its_rank_alone(store: StoreChannel, written: bytes) -> None:
     """It is refused, and no other."""
