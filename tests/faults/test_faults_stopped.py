@@ -177,3 +177,41 @@ def test_the_store_hangs(starter: Starter) -> None:
     assert "has not answered for" in found["slept", "node0-cpu0"][1]
     assert launches[0].results()["verdict"] == "INCOMPLETE"
     assert launches[0].junit()["gpucluster.verdict"] == "error"
+
+
+BRIEF = """
+import os
+import time
+
+import pytest
+
+def brief():
+    open(f"asleep-{os.environ['RANK']}", "w").close()
+    time.sleep(4)
+    return int(os.environ["RANK"])
+
+@pytest.fixture(scope="session")
+def slept(cluster):
+    return cluster.run(brief, per="gpu", deadline_s=8)
+
+def test_slept(slept, place):
+    assert slept[place] == place.rank
+
+def test_after(cluster):
+    pass
+"""
+PAUSE_S = 15.0
+"""Longer than the deadline of that call, and not so long that the store is taken for gone."""
+
+
+@pytest.mark.slow  # by day with a store that a test plays (test_call_runner.py, test_call_maker.py)
+def test_the_store_pauses(starter: Starter) -> None:
+    """The torchrun that hosts it is stopped for longer than the deadline of a call: ranks that have answered do not hang."""
+    starter.write(test_brief=BRIEF)
+    launches = starter.nodes(*CHOSEN, ranks=2, prefixes=[(), ()])
+    asleep(starter, launches[0], ranks=4)
+    stop([psutil.Process(launches[0].pid)])
+    time.sleep(PAUSE_S)
+    psutil.Process(launches[0].pid).send_signal(signal.SIGCONT)
+    assert [launch.end(within_s=REPORTED_S + LEFT_S) for launch in launches] == [0, 0]
+    assert [outcome for outcome, _ in outcomes(launches[0]).values()] == ["passed"] * 5
