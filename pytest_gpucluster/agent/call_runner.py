@@ -154,6 +154,7 @@ class CallRunner:
         try:
             if self._worker is None:
                 self._worker = self._start_worker(command)
+                self._heartbeat.beat_if_connected()  # the worker may be slow to take the call, too
         except OSError as error:
             self._finish(messages.Failure(kind="died", error=f"no worker could be started: {error}", blames="host"))
             return

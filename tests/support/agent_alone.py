@@ -349,6 +349,19 @@ class Scenarios:
         assert select.select([self.spawner], [], [], 10.0)[0]  # the late answer is there
         return replace(call(pause_s=1.0), deadline_s=20.0)
 
+    def slow_start(self) -> None:
+        """The spawner takes 3 s to answer, and the new worker 3 s to read its first call."""
+        send = Wire.send
+
+        def late(wire: Wire, message: Any) -> None:
+            time.sleep(3.0)
+            send(wire, message)
+
+        Wire.send = late  # type: ignore[method-assign]
+        os.kill(self.spawner.pid, signal.SIGSTOP)
+        after(3.0, lambda: os.kill(self.spawner.pid, signal.SIGCONT))
+        self.serve(replace(patient(call()), setup_s=60.0))
+
     def worker_does_not_read(self) -> None:
         """The arguments of the second call do not fit into the line."""
         worker_process.SEND_S = 0.5

@@ -286,3 +286,10 @@ def test_beats_while_it_waits_for_a_kill(played: Any) -> None:
     hung, lost = printed["replies"]
     assert 6.0 < hung["took_s"] < 6.0 + SLOW_S
     assert lost["took_s"] < 6.0
+
+
+def test_beats_between_a_slow_spawner_and_a_slow_worker(played: Any) -> None:
+    """Each wait is within the controller's patience; both in a row were not, and the rank was lost."""
+    printed = played("slow_start")
+    assert printed["replies"][0]["ok"]
+    assert printed["silent_s"] < 5.0
