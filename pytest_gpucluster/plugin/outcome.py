@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from _pytest._code.code import ReprEntryNative, ReprFileLocation  # no public way
 
 from pytest_gpucluster.errors import (
+    Blame,
     ConfigurationError,
     CriterionFailedError,
     DoesNotApplyError,
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.plan import Rule
     from pytest_gpucluster.plugin.pairing import Pairing
+
+
+MADE_BY_A_HOOK = "a hook of another plugin or conftest.py made its report a failure"
+XPASS = "[XPASS(strict)]"
+"""How pytest begins the report of a test that passes under a strict xfail mark; its value is what counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +125,7 @@ def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
         return _left_out(report, test, criterion.left_out)
     if error is not None or report.outcome == "skipped":
         return _not_measured(report, call, test)
-    missing = _missing_part(test, criterion)
+    missing = _missing_part(test, criterion) or _failed_by_a_hook(report, test)
     if missing is not None:
         return _error(report, test, missing)
     assert criterion.judged is not None
@@ -167,6 +173,14 @@ def _missing_part(test: ItemContext, criterion: Criterion) -> MeasurementError |
     return None if test.unmeasured is None else MeasurementError(f"{key} was not measured to its end: {test.unmeasured}")
 
 
+def _failed_by_a_hook(report: pytest.TestReport, test: ItemContext) -> MeasurementError | None:
+    """Why the report of a phase that raised nothing is a failure; None where it is none, or says that xfail passed."""
+    if report.outcome != "failed" or report.longreprtext.startswith(XPASS):
+        return None
+    text = f"{test.pair.criterion} did not pass: {MADE_BY_A_HOOK}: {report.longreprtext}"
+    return MeasurementError(text, blame=Blame(part="software"))
+
+
 def judged_late(criterion: Criterion | None, earlier: Record | None) -> str | None:
     """What its criterion was found to be after a test had passed, in its teardown or by a thread; None if nothing bad."""
     if criterion is None or earlier is None or earlier.outcome != PASSED:
@@ -179,9 +193,14 @@ def judged_late(criterion: Criterion | None, earlier: Record | None) -> str | No
 def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
     """A teardown that did not come to its end is an error, also where xfail or a skip in it would hide that."""
     late = judged_late(test.criterion, test.earlier)
-    if call.excinfo is None and late is None:
+    if call.excinfo is not None:
+        reason = f"its teardown failed: {call.excinfo.exconly()}"
+    elif late is not None:
+        reason = f"judged in its teardown: {late}"
+    elif report.outcome == "failed":
+        reason = f"its teardown failed: {MADE_BY_A_HOOK}: {report.longreprtext}"
+    else:
         return None
-    reason = f"its teardown failed: {call.excinfo.exconly()}" if call.excinfo is not None else f"judged in its teardown: {late}"
     _clear_xfail(report)
     if report.outcome != "failed":
         report.outcome, report.longrepr = "failed", call.excinfo.exconly() if call.excinfo is not None else reason

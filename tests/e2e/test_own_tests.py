@@ -108,6 +108,18 @@ def test_a_hook_that_runs_no_test_is_named(tmp_path: Path) -> None:
     assert found.row("own_node", "node0")["reason"] == "not run: a hook of another plugin took its place"
 
 
+@pytest.mark.parametrize("phase", ["call", "teardown"])
+def test_a_failure_that_a_hook_makes_is_in_all_reports(tmp_path: Path, phase: str) -> None:
+    """A site's hook that looks at logs, say. pytest's summary and exit code told of it, the verdict did not."""
+    hook = "import pytest\n@pytest.hookimpl(wrapper=True)\ndef pytest_runtest_makereport(item, call):\n    report = yield\n"
+    made = f"    if call.when == {phase!r}:\n        report.outcome, report.longrepr = 'failed', 'the log says so'\n"
+    (tmp_path / "conftest.py").write_text(f"{hook}{made}    return report\n", encoding="utf-8")
+    found = run(tmp_path, "test_own.py", "-k", "own_node")
+    row = found.row("own_node", "node0")
+    assert (found.returncode, row["outcome"], found.case("test_own_node[node0]").outcome) == (1, "error", "error"), found.stdout
+    assert row["reason"].endswith("a hook of another plugin or conftest.py made its report a failure: the log says so")
+
+
 @pytest.mark.parametrize("edited", [None, "test_hosts.py", "conftest.py"])
 def test_an_edited_copy_of_the_suite_is_told(tmp_path: Path, edited: str | None) -> None:
     """A test, or the fixtures of all of them, may have another number in it. An unchanged copy is as good as the suite."""
