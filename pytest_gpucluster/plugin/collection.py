@@ -187,6 +187,12 @@ class Collection:
         self.tests = SelectedTests(item for item in session.items if PAIR in item.stash)  # those that were refused have none
         if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.UsageError)):
             return  # pytest calls this on its way out too; after Ctrl-C, the end of the run reports what is missing
+        added = next((item.nodeid for item in session.items if PAIR not in item.stash), None)
+        if added is not None and not self.tests.items and sys.exc_info()[1] is not None:
+            return  # a hook of another plugin raised before the tests were paired: its error is shown
+        if added is not None:
+            text = f"a hook of another plugin or conftest.py added {added} after the tests were paired with their criteria"
+            raise pytest.UsageError(f"{text}; let it add tests in pytest_collection_modifyitems, before other hooks")
         self.expect(expected_of(session.items), subjects=subjects_of(self._all_tests.tests()))
         if self._session.recorder.is_open:
             add_verdict(session)

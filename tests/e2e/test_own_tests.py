@@ -120,6 +120,30 @@ def test_a_failure_that_a_hook_makes_is_in_all_reports(tmp_path: Path, phase: st
     assert row["reason"].endswith("a hook of another plugin or conftest.py made its report a failure: the log says so")
 
 
+HOOKS_OF_COLLECTION = {
+    "raises": ("def pytest_collection_modifyitems():\n    raise ValueError('of the site')\n", "ValueError: of the site"),
+    "adds": (
+        (
+            "import pytest\nclass Late(pytest.Item):\n    def runtest(self):\n        pass\n"
+            "@pytest.hookimpl(wrapper=True, tryfirst=True)\ndef pytest_collection_modifyitems(session, items):\n"
+            "    yield\n    items.append(Late.from_parent(session, name='late'))\n"
+        ),
+        "a hook of another plugin or conftest.py added ::late after the tests were paired with their criteria",
+    ),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS_OF_COLLECTION)
+def test_what_a_hook_of_collection_does_wrong_is_said(tmp_path: Path, hook: str) -> None:
+    """Its own error, or a sentence; a KeyError of ours stood there."""
+    text, said = HOOKS_OF_COLLECTION[hook]
+    (tmp_path / "conftest.py").write_text(text, encoding="utf-8")
+    found = run(tmp_path, "test_own.py")
+    assert found.returncode not in (0, 1)
+    assert said in found.stdout
+    assert "KeyError" not in found.stdout
+
+
 @pytest.mark.parametrize("edited", [None, "test_hosts.py", "conftest.py"])
 def test_an_edited_copy_of_the_suite_is_told(tmp_path: Path, edited: str | None) -> None:
     """A test, or the fixtures of all of them, may have another number in it. An unchanged copy is as good as the suite."""
