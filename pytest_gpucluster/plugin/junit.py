@@ -185,7 +185,7 @@ def _fit(element: ET.Element, nodeids: Iterable[str], *, prefix: str | None) -> 
 
 
 def _prefixed(names: tuple[str, str], prefix: str | None) -> tuple[str, str]:
-    return ".".join(filter(None, (prefix, names[0]))), names[1]
+    return f"{prefix}.{names[0]}" if prefix else names[0], names[1]
 
 
 def _names(element: ET.Element) -> tuple[str, str]:

@@ -82,7 +82,8 @@ class Testcase(NamedTuple):
     def names(self) -> tuple[str, str]:
         """(classname, name)."""
         classname, name = names_of(self.nodeid)
-        return visible(classname) or OWN_CLASS, visible(name)
+        has_class = classname or "::" in self.nodeid  # pytest gives a file outside its root folder no name
+        return visible(classname) if has_class else OWN_CLASS, visible(name)
 
 
 class JudgedCase(NamedTuple):

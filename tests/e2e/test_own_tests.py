@@ -144,6 +144,17 @@ def test_what_a_hook_of_collection_does_wrong_is_said(tmp_path: Path, hook: str)
     assert "KeyError" not in found.stdout
 
 
+@pytest.mark.parametrize("prefix", [(), ("--junit-prefix=site",)])
+def test_a_file_outside_the_root_folder_has_each_testcase_once(tmp_path: Path, prefix: tuple[str, ...]) -> None:
+    """The tests are called ``::test_x`` by pytest, without a file (``-c conf/pytest.ini``, ``--rootdir``)."""
+    root = tmp_path / "conf"
+    root.mkdir()
+    found = run(tmp_path, "test_own.py", f"--rootdir={root}", *prefix)
+    assert sorted(case.name for case in found.cases) == sorted(
+        ["test_own_rate[node0-cpu0]", "test_own_rate[node0-cpu1]", "test_own_node[node0]", "gpucluster.verdict"]
+    )
+
+
 @pytest.mark.parametrize("edited", [None, "test_hosts.py", "conftest.py"])
 def test_an_edited_copy_of_the_suite_is_told(tmp_path: Path, edited: str | None) -> None:
     """A test, or the fixtures of all of them, may have another number in it. An unchanged copy is as good as the suite."""
