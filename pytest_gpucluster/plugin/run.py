@@ -151,8 +151,10 @@ class Run:
             facts = self.session.state.cluster_facts
             most = found.threshold.best_possible(gpus=int(facts["world_size"]), cluster=facts)
             found.limit = replace(found.limit, bound=most)
+        bound = self.session.state.places()  # with the rank, the UUID and the like of each
+        found.expected = tuple(bound[one.id] for one in found.expected)
         if found.place is not None:
-            found.place = self.session.state.places()[found.place.id]
+            found.place = bound[found.place.id]
         return found
 
     def _look_again(self) -> None:

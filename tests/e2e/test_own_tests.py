@@ -155,6 +155,38 @@ def test_a_file_outside_the_root_folder_has_each_testcase_once(tmp_path: Path, p
     )
 
 
+BY_NAME = """
+import pytest
+
+def key(place, name):
+    return getattr(place, name)
+
+@pytest.mark.parametrize("name", ["uuid", "serial", "pci", "rank"])
+def test_part(cluster, name, criterion):
+    criterion.require({key(cluster.places[0], name): 2.0})
+
+@pytest.mark.parametrize("name", ["uuid", "serial"])
+def test_whole(cluster, name, criterion):
+    criterion.require({key(place, name): 0.5 if place.id == "node1-gpu0" else 2.0 for place in cluster.places})
+"""
+
+
+def test_values_by_what_only_a_hello_tells(tmp_path: Path) -> None:
+    """UUID, serial number, address and rank are known after collection: the value of one GPU of four passed, unnamed."""
+    keys = [f'"part[{name}]"' for name in ("uuid", "serial", "pci", "rank")] + ['"whole[uuid]"', '"whole[serial]"']
+    entry = "{criterion: Own., min: 1, unit: GB/s, per: cluster, level: quick, why: own, source: own}"
+    limits = "schema: 1\nextends: packaged\ncriteria:\n" + "".join(f"  {key}: {entry}\n" for key in keys)
+    (tmp_path / "own.yaml").write_text(limits, encoding="utf-8")
+    (tmp_path / "test_own.py").write_text(BY_NAME, encoding="utf-8")
+    fleet = ("-p", "pytest_gpucluster.plugin.fleet", "--fleet=2x2", "--gpucluster-profile=h100-sxm")
+    found = run_pytest(tmp_path, *fleet, "--gpucluster-thresholds=own.yaml", "test_own.py")
+    for name in ("uuid", "serial", "pci", "rank"):
+        row = found.row(f"part[{name}]")
+        assert (row["outcome"], "1 of 4 expected places have one" in (row["reason"] or "")) == ("error", True), (name, row)
+    assert [found.row(f"whole[{name}]")["outcome"] for name in ("uuid", "serial")] == ["failed", "failed"]
+    assert "whole[uuid]" in found.culprit("node1-gpu0")["criteria"]
+
+
 @pytest.mark.parametrize("edited", [None, "test_hosts.py", "conftest.py"])
 def test_an_edited_copy_of_the_suite_is_told(tmp_path: Path, edited: str | None) -> None:
     """A test, or the fixtures of all of them, may have another number in it. An unchanged copy is as good as the suite."""
