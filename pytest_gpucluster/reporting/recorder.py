@@ -198,6 +198,8 @@ class Recorder:
 
     def _write_unfinished(self) -> None:
         """Write the reports as they would stand if the run ended now. Called by the report writer."""
+        if self._ended_s is not None:  # a hook measures after the verdict
+            return
         status, records = self._status(), journal.with_pending_as_missing(self._plan)
         facts = {**status.facts, "environment": {**status.facts["environment"], "unfinished": True}}
         verdict = decide(records, journal.not_ended(status.terms))

@@ -155,6 +155,20 @@ def test_a_file_outside_the_root_folder_has_each_testcase_once(tmp_path: Path, p
     )
 
 
+def test_what_a_hook_measures_after_the_verdict_changes_no_report(tmp_path: Path) -> None:
+    """The reports of a run that goes on took the place of those of the end, and the JUnit file could not be written."""
+    hook = "import pytest, test_kept\ndef pytest_sessionfinish():\n    pytest.kept.run(test_kept.measure, per='gpu')\n"
+    keeps = (
+        "import pytest\ndef measure():\n    return 2\ndef test_own_node(cluster, node, criterion):\n    pytest.kept = cluster\n"
+    )
+    (tmp_path / "conftest.py").write_text(hook, encoding="utf-8")
+    (tmp_path / "test_kept.py").write_text(f"{keeps}    criterion.require(2)\n", encoding="utf-8")
+    (tmp_path / "own.yaml").write_text(LIMITS, encoding="utf-8")
+    found = run_pytest(tmp_path, *OPTIONS, "test_kept.py")
+    assert found.returncode == 0, found.stdout
+    assert found.verdict_line == f"verdict {found.results['verdict_line']}"
+
+
 BY_NAME = """
 import pytest
 
