@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -52,6 +52,11 @@ class Results(Mapping[Any, Any]):
         """The places that could not be measured, and why."""
         self._unread.clear()
         return MappingProxyType(self._errors)
+
+    @property
+    def unmeasured(self) -> KeysView[Any]:
+        """The places that could not be measured. Whoever asks has not read why."""
+        return self._errors.keys()
 
     @property
     def unread(self) -> dict[Any, MeasurementError]:

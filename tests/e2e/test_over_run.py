@@ -128,3 +128,24 @@ def test_what_is_measured_between_two_tests(tmp_path: Path, options: list[str]) 
     ran = run_pytest(tmp_path, "test_own.py", *options)
     assert "INTERNALERROR" not in ran.stdout
     assert [row["outcome"] for row in ran.results["criteria"]][:2] == ["passed", "failed"]
+
+
+UNREAD = """
+import pytest
+
+
+def refuses():
+    raise OSError("no such counter")
+
+
+@pytest.mark.over_run(refuses, per="gpu")
+def test_unread(over_run, place):
+    assert over_run.seconds >= 0
+"""
+
+
+def test_each_place_has_to_read_the_end(tmp_path: Path) -> None:
+    """The reading at the end is taken by the first of the tests; what it could not read passed at every other place."""
+    (tmp_path / "test_own.py").write_text(UNREAD, encoding="utf-8")
+    ran = run_pytest(tmp_path, "test_own.py")
+    assert set(ran.outcomes("unread").values()) == {"error"}, ran.stdout

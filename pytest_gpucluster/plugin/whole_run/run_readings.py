@@ -130,10 +130,11 @@ class _Taken:
     @property
     def snapshot(self) -> Snapshot:
         """The same as plain data. What cannot be read, is no plain data, or is of a pair of places, is missing."""
-        values, missing = {}, [str(place) for place in self.results.errors]
+        unmeasured = self.results.unmeasured
+        values, missing = {}, [str(place) for place in unmeasured]
         for place in self.results:
             try:
-                if place not in self.results.errors:
+                if place not in unmeasured:
                     values[place.id] = to_plain(self.results[place])
             except (AttributeError, NotPlainDataError):
                 missing.append(str(place))
