@@ -90,6 +90,8 @@ BEHIND_S = 15.0
 SIBLINGS_S = 2.0
 STUCK_S = 60.0
 """Longer than the main thread waits for anything: an answer of the store does not come, because the network is cut."""
+SLOWER = 10
+"""An agent that writes reports has so many times as long: a long journal takes its time, and a disk that hangs must not."""
 LOST_CODE = 3
 LOST = messages.Quit(code=LOST_CODE, last_lines="no verdict is known here: the controller of the run is lost")
 FILES = ("stacks", "collective", "nccl.log", "flight.json", JOURNAL)
@@ -288,13 +290,15 @@ class Agent:
         rounds, quiet_s = self._rounds, 0.0
         while quiet_s < STUCK_S:
             time.sleep(TICK_S)
-            is_quiet = rounds == self._rounds and not self._is_reporting  # a long journal takes its time
-            rounds, quiet_s = self._rounds, quiet_s + TICK_S if is_quiet else 0.0
+            step_s = TICK_S / SLOWER if self._is_reporting else TICK_S
+            rounds, quiet_s = self._rounds, quiet_s + step_s if rounds == self._rounds else 0.0
         rank = self._context.rank.rank
-        sys.stderr.write(f"gpucluster: rank {rank} leaves: the store has not answered for {STUCK_S:g} s. Is its network cut?\n")
+        is_cut = f"the store has not answered for {STUCK_S:g} s. Is its network cut?"
+        why = f"its reports were not written in {SLOWER * STUCK_S:g} s. Does the disk hang?" if self._is_reporting else is_cut
+        sys.stderr.write(f"gpucluster: rank {rank} leaves: {why}\n")
         if self._target is not None and self._controller_has_ended() and not self._commands.has_read_quit:
             write_reports(self._target)  # the main thread could not hear of that end
-        if self._replica is not None:
+        if self._replica is not None and not self._is_reporting:
             self._replica.write_reports()
         self._remove_files()
         if rank != 0:
