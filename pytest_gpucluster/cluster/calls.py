@@ -201,7 +201,8 @@ class Cluster:
             unnoted.run, function, per=per, places=chosen, at_once=at_once, deadline_s=deadline_s, **kwargs
         )
         took_s = time.monotonic() - began_s
-        return self._noted(Results(measured.values, measured.errors, again=again, took_s=took_s))
+        is_single = per == "gpu"
+        return self._noted(Results(measured.values, measured.errors, again=again, took_s=took_s, is_single=is_single))
 
     def _noted(self, made: Results) -> Results:
         if self._caller is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Seq
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from pytest_gpucluster.errors import MeasurementError, Part
+from pytest_gpucluster.errors import Blame, MeasurementError, Part
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.siblings import OUTLIER_SIGMAS, shortfalls
@@ -33,15 +33,18 @@ class Results(Mapping[Any, Any]):
         *,
         again: Callable[[], Results] | None = None,
         took_s: float = 0.0,
+        is_single: bool = False,
     ) -> None:
         """Keep values and errors by place; a place is in one of the two.
 
-        ``again`` measures all of it once more. ``took_s``: how long the measurement took, in seconds.
+        ``again`` measures all of it once more. ``took_s``: how long the measurement took, in seconds. ``is_single``: each
+        GPU measured for itself, so that the value of one is not that of its node.
         """
         self._values = dict(values)
         self._errors = dict(errors)
         self._again = again
         self.took_s = took_s
+        self._is_single = is_single
         self._second: Results | None = None
         self._unread = set(errors)
         self._is_read = False
@@ -52,11 +55,6 @@ class Results(Mapping[Any, Any]):
         """The places that could not be measured, and why."""
         self._unread.clear()
         return MappingProxyType(self._errors)
-
-    @property
-    def unmeasured(self) -> KeysView[Any]:
-        """The places that could not be measured. Whoever asks has not read why."""
-        return self._errors.keys()
 
     @property
     def unread(self) -> dict[Any, MeasurementError]:
@@ -87,7 +85,7 @@ class Results(Mapping[Any, Any]):
         members = self._of_nodes.get(place.node) if isinstance(place, Place) and place.gpu is None else None
         if members and place not in self:
             self._raise_if_any(members)
-            return self._values[members[0]]
+            return _common([self._values[member] for member in members], is_single=self._is_single)
         if place in self._errors:
             self._unread.discard(place)
             raise self._errors[place].with_traceback(None)  # of an earlier reader
@@ -117,7 +115,7 @@ class Results(Mapping[Any, Any]):
             MeasurementError: any of the places was not measured; the cause, not a consequence of it.
         """
         self._raise_if_any(list(self))
-        return self._values[next(iter(self))]
+        return _common([self._values[place] for place in self], is_single=self._is_single)
 
     def repeated(self, place: Any, value: str, repeats: str) -> Repeats:
         """A value with its repeats, by which ``criterion.require`` tells noise from a fault.
@@ -203,6 +201,23 @@ class Results(Mapping[Any, Any]):
         self._is_read = True
         if errors:
             raise _merged(errors).with_traceback(None)
+
+
+def _common(values: Sequence[Any], *, is_single: bool) -> Any:
+    """The first value, which all of them equal where GPUs measured together.
+
+    Raises:
+        MeasurementError: each measured for itself, and they differ.
+    """
+    if is_single and any(value != values[0] for value in values[1:]):
+        text = "GPUs measured each for itself, and differ: no value is that of all of them"
+        raise MeasurementError(f"{text}; read each place, or each(), slowest()", blame=Blame(part="software"))
+    return values[0]
+
+
+def unmeasured(made: Results) -> KeysView[Any]:
+    """The places that could not be measured. Whoever asks has not read why."""
+    return made._errors.keys()  # noqa: SLF001 -- of this module
 
 
 def note_end(made: Iterable[Results], *, by_exception: bool) -> None:

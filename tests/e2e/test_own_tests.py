@@ -169,6 +169,41 @@ def test_what_a_hook_measures_after_the_verdict_changes_no_report(tmp_path: Path
     assert found.verdict_line == f"verdict {found.results['verdict_line']}"
 
 
+OF_ONE = """
+import os
+import pytest
+
+def unlike():
+    return 2.0 if os.environ["RANK"] == "0" else 0.5
+
+def alike():
+    return 2.0
+
+@pytest.fixture(scope="session")
+def rates(cluster):
+    return cluster.run(unlike, per="gpu")
+
+def test_own_node(rates, node, criterion):
+    criterion.require(rates[node])
+
+def test_whole(rates):
+    assert rates.value >= 1
+
+def test_alike(cluster, node):
+    assert cluster.run(alike, per="gpu")[node] == cluster.run(unlike, per="node")[node] == 2.0
+"""
+
+
+def test_the_value_of_one_gpu_is_not_that_of_its_node(tmp_path: Path) -> None:
+    """Each measured for itself: the first one's value passed for all, whatever the others had. What is alike is read."""
+    (tmp_path / "own.yaml").write_text(LIMITS, encoding="utf-8")
+    (tmp_path / "test_own.py").write_text(OF_ONE, encoding="utf-8")
+    found = run_pytest(tmp_path, *OPTIONS, "test_own.py")
+    rows = (found.row("own_node", "node0"), found.row("whole"), found.row("alike", "node0"))
+    assert [row["outcome"] for row in rows] == ["error", "error", "passed"], found.stdout
+    assert all("GPUs measured each for itself, and differ" in row["reason"] for row in rows[:2])
+
+
 BY_NAME = """
 import pytest
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.results import Results
+from pytest_gpucluster.cluster.results import Results, unmeasured
 from pytest_gpucluster.cluster.unmeasurable import domains_of
 from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, GpuclusterError, MeasurementError
@@ -130,11 +130,11 @@ class _Taken:
     @property
     def snapshot(self) -> Snapshot:
         """The same as plain data. What cannot be read, is no plain data, or is of a pair of places, is missing."""
-        unmeasured = self.results.unmeasured
-        values, missing = {}, [str(place) for place in unmeasured]
+        failed = unmeasured(self.results)
+        values, missing = {}, [str(place) for place in failed]
         for place in self.results:
             try:
-                if place not in unmeasured:
+                if place not in failed:
                     values[place.id] = to_plain(self.results[place])
             except (AttributeError, NotPlainDataError):
                 missing.append(str(place))
