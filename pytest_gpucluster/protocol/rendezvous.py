@@ -151,14 +151,14 @@ class Meeting:
         while True:
             left_s = deadline_s - time.monotonic()
             events = self._selector.select(0 if self.is_complete else max(0.0, min(left_s, LOOK_S)))
-            if left_s <= 0 or (self.is_complete and not events):
-                return
             for key, _ in events:
                 if key.fileobj is self._listener:
-                    self._accept(left_s)
+                    self._accept(max(0.0, left_s))
                 else:
                     self._receive_from(key.data)
             self._drop_silent()
+            if left_s <= 0 or (self.is_complete and not events):
+                return
 
     def end(self, message: JsonObject) -> None:
         """Send ``message`` to all nodes that are here and close.

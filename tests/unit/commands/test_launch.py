@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shlex
 import socket
 import sys
@@ -427,6 +428,21 @@ def say_hello(port: int, own: Hello) -> socket.socket:
     line = socket.create_connection((HERE, port), timeout=20)
     threading.Thread(target=rendezvous._hello, args=(line, own), daemon=True).start()
     return line
+
+
+def test_hellos_that_came_during_a_pause(host: Host) -> None:
+    """Node 0's launcher was stopped until the time was up: nodes that had said hello by then "never joined"."""
+    lines = [say_hello(host.port, hello(rank)) for rank in (1, 2)]
+    for _ in lines:
+        host.meeting._accept(20.0)
+    waiting = [peer.connection for peer in host.meeting._peers]
+    deadline_s = time.monotonic() + 20.0
+    while len(select.select(waiting, [], [], 0.05)[0]) < len(waiting):
+        assert time.monotonic() < deadline_s
+    host.meeting.gather(within_s=0.0)
+    assert host.meeting.is_complete
+    for line in lines:
+        line.close()
 
 
 def test_who_leaves_is_absent_again(host: Host) -> None:
