@@ -63,7 +63,7 @@ def test_a_store_that_never_answers(tmp_path: Path) -> None:
 
 
 def test_a_store_that_answers_late(played: Any) -> None:
-    """What the worker did while the agent waited for the store counts; it was "hung" on every rank of the run."""
+    """What the worker did while the agent waited for the store counts; its rank was "hung"."""
     answered, died, hung = played("answered_meanwhile")["replies"]
     assert answered["ok"], answered
     assert (died["kind"], died["error"]) == ("died", "the worker left with exit code 3")
