@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHIPPED = ("pytest_gpucluster", "tests_acceptance", "finetune_smoke")
 MOST_FILES = 25
 FEWEST_LINES = 60
-MOST_CODE_LINES = 44_402
+MOST_CODE_LINES = 44_480
 """Of all that is shipped, without docstrings, comments and blank lines. Growth is said in the changelog of each round."""
 SHORT_FILES = {
     "finetune_smoke/training/stopping.py": "signal handlers: apart from what they stop",
