@@ -64,6 +64,10 @@ trained_in_node = measured(train, "training_throughput_ddp_node", per="node")
 """A training over the GPUs of each node, each with the whole model."""
 trained_in_cluster = measured(train, "training_throughput_ddp_cluster", per="cluster")
 """A training over all GPUs, each with the whole model."""
+sharded_in_node = measured(train, "training_throughput_fsdp_node", per="node")
+"""A training under FSDP2 over the GPUs of each node."""
+sharded_in_cluster = measured(train, "training_throughput_fsdp_cluster", per="cluster")
+"""A training under FSDP2 over all GPUs."""
 gemm_bf16 = compared(gemm, "bf16_tflops", dtype="bfloat16")
 """Dense BF16 products on every GPU at once."""
 gemm_fp32 = compared(gemm, "fp32_tflops", dtype="float32")

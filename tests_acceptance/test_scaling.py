@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 
 from pytest_gpucluster import Blame, Finding, MeasurementError, scaling
 from pytest_gpucluster.measurements.collectives import all_reduce
-from pytest_gpucluster.measurements.training import sharded_memory
-from tests_acceptance.conftest import measured, require_possible, sized
+from tests_acceptance.conftest import require_possible, sized
 
 
 @pytest.fixture
@@ -84,46 +82,47 @@ def test_busbw_scaling(all_reduced, node_localizer, cluster, possible, criterion
     criterion.judge(replace(found, value=value, evidence={**evidence, **whole.evidence}, remark=remark))
 
 
-@pytest.fixture(scope="session")
-def memory_alone(cluster, recipe):
-    """Peak memory of one GPU of each node that trains the whole model."""
-    first = [place for place in cluster.places if place.gpu == 0]
-    return cluster.run(sharded_memory, per="gpu", places=first, single_rank=True, **recipe("memory_scaling_node"))
+def require_same_work(single, sharded):
+    """Raise MeasurementError for two recipes of trainings whose memory differs by more than how the model is divided."""
+    differing = [name for name in {**single, **sharded} if name != "strategy" and single.get(name) != sharded.get(name)]
+    if differing or sharded.get("strategy") != "fsdp":
+        why = f"their recipes differ in {', '.join(differing)}" if differing else "no recipe has strategy fsdp"
+        raise MeasurementError(f"the memory of two trainings cannot be compared: {why}", blame=Blame(part="settings"))
 
 
-@pytest.fixture(scope="session")
-def memory_in_node(cluster, recipe):
-    """The same when 2, 4, 8 .. GPUs of each node share the model, by their number."""
-    found = {}
-    for size in scaling.group_sizes(cluster.promised.gpus_per_node):
-        some = [place for place in cluster.places if place.gpu < size]
-        found[size] = cluster.run(sharded_memory, per="node", places=some, **recipe("memory_scaling_node"))
-    return found
+@pytest.fixture
+def require_shares(recipe, criterion):
+    """Judge the peak of a training whose GPUs share the model, by that of GPUs that trained the whole of it."""
 
+    def judge(alone, shared, key):  # noqa: ANN202 - a fixture's function
+        require_same_work(recipe("training_throughput_gpu"), recipe(key))
+        outcome = shared.outcome
+        alone_gib = max(one.peak_gib for one in alone)
+        layers = {"sharded_gib": outcome.sharded_gib, "layer_gib": outcome.layer_gib}
+        due_gib = scaling.sharded_peak_gib(single_rank_gib=alone_gib, ranks=outcome.world_size, **layers)
+        criterion.require(
+            scaling.deviation_percent(shared.peak_gib, due_gib, of=outcome.sharded_gib),
+            evidence={
+                "peak GiB": shared.peak_gib,
+                "due GiB": due_gib,
+                "GiB alone": alone_gib,
+                "GiB sharded": outcome.sharded_gib,
+                "ranks": outcome.world_size,
+            },
+        )
 
-memory_in_cluster = measured(sharded_memory, "memory_scaling_cluster", per="cluster")
-"""The same when all GPUs share the model."""
-
-
-def require_shares(alone, shared, criterion):
-    """Judge the group whose peak lies furthest from what it should be; show all of them."""
-    layers = {"sharded_gib": alone.sharded_gib, "layer_gib": alone.layer_gib}
-    peak = functools.partial(scaling.sharded_peak_gib, single_rank_gib=alone.peak_gib, **layers)
-    due = {one.world_size: peak(ranks=one.world_size) for one in shared}
-    peaks = {f"GiB at {one.world_size}": f"{one.peak_gib:.2f} of {due[one.world_size]:.2f}" for one in shared}
-    criterion.require(
-        max(scaling.deviation_percent(one.peak_gib, due[one.world_size]) for one in shared),
-        evidence={"GiB alone": alone.peak_gib, **peaks, "GiB sharded": alone.sharded_gib},
-    )
+    return judge
 
 
 @pytest.mark.training
-def test_memory_scaling_node(memory_alone, memory_in_node, node, criterion):
+def test_memory_scaling_node(trained_alone, sharded_in_node, cluster, node, require_shares):
     """The peak is what one GPU needs alone, less what the others hold of it."""
-    require_shares(memory_alone[node], [found[node] for found in memory_in_node.values()], criterion)
+    alone = [trained_alone[place] for place in cluster.places if place.node == node.node]
+    require_shares(alone, sharded_in_node[node], "training_throughput_fsdp_node")
 
 
 @pytest.mark.training
-def test_memory_scaling_cluster(memory_alone, memory_in_cluster, cluster, criterion):
+def test_memory_scaling_cluster(trained_alone, sharded_in_cluster, cluster, require_shares):
     """The same over all nodes."""
-    require_shares(memory_alone[cluster.nodes[0]], [memory_in_cluster.value], criterion)
+    alone = [trained_alone[place] for place in cluster.places]
+    require_shares(alone, sharded_in_cluster.value, "training_throughput_fsdp_cluster")

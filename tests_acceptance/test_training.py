@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.measurements.training import curve, require_limit_below_floor, train
-from tests_acceptance.conftest import measured, require_possible
+from pytest_gpucluster.measurements.training import curve, require_limit_below_floor
+from tests_acceptance.conftest import require_possible
 
 pytestmark = pytest.mark.training
 
@@ -84,12 +84,6 @@ def test_finetune_loss_limit(finetuned, criterion):
         outcome.loss_limit / outcome.blind_floor_nats,
         evidence={"limit": outcome.loss_limit, "blind floor": outcome.blind_floor_nats},
     )
-
-
-sharded_in_node = measured(train, "training_throughput_fsdp_node", per="node")
-"""A training under FSDP2 over the GPUs of each node."""
-sharded_in_cluster = measured(train, "training_throughput_fsdp_cluster", per="cluster")
-"""A training under FSDP2 over all GPUs."""
 
 
 @pytest.fixture(scope="session")

@@ -31,8 +31,9 @@ class Outcome:
     carried, and what was left out or changed.
 
     ``step_rows`` is the effective batch: rows of all ranks and passes of a step. ``wire_gb_per_step`` (10^9 bytes) is what
-    each GPU sends (``flops.wire_bytes``). ``memory_peak_gib`` is the peak of each rank, None on a CPU. ``rows_s`` is how long
-    training waited for rows.
+    each GPU sends (``flops.wire_bytes``). ``memory_peak_gib`` is the peak of each rank, None on a CPU. FSDP divides
+    ``sharded_gib`` of frozen weights among the ranks, and gathers the ``layer_gib`` of a layer at once; 0 without FSDP.
+    ``rows_s`` is how long training waited for rows.
 
     Rates are by the wall clock over everything but compiling, capturing and the checks (reporting/clock.py), in ``timed_steps``
     steps of ``timed_s`` seconds, after the first windows. ``tokens_per_s_per_gpu`` counts no padding,
@@ -69,6 +70,8 @@ class Outcome:
     trained_parameters: int = 0
     wire_gb_per_step: float = 0.0
     memory_peak_gib: list[float] | None = None
+    sharded_gib: float = 0.0
+    layer_gib: float = 0.0
     compile_s: float | None = None
     rows_s: float = 0.0
     left_out: dict[str, str] = field(default_factory=dict)
@@ -146,6 +149,7 @@ def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
     peak = log.memory_peak_gib
     peaks = None if peak is None else [one for (one,) in run.ranks.gather_floats([peak])]
     rates = _rates(run, log)
+    layers = _sharded_bytes(run)
     return Outcome(
         loss=mean_last(log.losses),
         first_loss=log.losses[0],
@@ -159,8 +163,10 @@ def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
         strategy=run.strategy,
         step_rows=run.step_rows,
         trained_parameters=run.gradients.flat.numel(),
-        wire_gb_per_step=_wire_gb(run),
+        wire_gb_per_step=_wire_gb(run, sum(layers)),
         memory_peak_gib=peaks,
+        sharded_gib=sum(layers) / 2**30,
+        layer_gib=max(layers, default=0) / 2**30,
         left_out=run.checks.left_out(),
         **{name: getattr(log, name) for name in SAME},
         **seconds,
@@ -168,13 +174,15 @@ def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
     )
 
 
-def _wire_gb(run: TrainingRun) -> float:
+def _sharded_bytes(run: TrainingRun) -> list[int]:
+    """Bytes of frozen weights of each layer that FSDP shards, over all ranks; empty without FSDP."""
+    layers = strategy.layers_of(run.model) if run.strategy == "fsdp" else []
+    frozen = [set(layer.parameters()) - set(run.adapters.values()) for layer in layers]
+    return [sum(parameter.numel() * parameter.element_size() for parameter in layer) for layer in frozen]
+
+
+def _wire_gb(run: TrainingRun, sharded: int) -> float:
     """What a GPU sends in a step, in GB."""
-    sharded = 0
-    if run.strategy == "fsdp":
-        layers = strategy.layers_of(run.model)
-        frozen = {parameter for layer in layers for parameter in layer.parameters()} - set(run.adapters.values())
-        sharded = sum(parameter.numel() * parameter.element_size() for parameter in frozen)
     reduced = run.gradients.flat.numel() * run.gradients.flat.element_size()
     gathers = 2 * run.config.accumulation  # before each forward and before each backward
     return flops.wire_bytes(reduced, world_size=run.ranks.world_size, sharded_bytes=sharded, gathers=gathers) / 1e9

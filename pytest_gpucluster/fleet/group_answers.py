@@ -63,7 +63,7 @@ OF_SEVERAL = ("all_reduce", "adapter_digest", "step_time_spread")
 KEPT = {("ddp", 1): 1.0, ("ddp", 2): 0.985, ("ddp", 3): 0.965, ("fsdp", 1): 0.99, ("fsdp", 2): 0.9, ("fsdp", 3): 0.6}
 """What is left of a GPU's training rate, by strategy and reach: 1 alone, 2 in a node, 3 between nodes."""
 KEPT_ON_SOCKETS = {"ddp": 0.66, "fsdp": 0.11}
-ALONE_GIB, SHARDED_GIB, LAYERS = 20.3, 12.1, 28
+ALONE_GIB, SHARDED_GIB, LAYERS = 51.9, 12.1, 28
 
 
 def _telemetry(call: SimulatedCall) -> Any:
@@ -286,6 +286,8 @@ def _outcome(call: SimulatedCall, **measured: Any) -> Any:
         "trained_parameters": 40_370_176,
         "wire_gb_per_step": 0.0,
         "memory_peak_gib": [12.0] * min(8, len(call.group.ranks)),
+        "sharded_gib": 0.0,
+        "layer_gib": 0.0,
         "compile_s": None,
         "rows_s": 0.1,
         "left_out": {},
@@ -321,7 +323,9 @@ def train(call: SimulatedCall) -> Any:
         timed_s=16 * 8192 / rate,
         mfu=rate / 33_700,
         step_ms=8192e3 / rate,
-        memory_peak_gib=[54.0] * min(8, len(call.group.ranks)),
+        memory_peak_gib=[_peak_gib(strategy, len(call.group.ranks))] * min(8, len(call.group.ranks)),
+        sharded_gib=SHARDED_GIB if strategy == "fsdp" else 0.0,
+        layer_gib=SHARDED_GIB / LAYERS if strategy == "fsdp" else 0.0,
         strategy="none" if reach == 1 else strategy,
         step_rows=4 * len(call.group.ranks),
         wire_gb_per_step=0.0 if reach == 1 else 1.3,
@@ -336,17 +340,10 @@ def train(call: SimulatedCall) -> Any:
     )
 
 
-def sharded_memory(call: SimulatedCall) -> Any:
-    """The peak of a training under FSDP2: what a rank alone needs, less what the others hold, plus two gathered layers."""
-    ranks, layer_gib = len(call.group.ranks), SHARDED_GIB / LAYERS
-    peak = ALONE_GIB if ranks == 1 else ALONE_GIB - SHARDED_GIB * (1 - 1 / ranks) + 2 * layer_gib
-    return made(
-        "measurements.training:ShardedMemory",
-        peaks_gib=[round(1.01 * peak if ranks > 1 else peak, 3)] * min(8, ranks),
-        sharded_gib=SHARDED_GIB,
-        layer_gib=layer_gib,
-        world_size=ranks,
-    )
+def _peak_gib(strategy: str, ranks: int) -> float:
+    """What a GPU alone needs; under FSDP2 less what the others hold, plus two gathered layers, and 1 % of what is sharded."""
+    saved = SHARDED_GIB * (1 - 1 / ranks - 2 / LAYERS - 0.01) if strategy == "fsdp" else 0.0
+    return round(ALONE_GIB - saved, 3)
 
 
 DIRECT = (0.88, 4.2, "P2P/CUMEM")

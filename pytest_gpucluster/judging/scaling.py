@@ -65,12 +65,6 @@ def sharded_peak_gib(*, single_rank_gib: float, sharded_gib: float, layer_gib: f
     return single_rank_gib - sharded_gib * (1 - 1 / ranks) + gathered_gib
 
 
-def deviation_percent(measured: float, predicted: float) -> float:
-    """The distance of ``measured`` from ``predicted``, in per cent of ``predicted``; never negative."""
-    return 100.0 * abs(measured / predicted - 1)
-
-
-def group_sizes(gpus: int) -> list[int]:
-    """The powers of 2 below ``gpus``, then ``gpus`` itself; empty for a single GPU."""
-    powers = [2**power for power in range(1, gpus.bit_length()) if 2**power < gpus]
-    return [*powers, gpus] if gpus > 1 else []
+def deviation_percent(measured: float, predicted: float, *, of: float) -> float:
+    """The distance of ``measured`` from ``predicted``, in per cent of ``of``; never negative. All in one unit."""
+    return 100.0 * abs(measured - predicted) / of

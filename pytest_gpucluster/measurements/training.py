@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from finetune_smoke.settings import config as finetune_config
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched, evidence
@@ -19,10 +16,6 @@ if TYPE_CHECKING:
     from finetune_smoke.training.loop import Outcome
 
 require_limit_below_floor = finetune_config.require_limit_below_floor
-BF16_BYTES = 2
-HELD_GIB = 0.5
-"""Memory above this is left by an earlier call: loaded libraries hold less (workspaces of cuBLAS: 32 MiB each)."""
-
 SPREAD = "step_time_spread"
 """The one check of a fine-tune that finds a slow rank, not a wrong one."""
 
@@ -76,6 +69,17 @@ class Trained(Finetuned):
         return self.outcome.tokens_per_s_per_gpu
 
     @property
+    def peak_gib(self) -> float:
+        """The highest peak of all ranks' memory, in GiB (2^30), which this training needed of it.
+
+        Raises:
+            RuntimeError: there is no GPU whose memory could be counted.
+        """
+        if self.outcome.memory_peak_gib is None:
+            raise RuntimeError("torch counts the memory of GPUs only, and there is none")
+        return max(self.outcome.memory_peak_gib)
+
+    @property
     def evidence(self) -> dict[str, Any]:
         """What a rate has to be read with: how the steps ran, and the telemetry of all ranks' GPUs, for the report."""
         outcome = self.outcome
@@ -97,24 +101,6 @@ class Trained(Finetuned):
         }
         shown = {name: value for name, value in known.items() if value is not None}
         return {**shown, **_seconds(outcome), **evidence(self.telemetry)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedMemory:
-    """Peak of each rank's training in GiB (2^30), and the size of the weights that FSDP shards, of all layers and of one.
-
-    ``sharded_gib`` is that of the whole model, also if a single rank shards nothing.
-    """
-
-    peaks_gib: list[float]
-    sharded_gib: float
-    layer_gib: float
-    world_size: int
-
-    @property
-    def peak_gib(self) -> float:
-        """The highest of all ranks."""
-        return max(self.peaks_gib)
 
 
 def _seconds(outcome: Outcome) -> dict[str, float]:
@@ -169,55 +155,6 @@ def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Traine
     if wrong:
         raise ArithmeticError(f"the training went wrong: {'; '.join(wrong)}")
     return Trained(outcome=found.outcome, telemetry=found.telemetry, device=found.device, peak_tflops=config.peak_bf16_tflops)
-
-
-def sharded_memory(*, preset: str, single_rank: bool = False, **overrides: Any) -> ShardedMemory:
-    """Train a few steps under FSDP2 and return the peak of every rank's memory.
-
-    Args:
-        preset: one of ``finetune_smoke.settings.config.PRESETS``, with a random base.
-        single_rank: this rank by itself, unsharded: the reference for the others.
-        overrides: further fields of ``finetune_smoke.settings.config.Config``.
-
-    Raises:
-        finetune_smoke.settings.config.InputError: no such preset or field.
-        RuntimeError: there is no GPU whose memory could be counted, or an earlier call left memory allocated.
-    """
-    from finetune_smoke.model import flops
-
-    _require_free_memory()
-    config = finetune_config.preset(preset, **{**overrides, "strategy": "ddp" if single_rank else "fsdp"})
-    outcome = _run(config, single_rank=single_rank).outcome
-    if outcome.memory_peak_gib is None:
-        raise RuntimeError("torch counts the memory of GPUs only, and there is none")
-    shape = flops.Shape(
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        layers=config.layers,
-        vocab=config.vocab_size,
-        query=config.hidden_size,
-        key=config.hidden_size // config.heads * config.kv_heads,
-    )
-    sharded_gib = flops.layer_weights(shape) * BF16_BYTES / 2**30  # biases and norms are 3 in 100,000 of it
-    return ShardedMemory(
-        peaks_gib=outcome.memory_peak_gib,
-        sharded_gib=sharded_gib,
-        layer_gib=sharded_gib / config.layers,
-        world_size=outcome.world_size,
-    )
-
-
-def _require_free_memory() -> None:
-    """Free the memory that this process holds; raise RuntimeError if some stays, which would count as the training's."""
-    if not torch.cuda.is_available():
-        return
-    gc.collect()
-    if torch.cuda.memory_allocated() / 2**30 > HELD_GIB:
-        torch.compiler.reset()  # compiled code may hold the weights it was made with; made again, it costs seconds
-        gc.collect()
-    held_gib = torch.cuda.memory_allocated() / 2**30
-    if held_gib > HELD_GIB:
-        raise RuntimeError(f"an earlier call left {held_gib:.2f} GiB on this GPU, which would count as this training's memory")
 
 
 def _run(config: Config, *, single_rank: bool = False, enough_s: float | None = None) -> Finetuned:

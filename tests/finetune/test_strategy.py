@@ -35,6 +35,8 @@ def test_fsdp_has_the_losses_of_ddp(outcomes: Outcomes) -> None:
     assert failed(sharded) == set()
     assert set(sharded["checks"]) == set(whole["checks"])
     assert sharded["wire_gb_per_step"] > whole["wire_gb_per_step"] > 0
+    assert (whole["sharded_gib"], whole["layer_gib"]) == (0, 0)
+    assert sharded["sharded_gib"] == 2 * sharded["layer_gib"] > 0  # two layers, all ranks' parts of them
 
 
 @pytest.mark.parametrize(

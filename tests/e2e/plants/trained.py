@@ -25,7 +25,17 @@ CHECKS = (
     "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",
     "generation", "graph_lock_step", "step_time_spread",
 )  # fmt: skip
-MODULES = {"finetune": "training", "train": "training", "sharded_memory": "training", "all_reduce": "collectives"}
+MODULES = {"finetune": "training", "train": "training", "all_reduce": "collectives"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What FSDP divides among the ranks."""
+
+    world_size: int
+    sharded_gib: float
+    layer_gib: float
+    strategy: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +45,7 @@ class Group:
     world_size: int
     tokens_per_s_per_gpu: float = 0.0
     peak_gib: float = 0.0
-    sharded_gib: float = 12.0
-    layer_gib: float = 0.5
+    outcome: Memory | None = None
     busbw_gb_s: float = 0.0
     spans_busbw_gb_s: list[float] = field(default_factory=list)
     size_bytes: int = 0
@@ -102,13 +111,14 @@ def finetune(**_recipe: Any) -> Finetuned:
 
 def train(*, single_rank: bool = False, strategy: str = "auto", **_recipe: Any) -> Group:
     """A training."""
-    kind = "sharded_rate" if strategy == "fsdp" else "rate"
-    return Group(world_size=_ranks(single_rank=single_rank), tokens_per_s_per_gpu=_value(kind, single_rank=single_rank))
-
-
-def sharded_memory(*, single_rank: bool = False, **_recipe: Any) -> Group:
-    """The memory of a training."""
-    return Group(world_size=_ranks(single_rank=single_rank), peak_gib=_value("peak_gib", single_rank=single_rank))
+    is_sharded, ranks = strategy == "fsdp", _ranks(single_rank=single_rank)
+    sharded = {"sharded_gib": 12.0, "layer_gib": 0.5} if is_sharded else {"sharded_gib": 0.0, "layer_gib": 0.0}
+    return Group(
+        world_size=ranks,
+        tokens_per_s_per_gpu=_value("sharded_rate" if is_sharded else "rate", single_rank=single_rank),
+        peak_gib=_value("peak_gib", single_rank=single_rank),
+        outcome=Memory(world_size=ranks, strategy=strategy, **sharded),
+    )
 
 
 def all_reduce(*, size_bytes: int, **_recipe: Any) -> Group:

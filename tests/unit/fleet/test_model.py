@@ -63,7 +63,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.sustained:sustained": {"seconds": 20, "slice_s": 1},
     "measurements.health:node_sxids": {},
     "measurements.training:finetune": {"preset": "small"},
-    "measurements.training:sharded_memory": {"preset": "7b-shape"},
     "measurements.training:train": {"preset": "7b-shape", "steps": 12},
     "measurements.transport:transport": {"size_bytes": 1 << 26},
     "measurements.health:gpu_xids": {},

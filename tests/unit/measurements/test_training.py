@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from finetune_smoke.settings.config import require_limit_below_floor
@@ -121,45 +120,13 @@ def test_a_slow_rank_is_no_wrong_training(planted_outcome: Any) -> None:
     assert training.train(**SMALL).tokens_per_s_per_gpu == 19_000
 
 
-def test_memory_of_a_rank_alone_and_of_many(planted_outcome: Any) -> None:
-    """One strategy each, whatever the recipe says; what is sharded is that of the shape."""
-    seen = planted_outcome()
-    shape = {"preset": "7b-shape", "steps": 2}
-    many = training.sharded_memory(**shape)
-    alone = training.sharded_memory(single_rank=True, **shape)
-    assert [config.strategy for config in seen] == ["fsdp", "ddp"]
-    assert (many.peak_gib, many.world_size) == (54.2, 2)
-    assert (alone.sharded_gib, alone.layer_gib) == (many.sharded_gib, many.layer_gib)
-    assert alone.sharded_gib == pytest.approx(12.15, abs=0.01)
-    assert alone.layer_gib * 28 == pytest.approx(alone.sharded_gib)
-
-
-def test_memory_of_an_earlier_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory that libraries hold does not count; more than that is an error. Compiled code is kept if it holds none."""
-    held_gib, resets = 0.1, 0
-
-    def reset() -> None:  # torch's imports the compiler, for three seconds
-        nonlocal held_gib, resets
-        held_gib, resets = held_gib - 0.2, resets + 1
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held_gib * 2**30)
-    monkeypatch.setattr(torch.compiler, "reset", reset)
-    training._require_free_memory()
-    assert resets == 0
-    held_gib = 0.6
-    training._require_free_memory()
-    assert resets == 1
-    held_gib = 0.8
-    with pytest.raises(RuntimeError, match=r"an earlier call left 0\.60 GiB"):
-        training._require_free_memory()
-
-
-def test_memory_needs_a_gpu(planted_outcome: Any) -> None:
+def test_memory_is_that_of_the_fullest_gpu(planted_outcome: Any) -> None:
     """Without a GPU there is no memory to count (:func:`test_train_really_trains`): an error and not a number."""
+    planted_outcome()
+    assert training.train(**SMALL).peak_gib == 54.2
     planted_outcome(memory_peak_gib=None)
     with pytest.raises(RuntimeError, match="there is none"):
-        training.sharded_memory(single_rank=True, **SMALL)
+        _ = training.train(**SMALL).peak_gib
 
 
 def test_a_rank_alone_makes_the_checks_that_need_no_other() -> None:
