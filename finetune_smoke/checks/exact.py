@@ -119,6 +119,10 @@ def difference(values: Sequence[object]) -> tuple[str | None, tuple[int, ...]]:
     return f"{rank_list(odd)} of {len(values)} not like the others", odd
 
 
+NO_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Attention without cuDNN's: its backward may be unrepeatable, and it plans anew for each length of rows, in 0.2 s."""
+
+
 @contextmanager
 def deterministic() -> Iterator[None]:
     """Use repeatable kernels within the block; restore the earlier setting afterwards.
@@ -130,7 +134,7 @@ def deterministic() -> Iterator[None]:
     mode, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(mode=True)
     try:
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        with sdpa_kernel(NO_CUDNN):
             yield
     finally:
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.attention import sdpa_kernel
 
+from finetune_smoke.checks import exact
 from finetune_smoke.data import batches, calls, hub
 from finetune_smoke.data.batches import Codec
 from finetune_smoke.ranks import Ranks
@@ -248,6 +250,7 @@ def score(model: Any, asked: Sequence[Question], codec: Codec, ranks: Ranks) -> 
     return shares(ranks, mine, answers(model, mine, codec, ranks.device))
 
 
+@sdpa_kernel(exact.NO_CUDNN)
 @torch.no_grad()
 def answers(model: Any, asked: Sequence[Question], codec: Codec, device: torch.device) -> list[str]:
     """The text that ``model`` generates after each prompt, without the end token. Prompts are padded at the left."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
+from torch.nn.attention import sdpa_kernel
 
 from finetune_smoke.checks import exact
 from finetune_smoke.data import batches, hub
@@ -30,6 +31,7 @@ def evaluate(run: TrainingRun) -> tuple[float, float | None]:
     return loss / tokens, 1 - wrong / len(run.source.heldout) if run.source.answers else None
 
 
+@sdpa_kernel(exact.NO_CUDNN)
 @torch.no_grad()
 def _forward_over(run: TrainingRun, rows: Sequence[batches.Row]) -> tuple[float, float, float]:
     """(summed loss, predicted tokens, rows of which some token is wrong); the ranks share the ``rows``. A collective."""

@@ -127,11 +127,12 @@ def read_rows(run: TrainingRun, step: int) -> list[batches.Row]:
 
 
 def step_rows(run: TrainingRun, step: int, *, width: int | None) -> StepRows:
-    """What this rank reads at ``step``, filled to ``width`` tokens if given; page-locked for a GPU."""
+    """What this rank reads at ``step``, filled to ``width`` tokens or to a common one; page-locked for a GPU."""
     rows = read_rows(run, step)
     first = run.fault.wrong_indices(demanded_rows(run, step), run.ranks.rank).start
     passes = [rows[at : at + run.rows] for at in range(0, len(rows), run.rows)]
-    made = [batches.batch(each, run.source.pad_id, width) for each in passes]
+    most = run.config.row_tokens
+    made = [batches.batch(each, run.source.pad_id, width or batches.common_width(each, most=most)) for each in passes]
     if run.ranks.device.type == "cuda":
         made = [batch.pinned() for batch in made]
     return StepRows(rows=rows, first=first, batches=made)

@@ -48,6 +48,13 @@ def test_batch_predicts_the_answer_from_the_token_before() -> None:
     assert batch.to(torch.device("cpu")).targets.tolist() == [7, 8, 10]
 
 
+@pytest.mark.parametrize(("longest", "most", "width"), [(1, 2048, 64), (64, 2048, 64), (65, 2048, 128), (50, 56, 56)])
+def test_batches_have_few_widths(longest: int, most: int, width: int) -> None:
+    """Multiples of 64: a GPU plans its attention anew for each width. Never more than a row may have."""
+    rows = [batches.Row([1] * length, [0]) for length in (longest, 1)]
+    assert batches.common_width(rows, most=most) == width
+
+
 def test_synthetic_row_predicts_the_answer_and_the_end_only() -> None:
     """Loss counts on the answer only: the prompt is given."""
     row = synthetic().row(3)

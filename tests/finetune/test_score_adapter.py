@@ -185,13 +185,15 @@ class Knows:
 
     def generate(self, *, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
         """The prompts, and after each what is to be said, filled up with zeros."""
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
         mine, self.rows = self.rows[: len(input_ids)], self.rows[len(input_ids) :]
         width = max(map(len, mine))
         return torch.cat([input_ids, torch.tensor([row + [0] * (width - len(row)) for row in mine])], dim=1)
 
 
 def test_answers_are_read_up_to_the_end_token() -> None:
-    """Tokens after the end are ignored, over more than one batch of prompts."""
+    """Tokens after the end are ignored, over more than one batch of prompts. cuDNN would plan its attention for each length."""
+    assert torch.backends.cuda.cudnn_sdp_enabled()
     config = preset("tiny", heldout_rows=70)
     codec = hub.codec_of(config)
     asked = generation.held_out(config, codec).questions

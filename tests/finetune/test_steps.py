@@ -60,6 +60,15 @@ def test_rows_made_ahead_are_the_same_rows(plain: Outcome) -> None:
     assert (ahead.losses, ahead.adapter_digest) == (plain.losses, plain.adapter_digest)
 
 
+def test_steps_see_few_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of different lengths, here below 56, are filled to one width."""
+    made: list[batches.Batch] = []
+    make = batches.batch
+    monkeypatch.setattr(batches, "batch", lambda *given: made.append(make(*given)) or made[-1])
+    run(steps=4, row_tokens=256, audit_every=0)
+    assert [batch.ids.shape[1] for batch in made[:4]] == [64] * 4
+
+
 def test_pefts_forward_and_gradient_checkpointing_change_no_loss(plain: Outcome) -> None:
     """The switch for comparisons, to rounding; checkpointing computes activations twice, with the same result."""
     assert run(own_lora=False, gradient_checkpointing=True).losses == pytest.approx(plain.losses, rel=1e-4)
