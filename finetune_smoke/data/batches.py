@@ -142,7 +142,7 @@ def indices(step: int, *, rank: int, world_size: int, rows: int) -> range:
 def common_width(rows: Sequence[Row], *, most: int) -> int:
     """The tokens to which ``rows`` are filled: their longest up to a multiple of 64, at ``most`` those that a row may have.
 
-    Rows of 60 to 1,000 tokens trained at 2,027 tokens/s on one H200 where each batch had a width of its own, and at 3,467 so.
+    Rows of 60 to 1,000 tokens trained a third faster so on one H200 (docs/results/2026-11-29-h200x1-widths).
     """
     longest = max(len(row.ids) for row in rows)
     return min(most, -(-longest // WIDTHS) * WIDTHS)
