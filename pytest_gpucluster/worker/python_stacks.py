@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import os
 import signal
 import time
@@ -48,7 +49,7 @@ def ask(pid: int, path: Path) -> str:
     faulthandler reads the frames of threads that go on running, and may crash in doing so (seen once in some 100 dumps while
     another thread ran Python code). Then the stacks end where it crashed.
     """
-    before = _size(path)
+    before = len(_text(path))
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, ASK)
         os.kill(pid, signal.SIGCONT)
@@ -65,10 +66,6 @@ def of_crash(path: Path) -> str:
     return _without_own_frames(text)[:SHOWN_CHARACTERS] if text.startswith(CRASH) else ""
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 def _text(path: Path) -> bytes:
     with contextlib.suppress(OSError):
         return path.read_bytes()
@@ -82,28 +79,22 @@ def _without_own_frames(stacks: bytes) -> str:
     Threads of this package are left out.
     """
     threads = [thread.splitlines() for thread in stacks.decode("utf-8", "replace").split("\n\n") if thread.strip()]
-    kept = [_back_to_worker(lines) for lines in sorted(threads, key=_place) if not _is_own(lines)]
+    kept = [itertools.takewhile(_is_above_worker, lines) for lines in sorted(threads, key=_place) if not _is_own(lines)]
     return "\n\n".join("\n".join(lines) for lines in kept).strip()
 
 
-def _is_called(line: str) -> bool:
-    """Whether a line is the frame in which the worker calls the function."""
-    return f'"{OWN_WORKER}"' in line and "in _reply" in line
+def _is_above_worker(line: str) -> bool:
+    """Whether a line is none of the worker's own frames, of which that of the call of the function comes first."""
+    return f'"{OWN_WORKER}"' not in line or "in _reply" not in line
 
 
 def _place(thread: list[str]) -> int:
     """0 for the head of a crash, 1 for the thread that is looked for, 2 for others."""
     if thread[0].startswith(CRASH.decode()):
         return 0
-    return 1 if any(map(_is_called, thread)) or thread[0].startswith("Current thread") else 2
+    return 1 if not all(map(_is_above_worker, thread)) or thread[0].startswith("Current thread") else 2
 
 
 def _is_own(thread: list[str]) -> bool:
     """Whether a thread is one of this package, that reads the flight recorder or NVML beside the function."""
-    return not any(map(_is_called, thread)) and any(f'"{file}", line' in line for line in thread for file in OWN_THREADS)
-
-
-def _back_to_worker(thread: list[str]) -> list[str]:
-    """A thread up to the worker's own frames, which are the last ones of its main thread."""
-    at = next((at for at, line in enumerate(thread) if _is_called(line)), len(thread))
-    return thread[:at]
+    return all(map(_is_above_worker, thread)) and any(f'"{file}", line' in line for line in thread for file in OWN_THREADS)

@@ -23,21 +23,22 @@ from pytest_gpucluster.text import counted
 OURS = str(Path(__file__).parent)
 """The frames with which a traceback begins; as pytest, it is shown from the test's own on."""
 HOST_ERRORS = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
-CUDA_PARTS: dict[int, Part] = {2: "software", 214: "gpu", 220: "link", 226: "gpu", 802: "host"}
-"""By cudaError_t: out of memory, uncorrectable ECC error, uncorrectable NVLink error, contained memory error, and a system
-that is not yet initialised: its NVSwitches are not ready."""
+
 FABRIC = 802
 FABRIC_TEXT = (
     "look at the Fabric Manager of this host (systemctl status nvidia-fabricmanager, and its log) and its NVSwitches (kernel "
     "log: SXid); in a container also at /dev/nvidia-caps; on a rack at IMEX"
 )
-ADVICE: dict[int, str] = {
-    214: ACTIONS["Xid"]["reset"],
-    220: ACTIONS["Xid"]["link"],
-    226: ACTIONS["Xid"]["reset"],
-    FABRIC: FABRIC_TEXT,
+CUDA_CODES: dict[int, tuple[Part, str | None]] = {
+    2: ("software", None),
+    214: ("gpu", ACTIONS["Xid"]["reset"]),
+    220: ("link", ACTIONS["Xid"]["link"]),
+    226: ("gpu", ACTIONS["Xid"]["reset"]),
+    FABRIC: ("host", FABRIC_TEXT),
 }
-"""What to do next, by cudaError_t; of memory errors as after Xid 95 and 94, of NVLink errors as after Xid 74."""
+"""The part, and what to do next, by cudaError_t: out of memory, uncorrectable ECC error, uncorrectable NVLink error, contained
+memory error, and a system that is not yet initialised: its NVSwitches are not ready. Advice on memory errors is as after Xid 95
+and 94, on NVLink errors as after Xid 74."""
 CUDA_STATES: dict[str, int] = {
     r"CUDA (?:driver )?error: uncorrectable ECC error": 214,
     r"CUDA (?:driver )?error: GPU requires (?:a )?(?:reset|restart)": 214,
@@ -65,20 +66,12 @@ An older NCCL writes the words of an error of CUDA alone, and no word of NVLink 
 """
 RANK = re.compile(r"(?:\[[^\]\n]{1,80}\]:?\s*)*")
 """What torch may write before a text: ``[rank3]: ``, ``[PG ID 0 PG GUID 0 Rank 3] ``."""
-CUDA_TEXTS: dict[str, Part] = {
-    "CUDA error: ": "unknown",
-    "CUDA driver error: ": "unknown",
-    "NCCL error": "unknown",
-    "Unexpected error from cuda": "unknown",
-    "cuDNN error": "unknown",
-    "CUDNN_STATUS": "unknown",
-    "No CUDA GPUs are available": "unknown",
-    "CUDA unknown error": "unknown",
-    "CUDA driver initialization failed": "unknown",
-    "Found no NVIDIA driver": "unknown",
-    "[enforce fail at alloc_cpu.cpp": "host",
-}
-"""How a ``RuntimeError`` of torch begins where it carries no code."""
+OF_CUDA = (
+    "CUDA error: ", "CUDA driver error: ", "NCCL error", "Unexpected error from cuda", "cuDNN error", "CUDNN_STATUS",
+    "No CUDA GPUs are available", "CUDA unknown error", "CUDA driver initialization failed", "Found no NVIDIA driver",
+)  # fmt: skip
+OF_HOST_MEMORY = "[enforce fail at alloc_cpu.cpp"
+"""How a ``RuntimeError`` of torch begins where it carries no code: of a part that is not known, and of the host."""
 
 
 class NoGpuError(RuntimeError):
@@ -106,7 +99,7 @@ def advice_of(error: BaseException) -> str | None:
             said = getattr(error, "advice", None)
             return said if isinstance(said, str) else None
         code = _cuda_code(error) if isinstance(error, RuntimeError) else None
-        return None if code is None else ADVICE.get(code)
+        return CUDA_CODES[code][1] if code in CUDA_CODES else None
     except BaseException:  # noqa: BLE001 -- the function's own code, which may raise anything
         return None
 
@@ -131,10 +124,11 @@ def _of_torch(error: RuntimeError) -> Part:
         return "software"
     code = _cuda_code(error)
     if code is not None:
-        return CUDA_PARTS.get(code, "unknown")
-    if isinstance(error, (torch.AcceleratorError, dist.DistError)) or _is_of_torch_distributed(error.__traceback__):
+        return CUDA_CODES[code][0] if code in CUDA_CODES else "unknown"
+    is_of_torch = isinstance(error, (torch.AcceleratorError, dist.DistError)) or str(error).startswith(OF_CUDA)
+    if is_of_torch or _is_of_torch_distributed(error.__traceback__):
         return "unknown"
-    return next((part for start, part in CUDA_TEXTS.items() if str(error).startswith(start)), "software")
+    return "host" if str(error).startswith(OF_HOST_MEMORY) else "software"
 
 
 def _cuda_code(error: RuntimeError) -> int | None:
@@ -189,14 +183,10 @@ def _chain_of(error: BaseException) -> list[BaseException]:
     following: Any = error
     while isinstance(following, BaseException) and len(chain) < MAX_LINKS and all(following is not one for one in chain):
         chain.insert(0, following)
-        cause = _cause_of(following)
+        cause = _read("__cause__", following)
         hides_context = cause is not None or _read("__suppress_context__", following)
         following = cause if hides_context else _read("__context__", following)
     return chain
-
-
-def _cause_of(error: BaseException) -> Any:
-    return _read("__cause__", error)
 
 
 def _read(name: str, error: BaseException) -> Any:
@@ -228,7 +218,7 @@ def _traceback(chain: Sequence[BaseException]) -> list[str]:
     if len(shown) < len(chain) - 1:
         lines += ["", f"... {counted(len(chain) - 1 - len(shown), 'more exception')}, each raised because of the one before"]
     for error in shown:
-        lines += ["", DIRECT if _cause_of(error) is not None else HANDLING, "", *_lines_of(error)]
+        lines += ["", DIRECT if _read("__cause__", error) is not None else HANDLING, "", *_lines_of(error)]
     return lines
 
 

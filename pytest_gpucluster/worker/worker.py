@@ -45,6 +45,8 @@ class _Worker:
     def __init__(self, wire: Wire, recorder: CollectiveRecorder, environment: Mapping[str, str]) -> None:
         import torch.distributed as dist
 
+        from pytest_gpucluster.measurements import progress
+
         self._wire = wire
         self._recorder = recorder
         self._pid = os.getpid()
@@ -55,25 +57,22 @@ class _Worker:
         self._sending = threading.Lock()
         self._last_progress_s = 0.0
         recorder.watch(dist)
-        _listen_to_progress(self._progress)
+        progress.listen(self._progress)
 
     def serve(self) -> None:
+        import torch.distributed as dist
+
         while (received := self._wire.receive()) is not None:
             for message in received:
                 task = messages.Task.read(message)
-                reply = replace(self._reply(task), call=task.call, group_changed=self._has_changed_group())
+                # The function may have destroyed the default process group, or made one of its own.
+                reply = replace(self._reply(task), call=task.call, group_changed=dist.group.WORLD is not self._group)
                 if os.getpid() != self._pid:
                     os._exit(0)  # a copy that the function forked came back from it: the worker itself answers
                 try:
                     self._send(reply)
                 except (ValueError, RecursionError) as error:  # a whole number of more digits than JSON takes
                     self._send(replace(failure_of(error), call=task.call))
-
-    def _has_changed_group(self) -> bool:
-        """Whether the function destroyed the default process group, or made one of its own."""
-        import torch.distributed as dist
-
-        return dist.group.WORLD is not self._group
 
     def _send(self, message: messages.FromWorker) -> None:
         """Send from any thread."""
@@ -83,8 +82,8 @@ class _Worker:
     def _reply(self, task: messages.Task) -> messages.Reply:
         self._recorder.restart()
         try:
-            function, needs_idle = self._prepare(task)
-            with self._watching(task.call, needs_idle=needs_idle):
+            function, watching = self._prepare(task)
+            with watching:
                 self._send(messages.Entered(call=task.call))
                 value = function(**plain_data.from_plain(task.kwargs))
                 _synchronize(task)
@@ -96,12 +95,8 @@ class _Worker:
                 with contextlib.suppress(AttributeError, OSError, ValueError):  # the function may have closed or replaced it
                     stream.flush()
 
-    def _watching(self, call: str, *, needs_idle: bool) -> contextlib.AbstractContextManager[None]:
-        watch = self._watch if needs_idle else None
-        return contextlib.nullcontext() if watch is None else watch.measuring(call)
-
-    def _prepare(self, task: messages.Task) -> tuple[Callable[..., Any], bool]:
-        """Join the group and find the function; also whether another user of the GPU would falsify what it measures.
+    def _prepare(self, task: messages.Task) -> tuple[Callable[..., Any], contextlib.AbstractContextManager[None]]:
+        """Join the group and find the function; also the watch around it, where another user of the GPU would falsify it.
 
         torchrun's variables are what they were, whatever ran before.
         """
@@ -117,7 +112,8 @@ class _Worker:
         elif function is leave_group:
             self._group_id = self._group = None
         needs_idle = device.type == "cuda" and functions.needs_idle_gpu(function)
-        return (bind_test(function, task.test_arguments, device) if task.test else function), needs_idle
+        watching = self._watch.measuring(task.call) if self._watch is not None and needs_idle else contextlib.nullcontext()
+        return (bind_test(function, task.test_arguments, device) if task.test else function), watching
 
     def _device(self, task: messages.Task, *, required: bool) -> Any:
         import torch
@@ -199,12 +195,6 @@ def leave_group() -> None:
     if dist.is_initialized():
         gc.collect()  # a DDP module that is destroyed after its group can deadlock gloo (seen 2 times in 12)
         dist.destroy_process_group()
-
-
-def _listen_to_progress(listener: Any) -> None:
-    from pytest_gpucluster.measurements import progress
-
-    progress.listen(listener)
 
 
 def bind_test(function: Callable[..., Any], arguments: Sequence[str], device: Any) -> Callable[..., Any]:
