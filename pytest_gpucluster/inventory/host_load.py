@@ -6,11 +6,13 @@ import contextlib
 import os
 import pwd
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_gpucluster.inventory.occupancy import PROC, SHOWN_PROCESSES, store_of
+from pytest_gpucluster.inventory.reading import all_or_why, apply, matching, or_none, split
+from pytest_gpucluster.inventory.sysfs import read_number, read_text
 
 RESCTRL = Path("/sys/fs/resctrl")
 WINDOW_S = 0.05
@@ -26,6 +28,8 @@ BUSY_PRESSURE = 10.0
 """Per cent of the time in which some task waited for memory that had been taken away."""
 NAMED_SHARE = 0.1
 """A process is named from this share of one CPU on."""
+_running = matching(r"(?:\S+ ){3}(\d+)/", "load average", int)
+_waited_us = matching(r"some .*\btotal=(\d+)", "pressure", int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,54 +102,44 @@ class HostLoad:
         return self.disturbed_by or f"idle: {self.busy_cpus:.1f} of {self.total_cpus} CPUs busy with others"
 
 
+@dataclass(slots=True, kw_only=True)
 class HostWatch:
     """Reads the load of this host round a measurement: ``with HostWatch() as watch: ...``, then ``watch.load``.
 
     ``load`` is None where the kernel gives no counts of its CPUs. This process's run is left out: its agents, workers, the
     process that started them, and what all these have started.
+
+    Attributes:
+        reads: False reads nothing: in a rehearsal, where the ranks are the load and nothing is accepted.
+        proc: the kernel's files of processes.
+        resctrl: its files of memory traffic.
+        own_pid: this process.
     """
 
-    def __init__(
-        self,
-        *,
-        reads: bool = True,
-        proc: Path = PROC,
-        resctrl: Path = RESCTRL,
-        own_pid: int | None = None,
-    ) -> None:
-        """What to read, and where.
-
-        Args:
-            reads: False reads nothing: in a rehearsal, where the ranks are the load and nothing is accepted.
-            proc: the kernel's files of processes.
-            resctrl: its files of memory traffic.
-            own_pid: this process.
-        """
-        self.load: HostLoad | None = None
-        self._reads = reads
-        self._own_pid = own_pid or os.getpid()
-        self._proc = proc
-        self._resctrl = resctrl
-        self._taken: list[_HostCounts] = []
+    reads: bool = True
+    proc: Path = PROC
+    resctrl: Path = RESCTRL
+    own_pid: int = field(default_factory=os.getpid)
+    load: HostLoad | None = field(default=None, init=False)
+    _taken: list[_HostCounts] = field(default_factory=list, init=False)
 
     def __enter__(self) -> HostWatch:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Read before the measurement."""
-        if self._reads:
-            self._read_twice()
+        self._read_twice()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Read after it."""
-        if self._reads:
-            self._read_twice()
+        self._read_twice()
         if len(self._taken) == 4:
-            self.load = _load_between(self._taken, self._proc, self._own_pid)
+            self.load = _load_between(self._taken, self.proc, self.own_pid)
 
     def _read_twice(self) -> None:
-        with contextlib.suppress(OSError, ValueError, LookupError):
-            self._taken.append(_read_counts(self._proc, self._resctrl))
-            time.sleep(WINDOW_S)
-            self._taken.append(_read_counts(self._proc, self._resctrl))
+        if self.reads:
+            with contextlib.suppress(OSError, ValueError, LookupError):
+                self._taken.append(_read_counts(self.proc, self.resctrl))
+                time.sleep(WINDOW_S)
+                self._taken.append(_read_counts(self.proc, self.resctrl))
 
 
 def _load_between(taken: list[_HostCounts], proc: Path, own_pid: int) -> HostLoad:
@@ -218,9 +212,10 @@ class _Span:
 
     def pressure_percent(self, name: str) -> float | None:
         """The share of the time in which some task waited."""
-        if name not in self.first.pressure_s or name not in self.last.pressure_s:
+        before_us, now_us = self.first.pressure_us.get(name), self.last.pressure_us.get(name)
+        if before_us is None or now_us is None:
             return None
-        return round(100 * max(0.0, self.last.pressure_s[name] - self.first.pressure_s[name]) / self.seconds, 1)
+        return round(100 * max(0, now_us - before_us) / 1e6 / self.seconds, 1)
 
 
 def _own_pids(tasks: Mapping[int, _HostTask], proc: Path, own_pid: int) -> set[int]:
@@ -235,14 +230,9 @@ def _own_pids(tasks: Mapping[int, _HostTask], proc: Path, own_pid: int) -> set[i
         while starter in own and starter in tasks:
             starter = tasks[starter].parent
         own |= {starter} if starter > 1 else set()
-    found = set(own)
-    for pid in tasks:
-        way = [pid]
-        while way[-1] in tasks and way[-1] not in found and tasks[way[-1]].parent not in way:
-            way.append(tasks[way[-1]].parent)
-        if way[-1] in found:
-            found.update(way)
-    return found
+    while started := {pid for pid, task in tasks.items() if task.parent in own and pid not in own}:
+        own |= started
+    return own
 
 
 def _user_of(folder: Path) -> str:
@@ -273,13 +263,17 @@ class _HostTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HostCounts:
-    """What the kernel has counted up to one moment, in seconds: CPUs busy, CPUs stolen, waiting of tasks; bytes of memory."""
+    """What the kernel has counted up to one moment, in seconds: CPUs busy, CPUs stolen, waiting of tasks (us); bytes of memory.
+
+    ``running``: how many tasks can run at this moment. ``memory_bytes``: between the CPUs and memory, by resctrl (MBM). None or
+    no entry: the kernel does not say it.
+    """
 
     at_s: float
     total_cpus: int
     busy_s: float
     stolen_s: float
-    pressure_s: dict[str, float]
+    pressure_us: dict[str, int]
     memory_bytes: int | None
     running: int | None
     tasks: dict[int, _HostTask]
@@ -294,58 +288,35 @@ def _read_counts(proc: Path, resctrl: Path) -> _HostCounts:
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     lines = (proc / "stat").read_text(encoding="utf-8").splitlines()
     total = [int(word) * tick_s for word in lines[0].split()[1:9]]
+    waited, _ = split({name: apply(_waited_us, read_text(proc / "pressure" / name)) for name in ("cpu", "memory")})
+    traffic = or_none(all_or_why(map(read_number, resctrl.glob("mon_data/mon_L3_*/mbm_total_bytes"))))
     return _HostCounts(
         at_s=time.monotonic(),
         total_cpus=sum(line.startswith("cpu") for line in lines) - 1,
         busy_s=sum(total[:3]),  # user, nice, system; interrupts may be those of our copies
         stolen_s=total[7] if len(total) > 7 else 0.0,
-        pressure_s={name: found for name in ("cpu", "memory") if (found := _pressure_s(proc / "pressure" / name)) is not None},
-        memory_bytes=_memory_bytes(resctrl),
-        running=_running(proc / "loadavg"),
-        tasks=dict(_tasks(proc, tick_s)),
+        pressure_us=waited,
+        memory_bytes=sum(traffic) if traffic else None,
+        running=or_none(apply(_running, read_text(proc / "loadavg"))),
+        tasks=_tasks(proc, tick_s),
     )
 
 
-def _running(file: Path) -> int | None:
-    """How many tasks can run at this moment: the fourth word of ``loadavg``."""
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        return int(file.read_text(encoding="utf-8").split()[3].partition("/")[0])
-    return None
-
-
-def _pressure_s(file: Path) -> float | None:
-    """Seconds in which some task waited; None on a kernel without PSI."""
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        line = next((line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("some")), "")
-        return int(line.rpartition("total=")[2]) / 1e6
-    return None
-
-
-def _memory_bytes(resctrl: Path) -> int | None:
-    """Bytes between the CPUs and memory by resctrl (MBM); None where it is not mounted or does not count."""
-    try:
-        counts = [int(file.read_text(encoding="utf-8")) for file in resctrl.glob("mon_data/mon_L3_*/mbm_total_bytes")]
-    except (OSError, ValueError):  # "Unavailable"
-        return None
-    return sum(counts) if counts else None
-
-
-def _tasks(proc: Path, tick_s: float) -> Iterator[tuple[int, _HostTask]]:
-    """Every process that can be seen. One that ends meanwhile is left out."""
+def _tasks(proc: Path, tick_s: float) -> dict[int, _HostTask]:
+    """Every process that can be seen, by its pid. One that ends meanwhile is left out."""
+    found: dict[int, _HostTask] = {}
     for folder in proc.iterdir():
         if not folder.name.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, LookupError):
             head, _, tail = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
             words = tail.split()
-            yield (
-                int(folder.name),
-                _HostTask(
-                    name=head.partition("(")[2],
-                    parent=int(words[1]),
-                    session=int(words[3]),
-                    seconds=(int(words[11]) + int(words[12])) * tick_s,
-                    begun=int(words[19]),
-                    runs=words[0] == "R",
-                ),
+            found[int(folder.name)] = _HostTask(
+                name=head.partition("(")[2],
+                parent=int(words[1]),
+                session=int(words[3]),
+                seconds=(int(words[11]) + int(words[12])) * tick_s,
+                begun=int(words[19]),
+                runs=words[0] == "R",
             )
+    return found

@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -72,13 +73,11 @@ PROGRAMS = (os.defpath, "/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/sbin
 """Where administrators' programs are, besides the search path of this process."""
 ANSWER_S = 10.0
 KNOWN, OF_CONTAINERS = "known_versions", "container_versions"
-_RUNC, _TOOLKIT_CLI = re.compile(r"^runc version (\S+)", re.MULTILINE), re.compile(r"version:? (\S+)")
-_DOCKER = re.compile(r"^Docker version (?:[^,\s]+, build (?=\d+\.\d+\.\d+[-+~]))?([^,\s]+)", re.MULTILINE)
+_DOCKER = r"^Docker version (?:[^,\s]+, build (?=\d+\.\d+\.\d+[-+~]))?([^,\s]+)"
 """A distribution has its own version where Docker has the number of the commit."""
-_OFED = re.compile(r"^(\S*?\d+\.\d+-\S*?):?$", re.MULTILINE)
 _SWITCH_BIOS = re.compile(r"^BIOS Version:\s*(\S+)", re.MULTILINE)
 
-KVM_NESTED = {"Y": "allowed", "1": "allowed", "N": "not allowed", "0": "not allowed"}
+KVM_NESTED = {NONE: NONE, "Y": "allowed", "1": "allowed", "N": "not allowed", "0": "not allowed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +90,22 @@ class _Sources:
     path: str
 
 
-def _by_program(program: str, arguments: tuple[str, ...], pattern: re.Pattern[str], where: _Sources) -> str | NotAvailable:
-    """The version that a program says; :data:`NONE` where it is not installed."""
-    if shutil.which(program, path=where.path) is None:
+def _by_program(pattern: str, *commands: str) -> Callable[[_Sources], str | NotAvailable]:
+    """A source: the version that the first of these commands says that is installed; :data:`NONE` where none is."""
+
+    def version(where: _Sources) -> str | NotAvailable:
+        for program, *arguments in map(str.split, commands):
+            if shutil.which(program, path=where.path) is not None:
+                said = run_by_name(program, arguments, within_s=ANSWER_S, path=where.path)
+                return apply(partial(_version_in, pattern, program), said)
         return NONE
-    said = run_by_name(program, arguments, within_s=ANSWER_S, path=where.path)
-    if isinstance(said, NotAvailable):
-        return said
-    version = pattern.search(said.printed) if said.exit_code == 0 else None
-    return version[1] if version else NotAvailable(f"{program} says no version: {said.gist}")
+
+    return version
+
+
+def _version_in(pattern: str, program: str, ended: Ended) -> str | NotAvailable:
+    found = re.search(pattern, ended.printed, re.MULTILINE) if ended.exit_code == 0 else None
+    return found[1] if found else NotAvailable(f"{program} says no version: {ended.gist}")
 
 
 def _if_there(file: Path, convert: Any = str) -> Any:
@@ -114,15 +120,9 @@ def _if_there(file: Path, convert: Any = str) -> Any:
     return apply(convert, read_text(file))
 
 
-def _container_toolkit(where: _Sources) -> str | NotAvailable:
-    """By its command, otherwise by its library, which old releases have alone."""
-    found = _by_program("nvidia-ctk", ("--version",), _TOOLKIT_CLI, where)
-    return found if found != NONE else _by_program("nvidia-container-cli", ("--version",), _TOOLKIT_CLI, where)
-
-
 def _ofed(where: _Sources) -> str | NotAvailable:
     """By its program, otherwise by the adapters' driver; the kernel's own driver has no version."""
-    found = _by_program("ofed_info", ("-s",), _OFED, where)
+    found = _by_program(r"^(\S*?\d+\.\d+-\S*?):?$", "ofed_info -s")(where)
     return found if found != NONE else _if_there(where.sys / "module" / "mlx5_core" / "version")
 
 
@@ -143,7 +143,8 @@ def _switches(where: _Sources) -> dict[str, str | NotAvailable] | NotAvailable:
 class Software:
     """Versions of a host that neither torch nor NVML knows; ``none`` where it has no such thing.
 
-    In a container these are the container's own, but those of kernel modules and NVSwitches are the host's.
+    In a container these are the container's own, but those of kernel modules and NVSwitches are the host's. Old releases of the
+    container toolkit have its library alone, without the command.
     """
 
     machine: str = row(lambda _: platform.machine(), "x86_64", EVIDENCE, "of `known_versions`: some faults are of ARM alone")
@@ -151,12 +152,15 @@ class Software:
     ofed: str | NotAvailable = row(_ofed, "MLNX_OFED_LINUX-24.10-3.2.5.0", KNOWN)
     nvswitches: dict[str, str | NotAvailable] | NotAvailable = row(_switches, {}, KNOWN)
     runc: str | NotAvailable = row(
-        lambda where: _by_program("runc", ("--version",), _RUNC, where), NONE, OF_CONTAINERS, "not there, not judged"
+        _by_program(r"^runc version (\S+)", "runc --version"), NONE, OF_CONTAINERS, "not there, not judged"
     )
-    docker: str | NotAvailable = row(
-        lambda where: _by_program("docker", ("--version",), _DOCKER, where), NONE, OF_CONTAINERS, "of its command, as `runc`"
+    docker: str | NotAvailable = row(_by_program(_DOCKER, "docker --version"), NONE, OF_CONTAINERS, "of its command, as `runc`")
+    container_toolkit: str | NotAvailable = row(
+        _by_program(r"version:? (\S+)", "nvidia-ctk --version", "nvidia-container-cli --version"),
+        NONE,
+        OF_CONTAINERS,
+        "as `runc`",
     )
-    container_toolkit: str | NotAvailable = row(_container_toolkit, NONE, OF_CONTAINERS, "as `runc`")
 
 
 def read_installed(*, proc: Path = PROC, sys: Path = SYS, toolkit: Path = TOOLKIT, path: str | None = None) -> Software:
@@ -209,8 +213,7 @@ def _nested(where: _Sources) -> str | NotAvailable:
     def of_modules(names: list[str]) -> str | NotAvailable:
         loaded = [name for name in ("kvm_intel", "kvm_amd") if name in names]
         said = read_text(folder / loaded[0] / "parameters" / "nested") if loaded else NONE
-        known = {NONE: NONE, **KVM_NESTED}
-        return apply(lambda text: known.get(text, NotAvailable(f"{text[:80]!r} is neither Y nor N")), said)
+        return apply(lambda text: KVM_NESTED.get(text, NotAvailable(f"{text[:80]!r} is neither Y nor N")), said)
 
     return apply(of_modules, list_names(folder))
 
@@ -227,27 +230,14 @@ class Offered:
     """What a host offers its users, and how it is watched; ``none`` where it has no such thing. No value of it is bad."""
 
     apptainer: str | NotAvailable = row(
-        lambda where: _first_of(("apptainer", "singularity"), re.compile(r"version (\S+)"), where),
-        NONE,
-        NOBODY,
-        "or Singularity",
+        _by_program(r"version (\S+)", "apptainer --version", "singularity --version"), NONE, NOBODY, "or Singularity"
     )
-    helm: str | NotAvailable = row(
-        lambda where: _by_program("helm", ("version", "--short"), re.compile(r"^(v\d\S*)"), where),
-        NONE,
-        NOBODY,
-        "of its command",
-    )
+    helm: str | NotAvailable = row(_by_program(r"\A(v\d\S*)", "helm version --short"), NONE, NOBODY, "of its command")
     modules: str | NotAvailable = row(_modules, NONE, NOBODY, "Lmod or environment modules, by variables")
     monitors: str | NotAvailable = row(_monitors, NONE, NOBODY, "programs of known names that run here")
     vboost: str | NotAvailable = row(_vboost, NONE, NOBODY, "never run on a GPU; its table is that of NVIDIA's manual")
     nested_guests: str | NotAvailable = row(_nested, NONE, NOBODY, "whether a guest may start guests")
     smmu_queues: str | NotAvailable = row(_command_queues, NONE, NOBODY, "never run on a Grace")
-
-
-def _first_of(programs: tuple[str, ...], pattern: re.Pattern[str], where: _Sources) -> str | NotAvailable:
-    found = [_by_program(name, ("--version",), pattern, where) for name in programs]
-    return next((one for one in found if one != NONE), NONE)
 
 
 def read_offered(*, proc: Path = PROC, sys: Path = SYS, path: str | None = None) -> Offered:
@@ -259,8 +249,9 @@ BMC_DRIVERS = ("cdc_ether", "cdc_ncm", "rndis_host")
 """Drivers of network interfaces over USB, by which a BMC offers Redfish to its host (Redfish Host Interface, DSP0270)."""
 
 
-def _open_devices(pattern: str, devices: Path) -> str | NotAvailable:
+def _open_devices(pattern: str, roots: tuple[Path, Path]) -> str | NotAvailable:
     """Which device files of a kind this process may open for writing; ``none`` where there are none, else ``closed``."""
+    devices, _ = roots
     found = read_at(devices, lambda: sorted(file for file in devices.iterdir() if re.fullmatch(pattern, file.name)))
     if isinstance(found, NotAvailable):
         return found
@@ -268,9 +259,9 @@ def _open_devices(pattern: str, devices: Path) -> str | NotAvailable:
     return ", ".join(opened) or (CLOSED if found else NONE)
 
 
-def _bmc_networks(sys: Path) -> list[str] | NotAvailable:
+def _bmc_networks(roots: tuple[Path, Path]) -> list[str] | NotAvailable:
     """The network interfaces over USB: on a server they lead to the BMC."""
-    folder = sys / "class" / "net"
+    folder = roots[1] / "class" / "net"
     return apply(
         lambda names: [name for name in names if target_of(folder / name / "device" / "driver") in BMC_DRIVERS],
         list_if_there(folder),
@@ -285,13 +276,11 @@ class Management:
     """
 
     bmc: str | NotAvailable = row(
-        lambda roots: _open_devices(r"ipmi\d+", roots[0]), NONE, "host_management", "the kernel's way to the BMC (IPMI)"
+        partial(_open_devices, r"ipmi\d+"), NONE, "host_management", "the kernel's way to the BMC (IPMI)"
     )
-    bmc_networks: list[str] | NotAvailable = row(
-        lambda roots: _bmc_networks(roots[1]), [], "host_management", "network interfaces over USB"
-    )
+    bmc_networks: list[str] | NotAvailable = row(_bmc_networks, [], "host_management", "network interfaces over USB")
     rshim: str | NotAvailable = row(
-        lambda roots: _open_devices(r"rshim\d+", roots[0]), NONE, "host_management", "the console and boot of a BlueField"
+        partial(_open_devices, r"rshim\d+"), NONE, "host_management", "the console and boot of a BlueField"
     )
 
 
