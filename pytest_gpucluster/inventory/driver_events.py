@@ -36,30 +36,18 @@ class XidEvents:
     def __init__(self) -> None:
         """Prepare to listen; :meth:`start` begins."""
         self._why: str | None = "NVML has not answered yet"
-        self._is_ready = threading.Event()
         self._returned_s = time.monotonic()
-        self._gpus: dict[int, NodeGpu] = {}
-        self._heard: list[tuple[float, NodeXid]] = []
+        self.is_ready = False
+        """Whether every later Xid is heard, or it is known why not."""
+        self.gpus: list[NodeGpu] = []
+        """The GPUs by index."""
+        self.heard: list[tuple[float, NodeXid]] = []
+        """What came so far, each with its time by the monotonic clock."""
         self._thread = threading.Thread(target=self._run, name="xid-events", daemon=True)
 
     def start(self) -> None:
         """Listen from now on."""
         self._thread.start()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether every later Xid is heard, or it is known why not."""
-        return self._is_ready.is_set()
-
-    @property
-    def gpus(self) -> list[NodeGpu]:
-        """The GPUs by index."""
-        return list(self._gpus.values())
-
-    @property
-    def heard(self) -> list[tuple[float, NodeXid]]:
-        """What came so far, each with its time by the monotonic clock."""
-        return list(self._heard)
 
     @property
     def why(self) -> str | None:
@@ -80,24 +68,24 @@ class XidEvents:
         except Exception as error:  # noqa: BLE001 -- a listener that ends in silence would look like a healthy GPU
             self._why = f"the listener failed: {error!r}"
         finally:
-            self._is_ready.set()
+            self.is_ready = True
 
     def _listen(self) -> None:
         events = required(pynvml.nvmlEventSetCreate)
         by_handle = {}
         for index, address in enumerate(read_addresses()):
-            self._gpus[index] = NodeGpu(index=index, uuid="", pci=address, why=None)
+            self.gpus.append(NodeGpu(index=index, uuid="", pci=address, why=None))
             try:
                 with naming(f"GPU {index}"):
                     handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
                     by_handle[_address_of(handle)] = index
                     uuid = text(required(pynvml.nvmlDeviceGetUUID, handle))
-                    self._gpus[index] = replace(self._gpus[index], uuid=uuid)
+                    self.gpus[index] = replace(self.gpus[index], uuid=uuid)
                     required(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
             except NvmlError as error:
-                self._gpus[index] = replace(self._gpus[index], why=str(error))
+                self.gpus[index] = replace(self.gpus[index], why=str(error))
         self._why = None
-        self._is_ready.set()
+        self.is_ready = True
         while True:
             self._wait(events, by_handle)
 
@@ -111,7 +99,7 @@ class XidEvents:
         else:
             if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
                 gpu = by_handle[_address_of(event.device)]
-                self._heard.append((time.monotonic(), NodeXid(code=int(event.eventData), index=gpu)))
+                self.heard.append((time.monotonic(), NodeXid(code=int(event.eventData), index=gpu)))
         self._returned_s = time.monotonic()
 
 

@@ -100,13 +100,9 @@ def read_label(index: int) -> dict[str, str | None]:
     return {name: None if value is None else nvml_calls.text(value) for name, value in label.items()}
 
 
-def read_serial(uuid: str) -> str | None:
-    """The board's serial number, None if NVML does not give it.
-
-    Raises:
-        NvmlError: no such GPU.
-    """
-    return or_none(apply(nvml_calls.text, nvml_calls.optional("nvmlDeviceGetSerial", handle_of(uuid))))
+def read_serial(handle: Any) -> str | None:
+    """The board's serial number, None if NVML does not give it."""
+    return or_none(apply(nvml_calls.text, nvml_calls.optional("nvmlDeviceGetSerial", handle)))
 
 
 def visible_gpus(uuids: list[str], setting: str | None) -> list[int]:

@@ -81,7 +81,7 @@ def identity(*, device: str) -> Identity:
         uuid = f"GPU-{properties.uuid}"
         domain, bus = properties.pci_domain_id, properties.pci_bus_id
         pci = f"{domain:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
-        gpu = {"gpu_name": properties.name, "uuid": uuid, "pci": pci, "serial": read_serial(uuid)}
+        gpu = {"gpu_name": properties.name, "uuid": uuid, "pci": pci}
     elif device == "cuda":
         gpu = _label_of_rank(local_rank, [f"GPU-{one.uuid}" for one in known])
     nvml_gpus, hidden_gpus = read_hidden() if device == "cuda" else (None, None)
@@ -95,12 +95,10 @@ def identity(*, device: str) -> Identity:
         hidden_gpus=hidden_gpus,
         variables=read_variables(os.environ),
         stack=read_stack() if device == "cuda" else {},
-        board=read_board_of(gpu.get("uuid")),
-        fabric=read_fabric_of(gpu.get("uuid")),
         switch=read_switch(os.environ),
         boot_id=read_boot_id(),
         ports_gb_s=read_ports_gb_s() if device == "cuda" else None,
-        **gpu,
+        **{**read_by_uuid(gpu.get("uuid")), **gpu},
     )
 
 
@@ -218,29 +216,17 @@ def digest_of_package() -> str:
     return found.hexdigest()[:12]
 
 
-def read_board_of(uuid: str | None) -> dict[str, str]:
-    """Part number, VBIOS, module and place in the rack of a GPU by NVML; what NVML does not give is left out."""
+def read_by_uuid(uuid: str | None) -> dict[str, Any]:
+    """``serial``, ``board`` and ``fabric`` of a GPU, as :class:`Identity` has them; what NVML does not give is left out."""
     if uuid is None:
         return {}
-    from pytest_gpucluster.inventory import gpu_index, nvml
+    from pytest_gpucluster.inventory import gpu_index, nvlinks, nvml, nvml_calls
 
-    return _by_nvml(lambda: nvml.read_board(gpu_index.handle_of(uuid)), {})
+    readers = {"serial": gpu_index.read_serial, "board": nvml.read_board, "fabric": nvlinks.read_fabric_between_nodes}
 
+    def read() -> dict[str, Any]:
+        handle = gpu_index.handle_of(uuid)
+        found = {name: nvml_calls.value_or_none(reader, handle) for name, reader in readers.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
-def read_fabric_of(uuid: str | None) -> str | None:
-    """What the GPUs of this one's NVLink fabric have in common by NVML; None where it spans no nodes, or NVML is silent."""
-    if uuid is None:
-        return None
-    from pytest_gpucluster.inventory import gpu_index, nvlinks, nvml_calls
-
-    def read() -> str | None:
-        return nvlinks.fabric_between_nodes(nvlinks.read_fabric(nvml_calls.NvmlPart(gpu_index.handle_of(uuid))))
-
-    return _by_nvml(read, None)
-
-
-def read_serial(uuid: str) -> str | None:
-    """The serial number of the GPU's board by NVML; None if NVML does not give it."""
-    from pytest_gpucluster.inventory import gpu_index
-
-    return _by_nvml(lambda: gpu_index.read_serial(uuid), None)
+    return _by_nvml(read, {})

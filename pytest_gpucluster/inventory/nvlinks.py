@@ -174,12 +174,16 @@ def _fabric(info: _FabricInfo) -> GpuFabric | NotAvailable:
     )
 
 
-def fabric_between_nodes(fabric: GpuFabric | NotAvailable) -> str | None:
+def read_fabric_between_nodes(handle: Any) -> str | None:
     """What all GPUs of a fabric have in common that spans nodes: the UUID of the cluster and the clique.
 
     None where the GPU has not joined one: on HGX, where NVLink ends at the node, NVML gives zeros as the UUID (seen on H100
     and H200). Never run on a GB200.
+
+    Raises:
+        NvmlError: NVML cannot read the GPU.
     """
+    fabric = read_fabric(NvmlPart(handle))
     if isinstance(fabric, NotAvailable) or fabric.state != JOINED or uuid.UUID(fabric.cluster_uuid).int == 0:
         return None
     return f"{fabric.cluster_uuid}/{fabric.clique}"

@@ -29,6 +29,7 @@ from pytest_gpucluster.inventory.nvml_calls import (
     Nvml,
     NvmlError,
     NvmlField,
+    NvmlFieldsByName,
     NvmlPart,
     each_link,
     naming,
@@ -154,9 +155,7 @@ def _action(number: float) -> str:
 
 def _read_pcie(part: NvmlPart) -> dict[str, int]:
     """Those that NVML gives."""
-    known, _ = split(
-        {name: apply(int, value) for name, value in zip(PCIE, part.fields([*PCIE.values()], 0).values(), strict=True)}
-    )
+    known, _ = split(or_none(NvmlFieldsByName(PCIE)(part)) or {})
     return known
 
 

@@ -267,31 +267,21 @@ class NvmlField:
     number: int
     of_link: bool = False
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The fields that it reads."""
-        return (self.number,)
-
     def __call__(self, part: NvmlPart) -> float | NotAvailable:
         """NVML's answer, or why there is none."""
-        return part.fields(self.numbers, part.link if self.of_link else 0)[self.number]
+        return part.fields([self.number], part.link if self.of_link else 0)[self.number]
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlFieldsByName:
-    """A source: numbered fields that are counters, by name. Not available where NVML refuses all of them."""
+    """A source: numbered fields that are counters, by name, in one call. Not available where NVML refuses all of them."""
 
     by_name: Mapping[str, int]
     of_link: bool = False
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The fields that it reads."""
-        return tuple(self.by_name.values())
-
     def __call__(self, part: NvmlPart) -> dict[str, int | NotAvailable] | NotAvailable:
         """Each counter, or why there is none."""
-        values = part.fields(self.numbers, part.link if self.of_link else 0)
+        values = part.fields([*self.by_name.values()], part.link if self.of_link else 0)
         found = {name: apply(int, values[number]) for name, number in self.by_name.items()}
         known, refused = split(found)
         return found if known else next(iter(refused.values()))
@@ -321,13 +311,13 @@ def each_link(kind: type[Value]) -> Callable[[NvmlPart], list[Value] | NotAvaila
 
 
 def read_part(kind: type[Value], part: NvmlPart, **given: Any) -> Value:
-    """The dataclass of a GPU or a link; inside :func:`session`. All of its numbered fields are read in one call.
+    """The dataclass of a GPU or a link; inside :func:`session`. All fields that are :class:`NvmlField` are read in one call.
 
     Raises:
         GpuLostError: the GPU has fallen off the bus.
         NvmlError: NVML cannot read the GPU for another reason.
     """
-    sources = [one.source for one in rows(kind).values() if isinstance(one.source, (NvmlField, NvmlFieldsByName))]
+    sources = [one.source for one in rows(kind).values() if isinstance(one.source, NvmlField)]
     for is_of_link, scope in ((False, 0), (True, part.link)):
-        part.fields([number for source in sources if source.of_link is is_of_link for number in source.numbers], scope)
+        part.fields([source.number for source in sources if source.of_link is is_of_link], scope)
     return read(kind, part, **given)

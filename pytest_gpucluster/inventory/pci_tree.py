@@ -146,9 +146,10 @@ def read_addresses(*, root: Path = sysfs.SYS) -> list[str] | NotAvailable:
     its way is not known.
     """
     devices, adapters = root / "bus" / "pci" / "devices", root / "class" / "infiniband"
-    on_bus, of_class = sysfs.list_if_there(devices), sysfs.list_if_there(adapters)
-    if isinstance(on_bus, NotAvailable) or isinstance(of_class, NotAvailable):
-        return on_bus if isinstance(on_bus, NotAvailable) else of_class
+    listed = all_or_why(map(sysfs.list_if_there, (devices, adapters)))
+    if isinstance(listed, NotAvailable):
+        return listed
+    on_bus, of_class = listed
     try:
         links = [devices / name for name in on_bus if _ADDRESS.match(name) and is_nvidia_gpu(devices / name)]
         links += [link for name in of_class if (link := adapters / name / "device").exists()]
@@ -159,12 +160,7 @@ def read_addresses(*, root: Path = sysfs.SYS) -> list[str] | NotAvailable:
 
 def read_gpu_paths(*, root: Path = sysfs.SYS) -> dict[str, PciPath | NotAvailable] | NotAvailable:
     """The way of every NVIDIA GPU that the kernel lists, by address."""
-    folder = root / "bus" / "pci" / "devices"
-
-    def paths(names: list[str]) -> dict[str, PciPath | NotAvailable]:
-        return {name: read_path(name, root=root) for name in names if _ADDRESS.match(name) and is_nvidia_gpu(folder / name)}
-
-    return apply(lambda names: sysfs.read_at(folder, lambda: paths(names)), sysfs.list_names(folder))
+    return apply(lambda gpus: {address: read_path(address, root=root) for address in gpus}, read_nvidia_gpus(root=root))
 
 
 def read_peer_memory(*, root: Path = sysfs.SYS) -> bool | NotAvailable:
@@ -208,10 +204,8 @@ def nearness(one: Position, other: Position) -> str | None:
     PIX below one switch, PXB over several bridges, PHB below one host bridge, NODE of one NUMA node, SYS of two.
     """
     nvlinks = min(one.nvlinks, other.nvlinks)
-    return f"NV{nvlinks}" if nvlinks else _over_pcie(one, other)
-
-
-def _over_pcie(one: Position, other: Position) -> str | None:
+    if nvlinks:
+        return f"NV{nvlinks}"
     if one.addresses is None or other.addresses is None:
         return None
     above = one.addresses[1:], other.addresses[1:]

@@ -5,7 +5,6 @@ Rates are differences of counters. A driver that hangs stops the readings, and n
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -110,8 +109,7 @@ class NodeReader:
         """The reading before the last one, and the last one."""
         self._began_s = clock()
         self._stop, self._changed = threading.Event(), threading.Event()
-        self._nvml = contextlib.ExitStack()
-        self._has_nvml = False
+
         self._thread = threading.Thread(target=self._run, name="node-reader", daemon=True)
 
     def __enter__(self) -> NodeReader:  # noqa: PYI034 - typing.Self needs Python 3.11
@@ -138,31 +136,22 @@ class NodeReader:
             self._changed.clear()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            gpus = self._read_gpus()
-            reading = NodeReading(at_s=self._clock(), gpus=gpus, ports=read_ports(root=self._root))
-            self.last = (self.last[1], reading)
-            self._changed.set()
-            self._stop.wait(self._interval_s)
-        self._close_nvml()
-
-    def _read_gpus(self) -> list[LiveGpu | NotAvailable] | NotAvailable:
         """NVML stays open between readings: to open it may wake sleeping GPUs. After an error it is opened again."""
-        try:
-            if not self._has_nvml:
-                self._nvml.enter_context(nvml_calls.session())
-                self._has_nvml = True
-            return [_gpu_or_reason(index) for index in range(gpu_index.gpu_count())]
-        except nvml_calls.NvmlLibraryNotFoundError:
-            return NotAvailable("there is no NVIDIA driver library (libnvidia-ml.so.1) here")
-        except nvml_calls.NvmlError as error:
-            self._close_nvml()
-            return NotAvailable(str(error))
+        while not self._stop.is_set():
+            try:
+                with nvml_calls.session():
+                    while not self._stop.is_set():
+                        self._keep([_gpu_or_reason(index) for index in range(gpu_index.gpu_count())])
+            except nvml_calls.NvmlLibraryNotFoundError:
+                self._keep(NotAvailable("there is no NVIDIA driver library (libnvidia-ml.so.1) here"))
+            except nvml_calls.NvmlError as error:
+                self._keep(NotAvailable(str(error)))
 
-    def _close_nvml(self) -> None:
-        self._has_nvml = False
-        with contextlib.suppress(nvml_calls.NvmlError):
-            self._nvml.close()
+    def _keep(self, gpus: list[LiveGpu | NotAvailable] | NotAvailable) -> None:
+        """Keep these GPUs, and the ports, as the last reading; then wait for the next one."""
+        self.last = (self.last[1], NodeReading(at_s=self._clock(), gpus=gpus, ports=read_ports(root=self._root)))
+        self._changed.set()
+        self._stop.wait(self._interval_s)
 
 
 def _gpu_or_reason(index: int) -> LiveGpu | NotAvailable:

@@ -272,14 +272,16 @@ def test_lost_gpu_is_an_error_that_names_it(simulated: Readers, function: str) -
 
 def test_serial_of_one_gpu(simulated: Readers) -> None:
     """By UUID; None if NVML does not give it, knows no such GPU, or is not there."""
-    code = f"from pytest_gpucluster.inventory.identity import read_serial; answer = read_serial({UUIDS[3]!r})"
+    code = f"from pytest_gpucluster.inventory.identity import read_by_uuid; answer = read_by_uuid({UUIDS[3]!r}).get('serial')"
     serials = [simulated.answer(code, scenario) for scenario in ("", "3.err.nvmlDeviceGetSerial 3", "count 2", "init 9")]
     assert serials == ["1654024000003", None, None, None]
 
 
 def test_board_of_one_gpu(simulated: Readers) -> None:
     """What a spare-parts desk asks for, as text; what NVML refuses is left out; nothing without such a GPU or a driver."""
-    code = f"from pytest_gpucluster.inventory.identity import read_board_of; answer = read_board_of({UUIDS[3]!r})"
+    code = (
+        f"from pytest_gpucluster.inventory.identity import read_by_uuid; answer = read_by_uuid({UUIDS[3]!r}).get('board', {{}})"
+    )
     known = {"part_number": "692-2G520-0282-001", "vbios": "96.00.A5.00.01", "module": "4"}
     rack = {"chassis_serial": "1821924190012", "slot": "3", "tray": "2", "host": "1"}
     boards = [
@@ -302,7 +304,7 @@ def test_board_of_one_gpu(simulated: Readers) -> None:
 )
 def test_fabric_that_spans_nodes(simulated: Readers, scenario: str, fabric: str | None) -> None:
     """The UUID of the cluster and the clique; none where NVLink ends at the node."""
-    code = f"from pytest_gpucluster.inventory.identity import read_fabric_of; answer = read_fabric_of({UUIDS[3]!r})"
+    code = f"from pytest_gpucluster.inventory.identity import read_by_uuid; answer = read_by_uuid({UUIDS[3]!r}).get('fabric')"
     assert simulated.answer(code, scenario) == fabric
 
 

@@ -39,7 +39,7 @@ answer = {{
     "occupancy": tried(lambda: dataclasses.asdict(occupancy.read_occupancy(looks=1))),
     "counters": tried(lambda: dataclasses.asdict(nvml.read_counters(gpu_index.handle_of({UUID!r})))),
     "label": tried(lambda: gpu_index.read_label(1)),
-    "identity": [identity.read_board_of({UUID!r}), identity.read_serial({UUID!r}), identity.read_fabric_of({UUID!r})],
+    "identity": identity.read_by_uuid({UUID!r}),
     "driver": tried(gpu_index.read_driver_version),
 }}
 json.dumps(answer, allow_nan=False)

@@ -336,7 +336,7 @@ def test_the_listener(tmp_path: Path) -> None:
     """Details cross as data; Xids of NVLink that differ in their time only are one with a count."""
     log, events = tmp_path / "kmsg", XidEvents()
     log.write_text(f"4,1,5,-;{DOWN}\n4,2,5,-;{DOWN}\n4,3,5,-;{REMOVED}\n4,3,5,-;{REMOVED}\n", encoding="utf-8")
-    events._heard = [(time.monotonic(), NodeXid(code=code, index=0)) for code in (145, 145, 43, 43)]
+    events.heard = [(time.monotonic(), NodeXid(code=code, index=0)) for code in (145, 145, 43, 43)]
     with socket.socket(socket.AF_UNIX) as taking:
         taking.bind(f"\0gpucluster-details-test-{os.getpid()}-{time.monotonic_ns()}")
         taking.listen()
