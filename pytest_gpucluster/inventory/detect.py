@@ -17,7 +17,7 @@ from typing import Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.program import ProgramError, run
-from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
+from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none, split
 from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_names
 
 DEADLINE_S = 20.0
@@ -115,13 +115,8 @@ def survey() -> dict[str, Any]:
     """
     from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls  # noqa: PLC0415 -- load pynvml, for the child alone
 
-    def gpu_or_error(index: int) -> nvml.GpuState | nvml_calls.NvmlError:
-        try:
-            return nvml.read_gpu(index)
-        except nvml_calls.NvmlError as error:
-            return error
-
-    answers: list[nvml.GpuState | nvml_calls.NvmlError] = []
+    gpus: dict[int, nvml.GpuState] = {}
+    errors: list[str] = []
     count = 0
     cuda: str | NotAvailable = NotAvailable("NVML did not start")
     status = "ok"
@@ -129,16 +124,16 @@ def survey() -> dict[str, Any]:
         with nvml_calls.session():
             cuda = apply(_cuda, nvml_calls.optional("nvmlSystemGetCudaDriverVersion_v2"))
             count = gpu_index.gpu_count()
-            answers = [gpu_or_error(index) for index in range(count)]
+            gpus, refused = split({index: nvml_calls.value_or_why(nvml.read_gpu, index) for index in range(count)})
+            errors = [one.why for one in refused.values()]
     except nvml_calls.NvmlLibraryNotFoundError as error:
-        status, answers = "no_library", [error]
+        status, errors = "no_library", [str(error)]
     except nvml_calls.NvmlError as error:
-        answers = [error]
-    errors = [str(answer) for answer in answers if isinstance(answer, nvml_calls.NvmlError)]
+        gpus, errors = {}, [str(error)]
     return {
         "status": "error" if errors and status == "ok" else status,
         "error": "; ".join(errors) or None,
-        "gpus": [dataclasses.asdict(answer) for answer in answers if isinstance(answer, nvml.GpuState)],
+        "gpus": [dataclasses.asdict(gpu) for gpu in gpus.values()],
         "count": count,
         "driver_cuda": dataclasses.asdict(cuda) if isinstance(cuda, NotAvailable) else cuda,
     }

@@ -20,6 +20,7 @@ import pynvml
 
 from pytest_gpucluster.inventory.error_codes import ACTION_CHANGED, NVLINK_XIDS, REMOVED, xid_of
 from pytest_gpucluster.inventory.gpu_index import read_addresses
+from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.nvml import ACTIONS
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, naming, required, session, text
 from pytest_gpucluster.inventory.reading import NotAvailable
@@ -171,8 +172,7 @@ LOST = re.compile(
 
 def pci_key(address: str) -> str:
     """A PCI address without the number of its function, in lower case, with a domain of four digits or more."""
-    domain, bus, device = address.lower().rpartition(".")[0].split(":") if "." in address else address.lower().split(":")
-    return f"{domain.lstrip('0').rjust(4, '0')}:{bus}:{device}"
+    return sysfs_address(address if "." in address else f"{address}.0").rpartition(".")[0]
 
 
 def parse_xid(line: str) -> NodeXid | None:

@@ -87,17 +87,9 @@ def _shown_by(index: int, read: Callable[[Any], Any]) -> str:
 
 def read_label(index: int) -> dict[str, str | None]:
     """Name, UUID, PCI address and serial, as far as NVML gives them, of a lost GPU too. The bus may know the address."""
-    handle = nvml_calls.value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
-    address = read_addresses()[index] or None
-    if handle is None:
-        return {"pci": address}
-    label = {
-        "gpu_name": nvml_calls.value_or_none(pynvml.nvmlDeviceGetName, handle),
-        "uuid": nvml_calls.value_or_none(pynvml.nvmlDeviceGetUUID, handle),
-        "pci": address,
-        "serial": nvml_calls.value_or_none(pynvml.nvmlDeviceGetSerial, handle),
-    }
-    return {name: None if value is None else nvml_calls.text(value) for name, value in label.items()}
+    readers = {"gpu_name": pynvml.nvmlDeviceGetName, "uuid": pynvml.nvmlDeviceGetUUID, "serial": pynvml.nvmlDeviceGetSerial}
+    label = {name: _shown_by(index, read) or None for name, read in readers.items()}
+    return {**label, "pci": read_addresses()[index] or None}
 
 
 def read_serial(handle: Any) -> str | None:

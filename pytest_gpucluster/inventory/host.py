@@ -12,25 +12,27 @@ import platform
 import re
 import resource
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pytest_gpucluster.inventory import numa, reading
 from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, matching, or_none, read, row
-from pytest_gpucluster.inventory.sysfs import (
-    PROC,
-    SYS,
-    SysfsFile,
-    list_if_there,
-    list_names,
-    number_in,
-    read_at,
-    read_number,
-    read_text,
+from pytest_gpucluster.inventory.reading import (
+    EVIDENCE,
+    NotAvailable,
+    all_or_why,
+    apply,
+    judged,
+    matching,
+    or_none,
+    read,
+    row,
+    split,
 )
+from pytest_gpucluster.inventory.sysfs import PROC, SYS, SysfsFile, list_if_there, list_names, read_at, read_number, read_text
 
 OS_RELEASE = Path("/etc/os-release")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- read, never written
@@ -46,7 +48,7 @@ SETTINGS, LIMITS, FACT = "host_settings, drift", "host_limits, drift", "drift"
 TWO_SOCKETS = [[socket, core] for socket in range(2) for core in range(56)]
 _CAP_IPC_LOCK = 14
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-_AFTER_OPTIONS = "-"
+
 _first_number = matching(r"(\d{1,20})(?!\S)", "number", int)
 _balances = partial(reading.yes_or_no, most=3)
 """1 is usual, 2 between tiers of memory, 3 both, by the kernel's page on numa_balancing."""
@@ -71,11 +73,17 @@ class _Roots:
 # --- Facts ---
 
 
-def _os_name(host: _Roots) -> str | NotAvailable:
-    return _field(host.os_release, "PRETTY_NAME", sign="=")
+def _proc(name: str, how: Callable[[Path], Any] = read_text) -> Callable[[_Roots], Any]:
+    """A source: a file of ``/proc``."""
+    return lambda host: how(host.proc / name)
 
 
-def _field(file: Path, name: str, *, sign: str = ":") -> str | NotAvailable:
+def _sys(name: str, how: Callable[[Path], Any] = read_text) -> Callable[[_Roots], Any]:
+    """A source: a file or folder of ``/sys``."""
+    return lambda host: how(host.sys / name)
+
+
+def _field(name: str, file: Path, *, sign: str = ":") -> str | NotAvailable:
     """What stands after ``name:`` in the first such line, without quotes."""
 
     def in_text(text: str) -> str | NotAvailable:
@@ -88,7 +96,11 @@ def _field(file: Path, name: str, *, sign: str = ":") -> str | NotAvailable:
 
 def read_available_gib(*, proc: Path = PROC) -> float | NotAvailable:
     """The memory of this host that is free for programs, in GiB (2^30 bytes), as the kernel estimates it."""
-    return apply(lambda kib: kib / 2**20, apply(_first_number, _field(proc / "meminfo", "MemAvailable")))
+    return apply(_gib, _field("MemAvailable", proc / "meminfo"))
+
+
+def _gib(size_kib: str) -> float | NotAvailable:
+    return apply(lambda number: number * 1024 / GIB, _first_number(size_kib))
 
 
 def _cpu_folders(host: _Roots) -> list[Path] | NotAvailable:
@@ -114,20 +126,14 @@ def _places(host: _Roots) -> list[list[int]] | NotAvailable:
 
 def _governors(host: _Roots) -> list[str] | NotAvailable:
     """Of every processor; a virtual machine has none, and a missing one is said."""
-    found = apply(
-        lambda folders: all_or_why(read_text(cpu / "cpufreq" / "scaling_governor") for cpu in folders), _cpu_folders(host)
-    )
+    found = apply(lambda cpus: all_or_why(read_text(cpu / "cpufreq" / "scaling_governor") for cpu in cpus), _cpu_folders(host))
     return apply(lambda names: sorted({*names}), found)
 
 
 def _idle_states(host: _Roots) -> list[str] | NotAvailable:
     folder = host.cpu / "cpu0" / "cpuidle"
-    return apply(
-        lambda names: all_or_why(
-            read_text(folder / name / "name") for name in names if read_text(folder / name / "disable") != "1"
-        ),
-        list_names(folder),
-    )
+    used = apply(lambda names: [one for one in names if read_text(folder / one / "disable") != "1"], list_names(folder))
+    return apply(lambda names: all_or_why(read_text(folder / one / "name") for one in names), used)
 
 
 def _iommu(host: _Roots) -> str | NotAvailable:
@@ -172,10 +178,8 @@ def _cpu_faults(host: _Roots) -> list[str] | NotAvailable:
     """Faults of the processors (``vmscape``) for which this kernel has no mend in effect, by its own words."""
 
     def open_ones(names: list[str]) -> list[str] | NotAvailable:
-        texts = {name: read_text(host.cpu / "vulnerabilities" / name) for name in sorted(names)}
-        return apply(
-            lambda _: [name for name, text in texts.items() if str(text).startswith("Vulnerable")], all_or_why(texts.values())
-        )
+        known, refused = split({name: read_text(host.cpu / "vulnerabilities" / name) for name in names})
+        return next(iter(refused.values()), [name for name, text in known.items() if text.startswith("Vulnerable")])
 
     return apply(open_ones, list_names(host.cpu / "vulnerabilities"))
 
@@ -222,51 +226,33 @@ class HostFacts:
     """
 
     kernel: str = row(lambda _: platform.release(), "6.8.0-simulated", "drift, known_versions")
-    operating_system: str | NotAvailable = row(_os_name, "simulated", FACT)
-    cpu_model: str | NotAvailable = row(lambda host: _field(host.proc / "cpuinfo", "model name"), "simulated", FACT)
+    operating_system: str | NotAvailable = row(lambda host: _field("PRETTY_NAME", host.os_release, sign="="), "simulated", FACT)
+    cpu_model: str | NotAvailable = row(_proc("cpuinfo", partial(_field, "model name")), "simulated", FACT)
     sockets: int | NotAvailable = row(_places, TWO_SOCKETS, FACT, convert=lambda places: len({socket for socket, _ in places}))
     cores: int | NotAvailable = row(_places, TWO_SOCKETS, FACT, convert=lambda places: len({tuple(place) for place in places}))
     cpus: int | NotAvailable = row(_cpu_folders, [Path()] * 224, FACT, convert=len)
-    smt: bool | NotAvailable = row(lambda host: read_number(host.cpu / "smt" / "active"), 1, FACT, convert=reading.yes_or_no)
+    smt: bool | NotAvailable = row(_sys("devices/system/cpu/smt/active", read_number), 1, FACT, convert=reading.yes_or_no)
     governors: list[str] | NotAvailable = row(_governors, ["performance"], SETTINGS)
     idle_states: list[str] | NotAvailable = row(_idle_states, ["POLL", "C1"], FACT)
     numa_nodes: int | NotAvailable = row(lambda host: numa.read_node_numbers(root=host.sys), [0, 1], FACT, convert=len)
-    numa_balancing: bool | NotAvailable = row(
-        lambda host: read_number(host.proc / "sys" / "kernel" / "numa_balancing"), 0, SETTINGS, convert=_balances
-    )
+    numa_balancing: bool | NotAvailable = row(_proc("sys/kernel/numa_balancing", read_number), 0, SETTINGS, convert=_balances)
     iommu: str | NotAvailable = row(_iommu, "identity", SETTINGS)
     translated: list[str] | NotAvailable = row(_translated, [], EVIDENCE, "of `host_settings`: it names the devices")
     memory_gib: float | NotAvailable = row(
-        lambda host: apply(_first_number, _field(host.proc / "meminfo", "MemTotal")),
-        2015 * GIB // 1024,
-        FACT,
-        convert=lambda size_kib: size_kib * 1024 / GIB,
+        _proc("meminfo", partial(_field, "MemTotal")), f"{2015 * GIB // 1024} kB", FACT, convert=_gib
     )
-    huge_pages: int | NotAvailable = row(
-        lambda host: _field(host.proc / "meminfo", "HugePages_Total"), "0", FACT, convert=_first_number
-    )
+    huge_pages: int | NotAvailable = row(_proc("meminfo", partial(_field, "HugePages_Total")), "0", FACT, convert=_first_number)
     transparent_huge_pages: str | NotAvailable = row(
-        lambda host: read_text(host.sys / "kernel" / "mm" / "transparent_hugepage" / "enabled"),
-        "always [madvise] never",
-        SETTINGS,
-        convert=_chosen,
+        _sys("kernel/mm/transparent_hugepage/enabled"), "always [madvise] never", SETTINGS, convert=_chosen
     )
     memlock: int | str = row(partial(_limit, resource.RLIMIT_MEMLOCK), UNLIMITED, LIMITS)
-    ipc_lock: bool | NotAvailable = row(
-        lambda host: _field(host.proc / "self" / "status", "CapEff"), "0", LIMITS, convert=_may_lock
-    )
+    ipc_lock: bool | NotAvailable = row(_proc("self/status", partial(_field, "CapEff")), "0", LIMITS, convert=_may_lock)
     nofile: int | str = row(partial(_limit, resource.RLIMIT_NOFILE), 1048576, LIMITS)
     shm_gib: float | NotAvailable = row(_size_gib, 1007.0, LIMITS)
-    mlx5_driver: str | NotAvailable = row(
-        lambda host: read_text(host.sys / "module" / "mlx5_core" / "version"), "simulated", FACT
-    )
+    mlx5_driver: str | NotAvailable = row(_sys("module/mlx5_core/version"), "simulated", FACT)
     cpu_faults: list[str] | NotAvailable = row(_cpu_faults, [], FACT)
-    perf_events: int | NotAvailable = row(
-        lambda host: read_text(host.proc / "sys" / "kernel" / "perf_event_paranoid"), "2", FACT, convert=_signed
-    )
-    gpu_counters: str | NotAvailable = row(
-        lambda host: read_text(host.proc / "driver" / "nvidia" / "params"), "RmProfilingAdminOnly: 1", FACT, convert=_profilers
-    )
+    perf_events: int | NotAvailable = row(_proc("sys/kernel/perf_event_paranoid"), "2", FACT, convert=_signed)
+    gpu_counters: str | NotAvailable = row(_proc("driver/nvidia/params"), "RmProfilingAdminOnly: 1", FACT, convert=_profilers)
     gdrcopy: str | NotAvailable = row(_gdrcopy, "2.4", FACT)
 
 
@@ -311,11 +297,10 @@ def _lowest(folders: list[Path]) -> int | NotAvailable:
     limits = [text for text in texts if isinstance(text, str)]
     if not limits:
         return NotAvailable(f"no limit of memory can be read ({folders[0]})")
-    sizes = [number_in(text) for text in limits if text != "max"]
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes):
+    sizes = all_or_why(_first_number(text) for text in limits if text != "max")
+    if isinstance(sizes, NotAvailable):
         return NotAvailable(f"a limit of memory is no number ({folders[0]})")
-    return min([NO_LIMIT_BYTES, *known])
+    return min([NO_LIMIT_BYTES, *sizes])
 
 
 # --- The file system below a path ---
@@ -355,13 +340,11 @@ def read_mount(path: Path, *, table: Path = MOUNTS) -> Mount | NotAvailable:
 
 def _parse(line: str) -> Mount | None:
     """One line of the table: ``36 35 98:0 /root /mnt rw,noatime shared:1 - ext4 /dev/sda rw``. None for another form."""
-    words = line.split(" ")
-    if _AFTER_OPTIONS not in words[6:]:
+    before, _, after = line.partition(" - ")
+    of_folder, of_source = before.split(" "), after.split(" ")
+    if len(of_folder) < 6 or len(of_source) < 2:
         return None
-    end = words.index(_AFTER_OPTIONS, 6)
-    if len(words) < end + 3:
-        return None
-    return Mount(folder=_plain(words[4]), kind=_plain(words[end + 1]), source=_plain(words[end + 2]))
+    return Mount(folder=_plain(of_folder[4]), kind=_plain(of_source[0]), source=_plain(of_source[1]))
 
 
 def _plain(text: str) -> str:
@@ -379,7 +362,7 @@ def _total(file: Path) -> int | NotAvailable:
     text = read_text(file)
     if isinstance(text, NotAvailable):
         return text
-    number = number_in(text.splitlines()[-1].rpartition(" ")[2])
+    number = or_none(_first_number(text.splitlines()[-1].rpartition(" ")[2]))
     return NotAvailable(f"{text[-80:]!r} has no total ({file})") if number is None else number
 
 
@@ -407,7 +390,7 @@ def _interrupts(kind: str, text: str) -> int | NotAvailable:
     for line in text.splitlines():
         name, _, counts = line.strip().partition(":")
         if name == kind:
-            return sum(number_in(word) or 0 for word in counts.split())
+            return sum(or_none(_first_number(word)) or 0 for word in counts.split())
     return NotAvailable(f"the kernel counts no {kind} here")
 
 

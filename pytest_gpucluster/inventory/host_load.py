@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_gpucluster.inventory.occupancy import PROC, SHOWN_PROCESSES, store_of
+from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, store_of
 from pytest_gpucluster.inventory.reading import all_or_why, apply, matching, or_none, split
-from pytest_gpucluster.inventory.sysfs import read_number, read_text
+from pytest_gpucluster.inventory.sysfs import PROC, read_number, read_text
 
 RESCTRL = Path("/sys/fs/resctrl")
 WINDOW_S = 0.05
@@ -175,6 +175,7 @@ class _Span:
 
     first: _HostCounts
     last: _HostCounts
+    seconds: float
     by_pid: Mapping[int, float]
     own_cpus: float
 
@@ -182,17 +183,11 @@ class _Span:
     def between(cls, first: _HostCounts, last: _HostCounts, ours: Collection[int]) -> _Span:
         """Of two readings of one host; ``ours`` are the pids of this run."""
         seconds = max(last.at_s - first.at_s, 1e-9)
-        used: dict[int, float] = {}
-        for pid, task in last.tasks.items():
-            earlier = first.tasks.get(pid)
-            known_s = earlier.seconds if earlier is not None and earlier.begun == task.begun else 0.0
-            used[pid] = max(0.0, task.seconds - known_s) / seconds
-        others = {pid: cpus for pid, cpus in used.items() if pid not in ours}
-        return cls(first=first, last=last, by_pid=others, own_cpus=sum(used.values()) - sum(others.values()))
-
-    @property
-    def seconds(self) -> float:
-        return max(self.last.at_s - self.first.at_s, 1e-9)
+        known_s = {(pid, task.begun): task.seconds for pid, task in first.tasks.items()}
+        used_s = {pid: max(0.0, task.seconds - known_s.get((pid, task.begun), 0.0)) for pid, task in last.tasks.items()}
+        others = {pid: of_pid_s / seconds for pid, of_pid_s in used_s.items() if pid not in ours}
+        own_cpus = sum(of_pid_s for pid, of_pid_s in used_s.items() if pid in ours) / seconds
+        return cls(first=first, last=last, seconds=seconds, by_pid=others, own_cpus=own_cpus)
 
     @property
     def others_cpus(self) -> float:

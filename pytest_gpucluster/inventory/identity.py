@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -147,13 +146,10 @@ def read_stack() -> dict[str, str]:
 
     from pytest_gpucluster.inventory import gpu_index, nvml_calls
 
-    driver: str | None = None
-    with contextlib.suppress(nvml_calls.NvmlError):
-        driver = gpu_index.read_driver_version()
     nccl: Any = getattr(torch.cuda, "nccl", None)
     has_nccl = torch.distributed.is_nccl_available() and nccl is not None
     found = {
-        "driver": driver,
+        "driver": nvml_calls.value_or_none(gpu_index.read_driver_version),
         "CUDA": torch.version.cuda,
         "NCCL": ".".join(map(str, nccl.version())) if has_nccl else None,
     }
@@ -192,10 +188,8 @@ def read_boot_id(file: Path | None = None) -> str | None:
 
 def read_versions() -> dict[str, str]:
     """The versions that must agree on every node."""
-    found = {"python": platform.python_version(), "pytest-gpucluster's files": digest_of_package()}
-    for name in VERSIONED:
-        found[name] = version_of(name)
-    return found
+    packages = {name: version_of(name) for name in VERSIONED}
+    return {"python": platform.python_version(), "pytest-gpucluster's files": digest_of_package(), **packages}
 
 
 def version_of(package: str) -> str:

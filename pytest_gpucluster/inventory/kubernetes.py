@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -149,12 +150,9 @@ def _name(item: Any) -> str:
     return _line(_at(item, "metadata", "name"))
 
 
-def _text_at(*keys: str) -> Callable[[Any], str | NotAvailable]:
-    def look(document: Any) -> str | NotAvailable:
-        found = _at(document, *keys)
-        return _line(found) if isinstance(found, str) else NotAvailable(f"no {'.'.join(keys)}")
-
-    return look
+def _text_at(path: str, document: Any) -> str | NotAvailable:
+    found = _at(document, *path.split("."))
+    return _line(found) if isinstance(found, str) else NotAvailable(f"no {path}")
 
 
 # --- The record of this host ---
@@ -166,15 +164,12 @@ def _conditions(node: Any) -> dict[str, str] | NotAvailable:
     return states or NotAvailable("no status.conditions")
 
 
-def _gpus(which: str) -> Callable[[Any], int | NotAvailable]:
-    def count(node: Any) -> int | NotAvailable:
-        resources = _at(node, "status", which)
-        text = resources.get(GPU, "0") if isinstance(resources, dict) else None
-        if isinstance(text, str) and re.fullmatch(r"\d{1,6}", text, re.ASCII):
-            return int(text)
-        return NotAvailable(f"status.{which} has {_line(text)!r} of {GPU}")
-
-    return count
+def _gpus(which: str, node: Any) -> int | NotAvailable:
+    resources = _at(node, "status", which)
+    text = resources.get(GPU, "0") if isinstance(resources, dict) else None
+    if isinstance(text, str) and re.fullmatch(r"\d{1,6}", text, re.ASCII):
+        return int(text)
+    return NotAvailable(f"status.{which} has {_line(text)!r} of {GPU}")
 
 
 def _shared(node: Any) -> str:
@@ -203,16 +198,16 @@ _OF_NODE = "of `kubernetes_node`"
 class KubernetesNode:
     """A host in the eyes of Kubernetes, by its own record. ``gpus`` are those that Pods may have, of all: ``all_gpus``."""
 
-    name: str | NotAvailable = row(_text_at("metadata", "name"), "simulated", EVIDENCE, _OF_NODE)
+    name: str | NotAvailable = row(partial(_text_at, "metadata.name"), "simulated", EVIDENCE, _OF_NODE)
     conditions: dict[str, str] | NotAvailable = row(_conditions, {"Ready": "True"}, _NODE)
     cordoned: bool = row(_is_cordoned, None, EVIDENCE, "as during an acceptance")
-    gpus: int | NotAvailable = row(_gpus("allocatable"), 8, _NODE)
-    all_gpus: int | NotAvailable = row(_gpus("capacity"), 8, _NODE)
+    gpus: int | NotAvailable = row(partial(_gpus, "allocatable"), 8, _NODE)
+    all_gpus: int | NotAvailable = row(partial(_gpus, "capacity"), 8, _NODE)
     shared: str = row(_shared, NONE, _NODE, "then they are not compared with the bus")
     virtual: bool = row(_is_virtual, None, EVIDENCE, "a record that vCluster made")
-    kubelet: str | NotAvailable = row(_text_at("status", "nodeInfo", "kubeletVersion"), "v1.33.1", EVIDENCE, _OF_NODE)
+    kubelet: str | NotAvailable = row(partial(_text_at, "status.nodeInfo.kubeletVersion"), "v1.33.1", EVIDENCE, _OF_NODE)
     runtime: str | NotAvailable = row(
-        _text_at("status", "nodeInfo", "containerRuntimeVersion"), "containerd://2.1.1", EVIDENCE, _OF_NODE
+        partial(_text_at, "status.nodeInfo.containerRuntimeVersion"), "containerd://2.1.1", EVIDENCE, _OF_NODE
     )
 
 
@@ -314,7 +309,7 @@ class KubernetesCluster:
     ``exporters`` are DaemonSets by known names. ``shared_storage`` is of this namespace. ``rights`` are those of the run.
     """
 
-    version: str | NotAvailable = row(_of("version", _text_at("serverVersion", "gitVersion")), None, EVIDENCE, _SHOWN)
+    version: str | NotAvailable = row(_of("version", partial(_text_at, "serverVersion.gitVersion")), None, EVIDENCE, _SHOWN)
     gpu_operator: bool | NotAvailable = row(_of("apis", _has("nvidia.com/v1")), None, _CLUSTER)
     network_operator: bool | NotAvailable = row(_of("apis", _has("mellanox.com/v1alpha1")), None, _CLUSTER)
     daemonsets: dict[str, str | NotAvailable] | NotAvailable = row(_of("daemonsets", _daemonsets), None, _CLUSTER)

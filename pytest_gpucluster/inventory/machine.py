@@ -27,18 +27,7 @@ from pytest_gpucluster.inventory.kubernetes import read_kubernetes
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
 from pytest_gpucluster.inventory.program import Ended, run_by_name
-from pytest_gpucluster.inventory.reading import (
-    CLOSED,
-    EVIDENCE,
-    NOBODY,
-    NONE,
-    NotAvailable,
-    apply,
-    as_plain,
-    or_none,
-    read,
-    row,
-)
+from pytest_gpucluster.inventory.reading import CLOSED, EVIDENCE, NOBODY, NONE, NotAvailable, apply, as_plain, read, row
 from pytest_gpucluster.inventory.sysfs import PROC, SYS, list_if_there, list_names, read_at, read_text, target_of
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
@@ -192,7 +181,7 @@ def _vboost(where: _Sources) -> str | NotAvailable:
 
 def _monitors(where: _Sources) -> str | NotAvailable:
     def running(names: list[str]) -> str:
-        found = {str(or_none(read_text(where.proc / pid / "comm"))) for pid in names if pid.isdecimal()}
+        found = {str(read_text(where.proc / pid / "comm")) for pid in names if pid.isdecimal()}
         return ", ".join(one for one in MONITORS if one[:15] in found) or NONE
 
     return apply(running, list_names(where.proc))
@@ -245,6 +234,7 @@ def read_offered(*, proc: Path = PROC, sys: Path = SYS, path: str | None = None)
     return read(Offered, _Sources(proc, sys, TOOLKIT, _searched(path)))
 
 
+MANAGED = "host_management"
 BMC_DRIVERS = ("cdc_ether", "cdc_ncm", "rndis_host")
 """Drivers of network interfaces over USB, by which a BMC offers Redfish to its host (Redfish Host Interface, DSP0270)."""
 
@@ -275,13 +265,9 @@ class Management:
     In a container the device files are the container's: those of the host that it was not given are no way from here.
     """
 
-    bmc: str | NotAvailable = row(
-        partial(_open_devices, r"ipmi\d+"), NONE, "host_management", "the kernel's way to the BMC (IPMI)"
-    )
-    bmc_networks: list[str] | NotAvailable = row(_bmc_networks, [], "host_management", "network interfaces over USB")
-    rshim: str | NotAvailable = row(
-        partial(_open_devices, r"rshim\d+"), NONE, "host_management", "the console and boot of a BlueField"
-    )
+    bmc: str | NotAvailable = row(partial(_open_devices, r"ipmi\d+"), NONE, MANAGED, "the kernel's way to the BMC (IPMI)")
+    bmc_networks: list[str] | NotAvailable = row(_bmc_networks, [], MANAGED, "network interfaces over USB")
+    rshim: str | NotAvailable = row(partial(_open_devices, r"rshim\d+"), NONE, MANAGED, "the console and boot of a BlueField")
 
 
 def read_management(*, devices: Path = Path("/dev"), sys: Path = SYS) -> Management:
@@ -332,7 +318,7 @@ def read_machine(*, root: Path = SYS, nvml_s: float | None = None) -> dict[str, 
     ``root`` is where sysfs is mounted; ``nvml_s`` is the deadline of NVML, by default that of :func:`survey_gpus`.
     """
     nics = read_nics(root=root)
-    ways = {nic.device: apply(partial(read_path, root=root), nic.pci) for nic in or_none(nics) or ()}
+    known = [] if isinstance(nics, NotAvailable) else nics
     found = {
         "hostname": socket.gethostname(),
         "host": read_host(sys=root),
@@ -341,7 +327,7 @@ def read_machine(*, root: Path = SYS, nvml_s: float | None = None) -> dict[str, 
         "gpus_on_pci_bus": apply(len, read_nvidia_gpus(root=root)),
         "gpu_ways": read_gpu_paths(root=root),
         "nics": nics,
-        "nic_ways": ways,
+        "nic_ways": {nic.device: apply(partial(read_path, root=root), nic.pci) for nic in known},
         "peer_memory": read_peer_memory(root=root),
         "software": read_software(root=root),
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},

@@ -6,7 +6,6 @@ Each value stands alone. What one port refuses to give is "not available: why" t
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import re
@@ -17,18 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pytest_gpucluster.inventory.program import run_by_name
-from pytest_gpucluster.inventory.reading import (
-    EVIDENCE,
-    NOBODY,
-    NotAvailable,
-    all_or_why,
-    apply,
-    judged,
-    matching,
-    or_none,
-    read,
-    row,
-)
+from pytest_gpucluster.inventory.reading import EVIDENCE, NOBODY, NotAvailable, all_or_why, apply, judged, matching, read, row
 from pytest_gpucluster.inventory.sysfs import (
     SYS,
     SysfsFile,
@@ -59,6 +47,8 @@ COUNTERS = (
     "port_xmit_data", "port_xmit_discards", "symbol_error",
 )  # fmt: skip
 """What a healthy port has counted nothing of."""
+PORT, GROWTH = "nic_ports, nic_errors", "nic_errors, nic_flaps_soak"
+ADAPTER, RAIL = "nic_ports, nic_pcie, nic_errors", "slow_rail[bandwidth], slow_rail[latency]"
 RATE = "400 Gb/sec (4X NDR)"
 LOOPBACK = "lo"
 GBIT_PER_MBIT = 1e-3
@@ -150,9 +140,7 @@ def _pauses(port: Path) -> dict[str, int] | NotAvailable:
         return apply(lambda every: {one: every[one] for one in every if _PAUSE.fullmatch(one)}, read_statistics(name))
 
     every = apply(lambda names: all_or_why(map(of_interface, names)), _netdevs(port))
-    return apply(
-        lambda found: {one: sum(some.get(one, 0) for some in found) for one in sorted({*itertools.chain(*found)})}, every
-    )
+    return apply(lambda found: {one: sum(some.get(one, 0) for some in found) for one in sorted(set().union(*found))}, every)
 
 
 def _gid_types(port: Path) -> list[str] | NotAvailable:
@@ -171,7 +159,7 @@ def _gid_types(port: Path) -> list[str] | NotAvailable:
 def _pkeys(folder: Path) -> list[str] | NotAvailable:
     """The partition keys of a port in the order of its table, without the empty entries."""
     entries = apply(
-        lambda names: all_or_why(apply(_pkey, read_text(folder / name)) for name in _sorted(names)), list_names(folder)
+        lambda names: all_or_why(apply(_pkey, read_text(folder / one)) for one in _sorted(names)), list_names(folder)
     )
     return apply(lambda keys: [key for key in keys if key != NO_PKEY], entries)
 
@@ -191,11 +179,11 @@ class NicPort:
     """
 
     number: int = judged(EVIDENCE, "of `nic_ports`")
-    fabric: NicFabric | NotAvailable = row(_fabric, "infiniband", "nic_ports, nic_errors")
-    state: str | NotAvailable = row(SysfsFile("state"), "4: ACTIVE", "nic_ports, nic_errors", convert=_word)
-    physical_state: str | NotAvailable = row(SysfsFile("phys_state"), "5: LinkUp", "nic_ports, nic_errors", convert=_word)
+    fabric: NicFabric | NotAvailable = row(_fabric, "infiniband", PORT)
+    state: str | NotAvailable = row(SysfsFile("state"), "4: ACTIVE", PORT, convert=_word)
+    physical_state: str | NotAvailable = row(SysfsFile("phys_state"), "5: LinkUp", PORT, convert=_word)
     rate: str | NotAvailable = row(SysfsFile("rate"), RATE, EVIDENCE, "of `nic_ports`")
-    rate_gbit_s: float | NotAvailable = row(SysfsFile("rate"), RATE, "nic_ports, nic_errors", convert=_gbit_s)
+    rate_gbit_s: float | NotAvailable = row(SysfsFile("rate"), RATE, PORT, convert=_gbit_s)
     guid: str | NotAvailable = row(
         SysfsFile("gids/0"), "fe80:0:0:0:0:0:0:100", NOBODY, "for the fabric's own tools", convert=_port_guid
     )
@@ -211,19 +199,19 @@ class NicPort:
         "bytes of the network interface; NCCL uses the RDMA MTU",
     )
     ecn: list[int] | NotAvailable = row(_ecn, [], "drift", "priorities with congestion control, of RoCE ports that are up")
-    pauses: dict[str, int] | NotAvailable = row(_pauses, {}, "nic_errors, nic_flaps_soak", "PFC, as evidence where it grew")
+    pauses: dict[str, int] | NotAvailable = row(_pauses, {}, GROWTH, "PFC, as evidence where it grew")
     netdevs: list[str] | NotAvailable = row(_netdevs, ["ib0"], NOBODY, "for the fabric's own tools")
     carrier_changes: int | NotAvailable = row(
-        partial(_of_interfaces, name="carrier_changes", combined=sum), 2, "nic_errors, nic_flaps_soak", "what they grew by"
+        partial(_of_interfaces, name="carrier_changes", combined=sum), 2, GROWTH, "what they grew by"
     )
     counters: dict[str, int | NotAvailable] | NotAvailable = row(
         SysfsFile("counters", read_numbers),
         dict.fromkeys(COUNTERS, 0),
-        "nic_errors, nic_flaps_soak",
+        GROWTH,
         "what they grew by; `out_of_sequence` and its like are evidence",
     )
     hw_counters: dict[str, int | NotAvailable] | NotAvailable = row(
-        SysfsFile("hw_counters", read_numbers), {}, "nic_errors, nic_flaps_soak", "as `counters`", convert=_without_settings
+        SysfsFile("hw_counters", read_numbers), {}, GROWTH, "as `counters`", convert=_without_settings
     )
 
 
@@ -281,14 +269,9 @@ class Nic:
 
     device: str = judged(EVIDENCE, "of `nic_ports`; which adapter it is")
     pci: str | NotAvailable = row(SysfsFile("device", target_of), "0000:12:00.0", EVIDENCE, "as `device`", convert=_pci)
-    is_virtual: bool = row(
-        _is_virtual,
-        healthy=False,
-        judged="nic_ports, nic_pcie, nic_errors",
-        remark="a virtual function has no cable of its own",
-    )
+    is_virtual: bool = row(_is_virtual, healthy=False, judged=ADAPTER, remark="a virtual function has no cable of its own")
     is_nvswitch: bool | NotAvailable = row(
-        _is_nvswitch, healthy=False, judged="nic_ports, nic_pcie, nic_errors", remark="its ports are none of the fabric"
+        _is_nvswitch, healthy=False, judged=ADAPTER, remark="its ports are none of the fabric"
     )
     driver: str | NotAvailable = row(SysfsFile("device/driver", target_of), "mlx5_core", "drift")
     firmware: str | NotAvailable = row(SysfsFile("fw_ver"), "28.46.3048", "drift, known_versions")
@@ -310,16 +293,12 @@ def read_ports_gb_s(*, root: Path = SYS) -> float | None:
 
     Virtual functions count where there is no physical port. None where no port is up, or the rate of one is not known.
     """
-    names = or_none(list_names(root / "class" / "infiniband")) or []
     rates: dict[bool, list[float | NotAvailable]] = {False: [], True: []}
-    for adapter in (root / "class" / "infiniband" / name for name in names):
-        is_virtual = _is_virtual(adapter)
-        for number in or_none(list_names(adapter / "ports")) or []:
-            port = adapter / "ports" / number
-            if str(read_text(port / "state")).endswith(" ACTIVE"):
-                rates[is_virtual].append(apply(_gbit_s, read_text(port / "rate")))
-    known = or_none(all_or_why(rates[False] or rates[True]))
-    return sum(known) / BITS_PER_BYTE if known else None
+    for port in (root / "class" / "infiniband").glob("*/ports/*"):
+        if str(read_text(port / "state")).endswith(" ACTIVE"):
+            rates[_is_virtual(port.parent.parent)].append(apply(_gbit_s, read_text(port / "rate")))
+    known = all_or_why(rates[False] or rates[True])
+    return sum(known) / BITS_PER_BYTE if not isinstance(known, NotAvailable) and known else None
 
 
 def _sorted(names: list[str]) -> list[str]:
@@ -335,13 +314,9 @@ def _gbit_s_of(mbit_s: int) -> float | NotAvailable:
 class NetInterface:
     """An interface that is up. ``rate_gbit_s`` is what the kernel says of its link; a virtual one may have none."""
 
-    name: str = judged("slow_rail[bandwidth], slow_rail[latency]", "for sockets; which ones are measured")
+    name: str = judged(RAIL, "for sockets; which ones are measured")
     rate_gbit_s: float | NotAvailable = row(
-        SysfsFile("speed", read_number),
-        50000,
-        "slow_rail[bandwidth], slow_rail[latency]",
-        "only equal rates are compared",
-        convert=_gbit_s_of,
+        SysfsFile("speed", read_number), 50000, RAIL, "only equal rates are compared", convert=_gbit_s_of
     )
 
 

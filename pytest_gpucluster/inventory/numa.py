@@ -39,7 +39,6 @@ class NumaNode:
 class Locality:
     """Where a PCI device is: ``node`` is the number of one of ``nodes``; None where sysfs does not say."""
 
-    pci: str | None
     node: int | None
     nodes: tuple[NumaNode, ...]
 
@@ -94,7 +93,7 @@ def read_locality(pci: str | None, *, root: Path = SYS) -> Locality:
     nodes = read_nodes(root=root)
     number = None if pci is None else read_node_of(pci, root=root)
     is_known = number in {node.number for node in nodes}
-    return Locality(pci=pci, node=number if is_known else None, nodes=nodes)
+    return Locality(node=number if is_known else None, nodes=nodes)
 
 
 def read_node_of(pci: str, *, root: Path = SYS) -> int | None:
@@ -121,11 +120,7 @@ def read_node_numbers(*, root: Path = SYS) -> list[int] | NotAvailable:
 
 def read_threads_of_core(cpu: int, *, root: Path = SYS) -> frozenset[int]:
     """The CPUs (hardware threads) of the core of a CPU, itself included; itself alone where sysfs does not say."""
-    text = _read(root / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list")
-    try:
-        return parse_cpulist(text or "") | {cpu}
-    except ValueError:
-        return frozenset({cpu})
+    return _read_cpus(root / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list") | {cpu}
 
 
 def sysfs_address(pci: str) -> str:
@@ -163,21 +158,19 @@ def format_cpulist(cpus: Iterable[int]) -> str:
 
 def _read_node(folder: Path, number: int, numbers: list[int]) -> NumaNode:
     sizes_kb = _read_meminfo_kb(folder)
-    giveable_kb = [sizes_kb.get(name) for name in _GIVEABLE]
-    known_kb = [size_kb for size_kb in giveable_kb if size_kb is not None]
     total_kb = sizes_kb.get("MemTotal")
     return NumaNode(
         number=number,
-        cpus=_read_cpus(folder),
+        cpus=_read_cpus(folder / "cpulist"),
         memory_bytes=None if total_kb is None else 1024 * total_kb,
-        available_bytes=1024 * sum(known_kb) if len(known_kb) == len(_GIVEABLE) else None,
+        available_bytes=1024 * sum(map(sizes_kb.__getitem__, _GIVEABLE)) if sizes_kb.keys() >= {*_GIVEABLE} else None,
         distances=_read_distances(folder, numbers),
     )
 
 
-def _read_cpus(folder: Path) -> frozenset[int]:
+def _read_cpus(file: Path) -> frozenset[int]:
     try:
-        return parse_cpulist(_read(folder / "cpulist") or "")
+        return parse_cpulist(_read(file) or "")
     except ValueError:
         return frozenset()
 

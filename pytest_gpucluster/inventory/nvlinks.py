@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlError, NvmlField, NvmlFieldsByName, NvmlPart
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, healthy, judged, row, word_of, yes_or_no
+from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlField, NvmlFieldsByName, NvmlPart
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, healthy, judged, row, split, word_of, yes_or_no
 
 Value = TypeVar("Value")
 MB_PER_GB = 1000
@@ -73,10 +73,6 @@ def _errors(counter: int) -> Nvml:
     return Nvml("nvmlDeviceGetNvLinkErrorCounter", (counter,), of_link=True)
 
 
-def _gb_s(rate_mb_s: float) -> float:
-    return rate_mb_s / MB_PER_GB
-
-
 def _ber(packed: float) -> float:
     """A bit error rate as nvml.h packs it: the exponent in bits 0 to 7, the mantissa in bits 8 to 11."""
     return float(f"{int(packed) >> 8 & 0xF}e-{int(packed) & 0xFF}")
@@ -92,7 +88,10 @@ class NvLink:
     link: int = judged(EVIDENCE, "of `nvlink_links`; which link it is")
     is_up: bool | NotAvailable = row(Nvml("nvmlDeviceGetNvLinkState", of_link=True), 1, "nvlink_links", convert=yes_or_no)
     speed_gb_s: float | NotAvailable = row(
-        NvmlField(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, of_link=True), 26562, "nvlink_links", convert=_gb_s
+        NvmlField(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, of_link=True),
+        26562,
+        "nvlink_links",
+        convert=lambda mb_s: mb_s / MB_PER_GB,
     )
     effective_ber: float | NotAvailable = row(
         EFFECTIVE_BER,
@@ -197,17 +196,9 @@ def read_nvlink_peer(part: NvmlPart) -> str | NotAvailable:
         NvmlError: NVML cannot read the GPU for another reason.
     """
     name = "nvmlDeviceGetNvLinkRemoteDeviceType"
-    answer: Any = NotAvailable(f"NVML shows no NVLink ({name})")
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            answer = part.call(name, link)
-        except NvmlError as error:
-            if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
-                raise
-        if not isinstance(answer, NotAvailable):
-            return word_of(PEERS, "what NVLinks end at:")(answer)
-    assert isinstance(answer, NotAvailable)
-    return answer
+    known, refused = split(part.call_by_link(name))
+    first = next(iter([*known.values(), *refused.values()]), NotAvailable(f"NVML shows no NVLink ({name})"))
+    return apply(word_of(PEERS, "what NVLinks end at:"), first)
 
 
 class _FabricInfo(ctypes.Structure):

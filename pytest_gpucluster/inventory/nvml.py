@@ -27,15 +27,15 @@ from pytest_gpucluster.inventory.nvlinks import (
 )
 from pytest_gpucluster.inventory.nvml_calls import (
     Nvml,
-    NvmlError,
     NvmlField,
     NvmlFieldsByName,
     NvmlPart,
-    each_link,
     naming,
+    read_links,
     read_part,
     required,
     text,
+    value_or_why,
 )
 from pytest_gpucluster.inventory.reading import (
     EVIDENCE,
@@ -69,16 +69,9 @@ EVENT_REASONS: Mapping[int, str] = {
 FAULT_REASONS = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 """Reasons that show a fault of the GPU, its cooling or its power supply. The power cap is normal under a large GEMM."""
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
-ACTIONS = {
-    0: "none",
-    1: "gpu_reset",
-    2: "node_reboot",
-    3: "drain_p2p",
-    4: "drain_and_reset",
-    5: "recover_imex_domain",
-    6: "bus_reset",
-    7: "system_reboot",
-}
+ACTIONS = dict(enumerate((
+    "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset", "system_reboot",
+)))  # fmt: skip
 """``nvmlDeviceGpuRecoveryAction_t``."""
 RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; older versions of the binding do not name it."""
@@ -282,11 +275,7 @@ class GpuState:
 
     index: int = judged(THE_RUN, THIS_GPU)
     uuid: str = row(
-        Nvml("nvmlDeviceGetUUID", required=True),
-        "GPU-00000000-0000-0000-0000-000000000000",
-        THE_RUN,
-        THIS_GPU,
-        convert=text,
+        Nvml("nvmlDeviceGetUUID", required=True), "GPU-00000000-0000-0000-0000-000000000000", THE_RUN, THIS_GPU, convert=text
     )
     serial: str | NotAvailable = row(Nvml("nvmlDeviceGetSerial"), "1654024000000", THE_RUN, THIS_GPU, convert=text)
     pci: str = row(
@@ -335,7 +324,7 @@ class GpuState:
     pcie_width: int | NotAvailable = row(Nvml("nvmlDeviceGetCurrPcieLinkWidth"), 16, NOBODY, IDLE_LINK)
     pcie_width_max: int | NotAvailable = row(Nvml("nvmlDeviceGetMaxPcieLinkWidth"), 16, "drift")
     pcie_replay_count: int | NotAvailable = row(PCIE_REPLAYS, 0, NOBODY, "`pcie_replays` judges its growth")
-    nvlinks: list[NvLink] | NotAvailable = row(each_link(NvLink), healthy_links(NvLink), "nvlink_links, gpu_worsened")
+    nvlinks: list[NvLink] | NotAvailable = row(partial(read_links, NvLink), healthy_links(NvLink), "nvlink_links, gpu_worsened")
     clocks_event_reasons: list[str] | NotAvailable = row(EVENT_REASONS_NOW, 0, NOBODY, IDLE, convert=event_reason_names)
     sm_clock_mhz: int | NotAvailable = row(Nvml("nvmlDeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,)), 1980, NOBODY, IDLE)
     temperature_c: int | NotAvailable = row(Nvml("nvmlDeviceGetTemperature", (pynvml.NVML_TEMPERATURE_GPU,)), 41, NOBODY, IDLE)
@@ -391,7 +380,7 @@ class GpuCounters:
     thermal_s: float | NotAvailable = row(
         NvmlField(pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL), 0, "gpu_held_back", "older drivers give no other", convert=_seconds
     )
-    nvlinks: list[LinkCounters] | NotAvailable = row(each_link(LinkCounters), healthy_links(LinkCounters), GROWTH)
+    nvlinks: list[LinkCounters] | NotAvailable = row(partial(read_links, LinkCounters), healthy_links(LinkCounters), GROWTH)
 
     @property
     def held_back_s(self) -> dict[str, float]:
@@ -434,17 +423,7 @@ def read_board(handle: Any) -> dict[str, str]:
     What NVML does not give is left out.
     """
     part = NvmlPart(handle)
-    names = {"part_number": "board_part_number", "vbios": "vbios", "module": "module_id"}
-    platform = _or_nothing("platform", part)
-    found = {
-        **{name: _or_nothing(of_state, part) for name, of_state in names.items()},
-        **({} if platform is None else dataclasses.asdict(platform)),
-    }
-    return {name: one_line(str(value)) for name, value in found.items() if value is not None and value != ""}
-
-
-def _or_nothing(name: str, part: NvmlPart) -> Any:
-    try:
-        return or_none(rows(GpuState)[name].read(part))
-    except NvmlError:
-        return None
+    names = {"part_number": "board_part_number", "vbios": "vbios", "module": "module_id", "platform": "platform"}
+    found, _ = split({name: value_or_why(rows(GpuState)[of_state].read, part) for name, of_state in names.items()})
+    found |= dataclasses.asdict(found.pop("platform")) if "platform" in found else {}
+    return {name: one_line(str(value)) for name, value in found.items() if value != ""}

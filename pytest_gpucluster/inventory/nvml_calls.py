@@ -16,7 +16,7 @@ import pynvml
 
 from pytest_gpucluster.errors import GpuclusterError, Part
 from pytest_gpucluster.inventory.error_codes import ACTIONS
-from pytest_gpucluster.inventory.reading import NotAvailable, apply, read, rows, split
+from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none, read, rows, split
 
 XID_ACTIONS = ACTIONS["Xid"]
 """What to do about a GPU that the driver lost, in the words of its Xids."""
@@ -100,12 +100,17 @@ def required(function: Callable[..., Any], *arguments: Any) -> Any:
         raise NvmlError(f"its answer is no text ({function.__name__})", code=pynvml.NVML_ERROR_NO_DATA) from None
 
 
-def value_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's value; None for every error of NVML."""
+def value_or_why(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's value; :class:`NotAvailable` for every error of NVML."""
     try:
         return required(function, *arguments)
-    except NvmlError:
-        return None
+    except NvmlError as error:
+        return NotAvailable(str(error))
+
+
+def value_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's value; None for every error of NVML."""
+    return or_none(value_or_why(function, *arguments))
 
 
 def optional(name: str, *arguments: Any) -> Any:
@@ -217,6 +222,17 @@ class NvmlPart:
             self.answers[key] = optional(name, self.handle, *arguments)
         return self.answers[key]
 
+    def call_by_link(self, name: str) -> dict[int, Any]:
+        """What a function of NVML gives of each NVLink, without those whose number it refuses: the GPU has fewer."""
+        found: dict[int, Any] = {}
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                found[link] = self.call(name, link)
+            except NvmlError as error:
+                if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                    raise
+        return found
+
     def fill(self, name: str, structure: Structure) -> Structure | NotAvailable:
         """A structure with a version that a function of NVML fills in."""
         return apply(lambda _: structure, optional(name, self.handle, ctypes.byref(structure)))
@@ -287,27 +303,16 @@ class NvmlFieldsByName:
         return found if known else next(iter(refused.values()))
 
 
-def each_link(kind: type[Value]) -> Callable[[NvmlPart], list[Value] | NotAvailable]:
-    """A source: a dataclass of rows for each NVLink of a GPU, whose number is its field ``link``.
+def read_links(kind: type[Value], part: NvmlPart) -> list[Value] | NotAvailable:
+    """A dataclass of rows for each NVLink of a GPU, whose number is its field ``link``.
 
-    NVML refuses the first link number beyond the last one. Not available where NVML refuses all of them.
+    Not available where NVML refuses all of them.
     """
-
-    def read_links(part: NvmlPart) -> list[Value] | NotAvailable:
-        states: dict[int, Any] = {}
-        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-            try:
-                states[link] = part.call("nvmlDeviceGetNvLinkState", link)
-            except NvmlError as error:
-                if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
-                    raise
-                break
-        known, refused = split(states)
-        if not known:
-            return next(iter(refused.values()), NotAvailable("NVML shows no NVLink"))
-        return [read_part(kind, dataclasses.replace(part, link=link), link=link) for link in states]
-
-    return read_links
+    states = part.call_by_link("nvmlDeviceGetNvLinkState")
+    known, refused = split(states)
+    if not known:
+        return next(iter(refused.values()), NotAvailable("NVML shows no NVLink"))
+    return [read_part(kind, dataclasses.replace(part, link=link), link=link) for link in states]
 
 
 def read_part(kind: type[Value], part: NvmlPart, **given: Any) -> Value:

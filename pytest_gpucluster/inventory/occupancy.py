@@ -14,6 +14,7 @@ from pytest_gpucluster.text import counted
 
 GIB = 2**30
 PROC = Path("/proc")
+
 IDLE_GIB = 0.25
 """Memory in use on an idle GPU at most. Idle takes a few MiB; a bare CUDA context on Hopper takes about 0.5 GiB."""
 RESERVED_GIB = 1.0

@@ -80,9 +80,7 @@ class PciNode:
     width: int | NotAvailable = row(sysfs.SysfsFile("current_link_width", sysfs.read_number), 16, "nic_pcie", convert=_width)
     max_width: int | NotAvailable = row(sysfs.SysfsFile("max_link_width", sysfs.read_number), 16, "nic_pcie", convert=_width)
     redirects_peers: bool | NotAvailable = row(
-        sysfs.SysfsFile("config", _redirects_peers),
-        healthy=False,
-        judged="nic_redirection",
+        sysfs.SysfsFile("config", _redirects_peers), healthy=False, judged="nic_redirection"
     )
 
 

@@ -141,11 +141,8 @@ def read_statistics(interface: str, *, call: Callable[[str, array.array[int]], N
         call(interface, values)
     except OSError as error:
         return NotAvailable(f"{os.strerror(error.errno) if error.errno else error} (statistics of {interface})")
-    texts = names.tobytes()[12:]
-    keys = [
-        texts[at : at + NAME_BYTES].partition(b"\0")[0].decode("ascii", "replace")
-        for at in range(0, number * NAME_BYTES, NAME_BYTES)
-    ]
+    texts = struct.iter_unpack(f"{NAME_BYTES}s", names.tobytes()[12 : 12 + number * NAME_BYTES])
+    keys = [text.partition(b"\0")[0].decode("ascii", "replace") for (text,) in texts]
     return dict(zip(keys, struct.unpack_from(f"={number}Q", values.tobytes(), 8), strict=True))
 
 

@@ -283,9 +283,8 @@ class GroupTelemetry:
         """What explains a value: the slowest clock, the hottest GPU, and the ranks of each event reason."""
         found: dict[str, Any] = {}
         if self.sm_clock_lowest_mhz is not None:
-            found["SM MHz"] = (
-                f"{self.sm_clock_lowest_mhz:.0f} (rank {self.lowest_clock_rank}) to {self.sm_clock_highest_mhz:.0f}"
-            )
+            slowest = f"{self.sm_clock_lowest_mhz:.0f} (rank {self.lowest_clock_rank})"
+            found["SM MHz"] = f"{slowest} to {self.sm_clock_highest_mhz:.0f}"
         if self.power_lowest_w is not None:
             found["W"] = f"{self.power_lowest_w:.0f} to {self.power_highest_w:.0f}"
         if self.temperature_highest_c is not None:

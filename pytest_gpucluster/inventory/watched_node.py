@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pynvml
 
 from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls
-from pytest_gpucluster.inventory.nics import NicPort, read_nics
+from pytest_gpucluster.inventory.nics import Nic, NicPort, read_nics
 from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlPart, read_fields, text
 from pytest_gpucluster.inventory.reading import NOBODY, NotAvailable, apply, or_none, row, rows
 from pytest_gpucluster.inventory.sysfs import SYS
@@ -141,7 +140,7 @@ class NodeReader:
             try:
                 with nvml_calls.session():
                     while not self._stop.is_set():
-                        self._keep([_gpu_or_reason(index) for index in range(gpu_index.gpu_count())])
+                        self._keep([nvml_calls.value_or_why(_read_gpu, index) for index in range(gpu_index.gpu_count())])
             except nvml_calls.NvmlLibraryNotFoundError:
                 self._keep(NotAvailable("there is no NVIDIA driver library (libnvidia-ml.so.1) here"))
             except nvml_calls.NvmlError as error:
@@ -154,33 +153,18 @@ class NodeReader:
         self._stop.wait(self._interval_s)
 
 
-def _gpu_or_reason(index: int) -> LiveGpu | NotAvailable:
-    try:
-        return read_watched(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
-    except nvml_calls.NvmlError as error:
-        return NotAvailable(str(error))
-
-
-def read_watched(handle: Any) -> LiveGpu:
-    """The GPU with this handle; inside a session of NVML.
-
-    Raises:
-        GpuLostError: the GPU has fallen off the bus.
-        NvmlError: NVML cannot read the GPU for another reason.
-    """
-    return nvml_calls.read_part(LiveGpu, NvmlPart(handle))
+def _read_gpu(index: int) -> LiveGpu:
+    return nvml_calls.read_part(LiveGpu, NvmlPart(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index)))
 
 
 def read_ports(*, root: Path = SYS) -> list[LivePort] | NotAvailable:
     """Every port of every RDMA adapter; one adapter that hides its ports does not hide the others."""
-    return apply(
-        lambda nics: [_port(nic.device, port) for nic in nics for port in or_none(nic.ports) or ()], read_nics(root=root)
-    )
+    return apply(lambda nics: [_port(nic, port) for nic in nics for port in or_none(nic.ports) or ()], read_nics(root=root))
 
 
-def _port(device: str, port: NicPort) -> LivePort:
+def _port(nic: Nic, port: NicPort) -> LivePort:
     counted = {way: _port_bytes(port, *names) for way, names in PORT_COUNTERS.items()}
-    name = f"{device}/{port.number}"
+    name = f"{nic.device}/{port.number}"
     return LivePort(name=name, state=port.state, rate_gbit_s=port.rate_gbit_s, counted_bytes=counted)
 
 
