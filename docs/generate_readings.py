@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 import pytest_gpucluster.inventory  # noqa: E402 -- from this checkout, installed or not
 import pytest_gpucluster.measurements  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.inventory.nvml_calls import NvmlField, NvmlFieldsByName  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.inventory.reading import NotAvailable, rows  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.inventory.sysfs import SysfsFile  # noqa: E402 -- from this checkout, installed or not
 
@@ -51,8 +52,10 @@ def source_of(row: ReadingRow) -> str:
     source: Any = row.source
     if source is None:
         return ""
-    if hasattr(source, "numbers"):
-        return f"field {', '.join(map(str, source.numbers))}"
+    if isinstance(source, NvmlField):
+        return f"field {source.number}"
+    if isinstance(source, NvmlFieldsByName):
+        return f"field {', '.join(map(str, source.by_name.values()))}"
     name = getattr(source, "name", None) or getattr(source, "__name__", "")
     return f"`{name}`" if name.strip("_").isidentifier() or isinstance(source, SysfsFile) else ""
 

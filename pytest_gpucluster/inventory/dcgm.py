@@ -195,8 +195,7 @@ def _object_in(printed: str) -> dict[str, Any]:
 
 def _list_of(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """A list of objects, without the ``null`` that DCGM 2 and 3 write where something did not run."""
-    found = data.get(name)
-    items = [] if found is None else found
+    items = [] if data.get(name) is None else data[name]
     if not isinstance(items, list) or not all(item is None or isinstance(item, dict) for item in items):
         raise DcgmError(f"dcgmi diag printed a report whose {name!r} is no list of objects")
     return [item for item in items if item is not None]
@@ -278,13 +277,10 @@ def _word_of(one: dict[str, Any]) -> str:
 
 def _errors_of(one: dict[str, Any]) -> tuple[list[str], list[int]]:
     """The texts of ``warnings``, which is DCGM's word for errors, and of lines of ``info`` that begin with ``Error``."""
-    found = one.get("warnings")
-    items = found if isinstance(found, list) else [] if found in (None, "") else [found]
-    severities = [
-        item["error_severity"] for item in items if isinstance(item, dict) and type(item.get("error_severity")) is int
-    ]
-    texts = [_text_of(item) for item in items if item is not None]
-    return [*texts, *(text for text in _texts(one.get("info")) if _ERROR.match(text))], severities
+    items = _items_of(one.get("warnings"))
+    severities = [item.get("error_severity") for item in items if isinstance(item, dict)]
+    errors = [*map(_text_of, items), *filter(_ERROR.match, _texts(one.get("info")))]
+    return errors, [number for number in severities if type(number) is int]
 
 
 def _text_of(item: Any) -> str:
@@ -295,8 +291,13 @@ def _text_of(item: Any) -> str:
 
 
 def _texts(found: Any) -> list[str]:
+    return [*map(_text_of, _items_of(found))]
+
+
+def _items_of(found: Any) -> list[Any]:
+    """What a list holds, without ``null``; a value that is no list is one item, unless it is empty."""
     items = found if isinstance(found, list) else [] if found in (None, "") else [found]
-    return [_text_of(item) for item in items if item is not None]
+    return [item for item in items if item is not None]
 
 
 def _summary_of(name: str, kind: str, summary: Any, results: list[DiagResult]) -> list[DiagResult]:

@@ -124,7 +124,7 @@ def survey() -> dict[str, Any]:
         with nvml_calls.session():
             cuda = apply(_cuda, nvml_calls.optional("nvmlSystemGetCudaDriverVersion_v2"))
             count = gpu_index.gpu_count()
-            gpus, refused = split({index: nvml_calls.value_or_why(nvml.read_gpu, index) for index in range(count)})
+            gpus, refused = split({index: nvml_calls.attempt(nvml.read_gpu, index) for index in range(count)})
             errors = [one.why for one in refused.values()]
     except nvml_calls.NvmlLibraryNotFoundError as error:
         status, errors = "no_library", [str(error)]

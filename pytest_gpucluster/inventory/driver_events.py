@@ -22,7 +22,7 @@ from pytest_gpucluster.inventory.error_codes import ACTION_CHANGED, NVLINK_XIDS,
 from pytest_gpucluster.inventory.gpu_index import read_addresses
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.nvml import ACTIONS
-from pytest_gpucluster.inventory.nvml_calls import NvmlError, naming, required, session, text
+from pytest_gpucluster.inventory.nvml_calls import NvmlError, naming, required, session
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.protocol.node_events import NodeGpu, NodeLoss, NodeSxid, NodeXid, XidDetail
 
@@ -80,8 +80,7 @@ class XidEvents:
                 with naming(f"GPU {index}"):
                     handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
                     by_handle[_address_of(handle)] = index
-                    uuid = text(required(pynvml.nvmlDeviceGetUUID, handle))
-                    self.gpus[index] = replace(self.gpus[index], uuid=uuid)
+                    self.gpus[index] = replace(self.gpus[index], uuid=required(pynvml.nvmlDeviceGetUUID, handle))
                     required(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
             except NvmlError as error:
                 self.gpus[index] = replace(self.gpus[index], why=str(error))

@@ -82,7 +82,7 @@ def _spelled(address: str) -> str:
 def _shown_by(index: int, read: Callable[[Any], Any]) -> str:
     """What NVML gives of the GPU as text; empty where it refuses it."""
     handle = nvml_calls.value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
-    return nvml_calls.text((None if handle is None else nvml_calls.value_or_none(read, handle)) or "")
+    return str((None if handle is None else nvml_calls.value_or_none(read, handle)) or "")
 
 
 def read_label(index: int) -> dict[str, str | None]:
@@ -94,7 +94,7 @@ def read_label(index: int) -> dict[str, str | None]:
 
 def read_serial(handle: Any) -> str | None:
     """The board's serial number, None if NVML does not give it."""
-    return or_none(apply(nvml_calls.text, nvml_calls.optional("nvmlDeviceGetSerial", handle)))
+    return or_none(nvml_calls.optional("nvmlDeviceGetSerial", handle))
 
 
 def visible_gpus(uuids: list[str], setting: str | None) -> list[int]:
@@ -125,7 +125,7 @@ def read_driver_version() -> str | None:
     """
     try:
         with nvml_calls.session():
-            return nvml_calls.text(nvml_calls.required(pynvml.nvmlSystemGetDriverVersion))
+            return str(nvml_calls.required(pynvml.nvmlSystemGetDriverVersion))
     except nvml_calls.NvmlLibraryNotFoundError:
         return None
 
@@ -208,8 +208,7 @@ def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
 
 def read_process_name(pid: int) -> str | None:
     """The file name of the program that a process runs; None if NVML cannot see the program."""
-    name = nvml_calls.value_or_none(pynvml.nvmlSystemGetProcessName, pid)
-    words = nvml_calls.text(name).split() if name else []
+    words = (nvml_calls.value_or_none(pynvml.nvmlSystemGetProcessName, pid) or "").split()
     return words[0].rpartition("/")[2] if words else None
 
 

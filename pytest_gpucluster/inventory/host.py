@@ -105,14 +105,8 @@ def _gib(size_kib: str) -> float | NotAvailable:
 
 def _cpu_folders(host: _Roots) -> list[Path] | NotAvailable:
     """The folder of each processor that is online."""
-
-    def folders(online: str) -> list[Path] | NotAvailable:
-        try:
-            return [host.cpu / f"cpu{number}" for number in sorted(numa.parse_cpulist(online))]
-        except ValueError as error:
-            return NotAvailable(str(error))
-
-    return apply(folders, read_text(host.cpu / "online"))
+    online = numa.read_cpulist(host.cpu / "online")
+    return apply(lambda numbers: [host.cpu / f"cpu{number}" for number in sorted(numbers)], online)
 
 
 def _places(host: _Roots) -> list[list[int]] | NotAvailable:
@@ -334,8 +328,7 @@ def read_mount(path: Path, *, table: Path = MOUNTS) -> Mount | NotAvailable:
     mounts = [mount for line in lines if (mount := _parse(line)) is not None and real.is_relative_to(mount.folder)]
     if not mounts:
         return NotAvailable(f"{table} has no mount for {real}")
-    deepest = max(len(Path(mount.folder).parts) for mount in mounts)
-    return [mount for mount in mounts if len(Path(mount.folder).parts) == deepest][-1]
+    return max(reversed(mounts), key=lambda mount: len(Path(mount.folder).parts))
 
 
 def _parse(line: str) -> Mount | None:
@@ -387,11 +380,8 @@ class PcieErrors:
 
 def _interrupts(kind: str, text: str) -> int | NotAvailable:
     """The interrupts of a kind on all processors together: a line ``MCE:  0  0   Machine check exceptions``."""
-    for line in text.splitlines():
-        name, _, counts = line.strip().partition(":")
-        if name == kind:
-            return sum(or_none(_first_number(word)) or 0 for word in counts.split())
-    return NotAvailable(f"the kernel counts no {kind} here")
+    found = re.search(rf"^\s*{kind}:((?:[ \t]+\d+\b)*)", text, re.MULTILINE)
+    return sum(map(int, found[1].split())) if found else NotAvailable(f"the kernel counts no {kind} here")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,10 +77,8 @@ def identity(*, device: str) -> Identity:
     known: list[Any] = [torch.cuda.get_device_properties(index) for index in range(torch_gpus)]
     if local_rank < torch_gpus:
         properties = known[local_rank]
-        uuid = f"GPU-{properties.uuid}"
-        domain, bus = properties.pci_domain_id, properties.pci_bus_id
-        pci = f"{domain:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
-        gpu = {"gpu_name": properties.name, "uuid": uuid, "pci": pci}
+        pci = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        gpu = {"gpu_name": properties.name, "uuid": f"GPU-{properties.uuid}", "pci": pci}
     elif device == "cuda":
         gpu = _label_of_rank(local_rank, [f"GPU-{one.uuid}" for one in known])
     nvml_gpus, hidden_gpus = read_hidden() if device == "cuda" else (None, None)

@@ -181,10 +181,6 @@ def _shared(node: Any) -> str:
     return "time slicing or MPS" if is_shared else NONE
 
 
-def _is_cordoned(node: Any) -> bool:
-    return _at(node, "spec", "unschedulable") is True
-
-
 def _is_virtual(node: Any) -> bool:
     marks = {**_texts(_at(node, "metadata", "labels")), **_texts(_at(node, "metadata", "annotations"))}
     return any(name.startswith(VIRTUAL) for name in marks)
@@ -200,7 +196,7 @@ class KubernetesNode:
 
     name: str | NotAvailable = row(partial(_text_at, "metadata.name"), "simulated", EVIDENCE, _OF_NODE)
     conditions: dict[str, str] | NotAvailable = row(_conditions, {"Ready": "True"}, _NODE)
-    cordoned: bool = row(_is_cordoned, None, EVIDENCE, "as during an acceptance")
+    cordoned: bool = row(lambda node: _at(node, "spec", "unschedulable") is True, None, EVIDENCE, "as during an acceptance")
     gpus: int | NotAvailable = row(partial(_gpus, "allocatable"), 8, _NODE)
     all_gpus: int | NotAvailable = row(partial(_gpus, "capacity"), 8, _NODE)
     shared: str = row(_shared, NONE, _NODE, "then they are not compared with the bus")

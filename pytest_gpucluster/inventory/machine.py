@@ -210,8 +210,7 @@ def _nested(where: _Sources) -> str | NotAvailable:
 def _command_queues(where: _Sources) -> str | NotAvailable:
     """The units of Grace's command queues for guests (CMDQV) that have a driver; ``none`` on other machines."""
     folder = where.sys / "bus" / "platform" / "drivers" / "tegra241_cmdqv"
-    devices = apply(lambda names: [one for one in names if ":" in one], list_if_there(folder))
-    return apply(lambda names: ", ".join(names) or NONE, devices)
+    return apply(lambda names: ", ".join(one for one in names if ":" in one) or NONE, list_if_there(folder))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

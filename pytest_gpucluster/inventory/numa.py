@@ -53,7 +53,7 @@ class Locality:
 
         A node without CPUs is no other part of the host: a GPU's own memory may be such a node.
         """
-        near = self._named(self.node)
+        near = next((node for node in self.nodes if node.number == self.node), None)
         others = [node for node in self.nodes if node.memory_bytes and node.cpus and node.number != self.node]
         if near is None or not others:
             return None
@@ -61,8 +61,7 @@ class Locality:
 
     def cpus_of(self, number: int | None) -> frozenset[int]:
         """CPUs of a node; none for None and for a number that no node has."""
-        node = self._named(number)
-        return frozenset() if node is None else node.cpus
+        return next((node.cpus for node in self.nodes if node.number == number), frozenset())
 
     def available_bytes(self, number: int | None) -> int | None:
         """Available bytes of a node, for None of all nodes; None if sysfs does not give them."""
@@ -79,9 +78,6 @@ class Locality:
         if number is not None and available is not None and self.memory_nodes != [number]:
             return available
         return max(available or 0, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-    def _named(self, number: int | None) -> NumaNode | None:
-        return next((node for node in self.nodes if node.number == number), None)
 
 
 def read_locality(pci: str | None, *, root: Path = SYS) -> Locality:
@@ -120,7 +116,8 @@ def read_node_numbers(*, root: Path = SYS) -> list[int] | NotAvailable:
 
 def read_threads_of_core(cpu: int, *, root: Path = SYS) -> frozenset[int]:
     """The CPUs (hardware threads) of the core of a CPU, itself included; itself alone where sysfs does not say."""
-    return _read_cpus(root / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list") | {cpu}
+    known = read_cpulist(root / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+    return (or_none(known) or frozenset()) | {cpu}
 
 
 def sysfs_address(pci: str) -> str:
@@ -151,6 +148,14 @@ def parse_cpulist(text: str) -> frozenset[int]:
     return frozenset(numbers)
 
 
+def read_cpulist(file: Path) -> frozenset[int] | NotAvailable:
+    """The numbers in a file as :func:`parse_cpulist` reads them."""
+    try:
+        return apply(parse_cpulist, read_text(file))
+    except ValueError as error:
+        return NotAvailable(str(error))
+
+
 def format_cpulist(cpus: Iterable[int]) -> str:
     """Numbers as the kernel writes them, ``0-3,8``."""
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans(cpus))
@@ -161,18 +166,11 @@ def _read_node(folder: Path, number: int, numbers: list[int]) -> NumaNode:
     total_kb = sizes_kb.get("MemTotal")
     return NumaNode(
         number=number,
-        cpus=_read_cpus(folder / "cpulist"),
+        cpus=or_none(read_cpulist(folder / "cpulist")) or frozenset(),
         memory_bytes=None if total_kb is None else 1024 * total_kb,
         available_bytes=1024 * sum(map(sizes_kb.__getitem__, _GIVEABLE)) if sizes_kb.keys() >= {*_GIVEABLE} else None,
         distances=_read_distances(folder, numbers),
     )
-
-
-def _read_cpus(file: Path) -> frozenset[int]:
-    try:
-        return parse_cpulist(_read(file) or "")
-    except ValueError:
-        return frozenset()
 
 
 def _read_meminfo_kb(folder: Path) -> dict[str, int]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 import uuid
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
 from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlField, NvmlFieldsByName, NvmlPart
-from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, healthy, judged, row, split, word_of, yes_or_no
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, judged, row, split, word_of, yes_or_no
 
-Value = TypeVar("Value")
 MB_PER_GB = 1000
-LINKS_OF_AN_H200 = 18
+
 GENERATION_5 = {
     "symbol errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
     "effective errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
@@ -55,13 +54,9 @@ FABRIC_VERSIONS = (0x3000028, 0x2000024)
 """Of the structure, the newest first: with a summary of the health, and without."""
 
 GROWTH = "nvlink_errors, gpu_errors_soak"
-EFFECTIVE_BER = NvmlField(pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, of_link=True)
-SYMBOL_BER = NvmlField(pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER, of_link=True)
-
-
-def healthy_links(kind: type[Value]) -> list[Value]:
-    """The links of a healthy H200."""
-    return [healthy(kind, link=link) for link in range(LINKS_OF_AN_H200)]
+SPEED = NvmlField(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED)
+EFFECTIVE_BER = NvmlField(pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER)
+SYMBOL_BER = NvmlField(pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER)
 
 
 def not_supported(number: int) -> NotAvailable:
@@ -70,7 +65,7 @@ def not_supported(number: int) -> NotAvailable:
 
 
 def _errors(counter: int) -> Nvml:
-    return Nvml("nvmlDeviceGetNvLinkErrorCounter", (counter,), of_link=True)
+    return Nvml("nvmlDeviceGetNvLinkErrorCounter", (counter,))
 
 
 def _ber(packed: float) -> float:
@@ -86,13 +81,8 @@ class NvLink:
     """
 
     link: int = judged(EVIDENCE, "of `nvlink_links`; which link it is")
-    is_up: bool | NotAvailable = row(Nvml("nvmlDeviceGetNvLinkState", of_link=True), 1, "nvlink_links", convert=yes_or_no)
-    speed_gb_s: float | NotAvailable = row(
-        NvmlField(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, of_link=True),
-        26562,
-        "nvlink_links",
-        convert=lambda mb_s: mb_s / MB_PER_GB,
-    )
+    is_up: bool | NotAvailable = row(Nvml("nvmlDeviceGetNvLinkState"), 1, "nvlink_links", convert=yes_or_no)
+    speed_gb_s: float | NotAvailable = row(SPEED, 26562, "nvlink_links", convert=lambda mb_s: mb_s / MB_PER_GB)
     effective_ber: float | NotAvailable = row(
         EFFECTIVE_BER,
         not_supported(EFFECTIVE_BER.number),
@@ -119,7 +109,7 @@ class LinkCounters:
     crc_flits: int | NotAvailable = row(_errors(pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT), 0, GROWTH)
     crc_data: int | NotAvailable = row(_errors(pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA), 0, GROWTH, "grows on healthy links")
     nvlink5: dict[str, int | NotAvailable] | NotAvailable = row(
-        NvmlFieldsByName(GENERATION_5, of_link=True),
+        NvmlFieldsByName(GENERATION_5),
         not_supported(GENERATION_5["symbol errors"]),
         GROWTH,
         "of generation 5, in place of the others: every growth counts, as in DCGM",

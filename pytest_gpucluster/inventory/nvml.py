@@ -8,35 +8,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
 from pytest_gpucluster.inventory.gpu_index import read_uuids, visible_gpus
-from pytest_gpucluster.inventory.nvlinks import (
-    ALONE,
-    GROWTH,
-    GpuFabric,
-    LinkCounters,
-    NvLink,
-    healthy_links,
-    read_fabric,
-    read_nvlink_peer,
-)
-from pytest_gpucluster.inventory.nvml_calls import (
-    Nvml,
-    NvmlField,
-    NvmlFieldsByName,
-    NvmlPart,
-    naming,
-    read_links,
-    read_part,
-    required,
-    text,
-    value_or_why,
-)
+from pytest_gpucluster.inventory.nvlinks import ALONE, GROWTH, GpuFabric, LinkCounters, NvLink, read_fabric, read_nvlink_peer
+from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlField, NvmlPart, attempt, naming, read_links, read_part, required
 from pytest_gpucluster.inventory.reading import (
     EVIDENCE,
     NOBODY,
@@ -45,7 +25,6 @@ from pytest_gpucluster.inventory.reading import (
     apply,
     healthy,
     judged,
-    or_none,
     row,
     rows,
     split,
@@ -54,6 +33,7 @@ from pytest_gpucluster.inventory.reading import (
 )
 from pytest_gpucluster.text import one_line
 
+Value = TypeVar("Value")
 EVENT_REASONS: Mapping[int, str] = {
     pynvml.nvmlClocksEventReasonGpuIdle: "gpu_idle",
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications_clocks_setting",
@@ -148,20 +128,14 @@ def _action(number: float) -> str:
 
 def _read_pcie(part: NvmlPart) -> dict[str, int]:
     """Those that NVML gives."""
-    known, _ = split(or_none(NvmlFieldsByName(PCIE)(part)) or {})
-    return known
-
-
-def _read_driver(_part: NvmlPart) -> str:
-    return text(required(pynvml.nvmlSystemGetDriverVersion))
+    known, _ = split(part.fields([*PCIE.values()]))
+    return {name: int(known[number]) for name, number in PCIE.items() if number in known}
 
 
 def _read_spare_rows(part: NvmlPart) -> dict[str, int] | NotAvailable:
     """The number of banks of memory by how many spare rows each has left."""
-    return apply(
-        lambda histogram: {name: int(getattr(histogram, name)) for name in SPARE_ROWS},
-        part.call("nvmlDeviceGetRowRemapperHistogram"),
-    )
+    histogram = part.call("nvmlDeviceGetRowRemapperHistogram")
+    return apply(lambda known: {name: int(getattr(known, name)) for name in SPARE_ROWS}, histogram)
 
 
 def _read_throttled_s(part: NvmlPart) -> dict[str, float] | NotAvailable:
@@ -174,11 +148,7 @@ def _read_throttled_s(part: NvmlPart) -> dict[str, float] | NotAvailable:
 class _SramStatus(ctypes.Structure):
     """``nvmlEccSramErrorStatus_v1_t``; older versions of the binding do not have it."""
 
-    _fields_ = (
-        ("version", ctypes.c_uint),
-        ("counters", ctypes.c_ulonglong * 11),
-        ("threshold_exceeded", ctypes.c_uint),
-    )
+    _fields_ = (("version", ctypes.c_uint), ("counters", ctypes.c_ulonglong * 11), ("threshold_exceeded", ctypes.c_uint))
 
 
 def _read_sram(part: NvmlPart) -> bool | NotAvailable:
@@ -225,13 +195,20 @@ def _ecc_errors(kind: int, since: int = pynvml.NVML_VOLATILE_ECC) -> Nvml:
     return Nvml("nvmlDeviceGetTotalEccErrors", (kind, since))
 
 
+def _links(kind: type[Value]) -> list[Value]:
+    """The links of a healthy H200."""
+    return [healthy(kind, link=link) for link in LINKS_OF_AN_H200]
+
+
 EVENT_REASONS_NOW = Nvml("nvmlDeviceGetCurrentClocksEventReasons", older="nvmlDeviceGetCurrentClocksThrottleReasons")
 CORRECTED = _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
 UNCORRECTED = _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
 UNCORRECTED_EVER = _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC)
 PCIE_REPLAYS = Nvml("nvmlDeviceGetPcieReplayCounter")
+PCI = Nvml("nvmlDeviceGetPciInfo", required=True)
 MEMORY = Nvml("nvmlDeviceGetMemoryInfo", required=True)
 MEMORY_OF_AN_H200 = SimpleNamespace(total=150754820096, used=604 << 20)
+LINKS_OF_AN_H200 = range(18)
 REMAPPED_ROWS, NO_ROWS = Nvml("nvmlDeviceGetRemappedRows"), (0, 0, 0, 0)
 REPAIRS, NO_REPAIRS = Nvml("nvmlDeviceGetRepairStatus"), (0, 0)
 THIS_GPU = "which GPU it is"
@@ -274,25 +251,15 @@ class GpuState:
     """
 
     index: int = judged(THE_RUN, THIS_GPU)
-    uuid: str = row(
-        Nvml("nvmlDeviceGetUUID", required=True), "GPU-00000000-0000-0000-0000-000000000000", THE_RUN, THIS_GPU, convert=text
-    )
-    serial: str | NotAvailable = row(Nvml("nvmlDeviceGetSerial"), "1654024000000", THE_RUN, THIS_GPU, convert=text)
-    pci: str = row(
-        Nvml("nvmlDeviceGetPciInfo", required=True),
-        SimpleNamespace(busId="00000000:1B:00.0"),
-        THE_RUN,
-        THIS_GPU,
-        convert=lambda pci: text(pci.busId),
-    )
-    name: str = row(Nvml("nvmlDeviceGetName", required=True), "NVIDIA H200", "gpu_model", convert=text)
+    uuid: str = row(Nvml("nvmlDeviceGetUUID", required=True), "GPU-00000000-0000-0000-0000-000000000000", THE_RUN, THIS_GPU)
+    serial: str | NotAvailable = row(Nvml("nvmlDeviceGetSerial"), "1654024000000", THE_RUN, THIS_GPU)
+    pci: str = row(PCI, SimpleNamespace(busId="00000000:1B:00.0"), THE_RUN, THIS_GPU, convert=attrgetter("busId"))
+    name: str = row(Nvml("nvmlDeviceGetName", required=True), "NVIDIA H200", "gpu_model")
     visible: bool = judged(NOBODY, "false where `cuda_index` is None")
     cuda_index: int | None = judged(THE_RUN, "hidden GPUs are counted by it")
-    driver: str = row(_read_driver, "570.133.20", "drift")
-    vbios: str | NotAvailable = row(Nvml("nvmlDeviceGetVbiosVersion"), "96.00.A5.00.01", "drift", convert=text)
-    board_part_number: str | NotAvailable = row(
-        Nvml("nvmlDeviceGetBoardPartNumber"), "692-2G520-0282-001", "drift", convert=text
-    )
+    driver: str = row(lambda _: required(pynvml.nvmlSystemGetDriverVersion), "570.133.20", "drift")
+    vbios: str | NotAvailable = row(Nvml("nvmlDeviceGetVbiosVersion"), "96.00.A5.00.01", "drift")
+    board_part_number: str | NotAvailable = row(Nvml("nvmlDeviceGetBoardPartNumber"), "692-2G520-0282-001", "drift")
     module_id: int | NotAvailable = row(
         Nvml("nvmlDeviceGetModuleId"), 1, THE_RUN, "which part to replace: `hardware` of results.json, BAD PARTS"
     )
@@ -324,7 +291,7 @@ class GpuState:
     pcie_width: int | NotAvailable = row(Nvml("nvmlDeviceGetCurrPcieLinkWidth"), 16, NOBODY, IDLE_LINK)
     pcie_width_max: int | NotAvailable = row(Nvml("nvmlDeviceGetMaxPcieLinkWidth"), 16, "drift")
     pcie_replay_count: int | NotAvailable = row(PCIE_REPLAYS, 0, NOBODY, "`pcie_replays` judges its growth")
-    nvlinks: list[NvLink] | NotAvailable = row(partial(read_links, NvLink), healthy_links(NvLink), "nvlink_links, gpu_worsened")
+    nvlinks: list[NvLink] | NotAvailable = row(partial(read_links, NvLink), _links(NvLink), "nvlink_links, gpu_worsened")
     clocks_event_reasons: list[str] | NotAvailable = row(EVENT_REASONS_NOW, 0, NOBODY, IDLE, convert=event_reason_names)
     sm_clock_mhz: int | NotAvailable = row(Nvml("nvmlDeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,)), 1980, NOBODY, IDLE)
     temperature_c: int | NotAvailable = row(Nvml("nvmlDeviceGetTemperature", (pynvml.NVML_TEMPERATURE_GPU,)), 41, NOBODY, IDLE)
@@ -380,7 +347,7 @@ class GpuCounters:
     thermal_s: float | NotAvailable = row(
         NvmlField(pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL), 0, "gpu_held_back", "older drivers give no other", convert=_seconds
     )
-    nvlinks: list[LinkCounters] | NotAvailable = row(partial(read_links, LinkCounters), healthy_links(LinkCounters), GROWTH)
+    nvlinks: list[LinkCounters] | NotAvailable = row(partial(read_links, LinkCounters), _links(LinkCounters), GROWTH)
 
     @property
     def held_back_s(self) -> dict[str, float]:
@@ -424,6 +391,6 @@ def read_board(handle: Any) -> dict[str, str]:
     """
     part = NvmlPart(handle)
     names = {"part_number": "board_part_number", "vbios": "vbios", "module": "module_id", "platform": "platform"}
-    found, _ = split({name: value_or_why(rows(GpuState)[of_state].read, part) for name, of_state in names.items()})
+    found, _ = split({name: attempt(rows(GpuState)[of_state].read, part) for name, of_state in names.items()})
     found |= dataclasses.asdict(found.pop("platform")) if "platform" in found else {}
     return {name: one_line(str(value)) for name, value in found.items() if value != ""}

@@ -31,15 +31,13 @@ LIBRARY_FOLDERS = (
 """Where drivers and containers put it, besides ``LD_LIBRARY_PATH``."""
 Structure = TypeVar("Structure", bound=ctypes.Structure)
 Value = TypeVar("Value")
-_NO_VALUE = frozenset(
-    {
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_NO_PERMISSION,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        pynvml.NVML_ERROR_NO_DATA,
-        pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-    }
+_NO_VALUE = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_DATA,
+    pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
 """Errors by which NVML says that this GPU, driver or permission does not give the value."""
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -100,7 +98,7 @@ def required(function: Callable[..., Any], *arguments: Any) -> Any:
         raise NvmlError(f"its answer is no text ({function.__name__})", code=pynvml.NVML_ERROR_NO_DATA) from None
 
 
-def value_or_why(function: Callable[..., Any], *arguments: Any) -> Any:
+def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
     """The function's value; :class:`NotAvailable` for every error of NVML."""
     try:
         return required(function, *arguments)
@@ -110,7 +108,7 @@ def value_or_why(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def value_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
     """The function's value; None for every error of NVML."""
-    return or_none(value_or_why(function, *arguments))
+    return or_none(attempt(function, *arguments))
 
 
 def optional(name: str, *arguments: Any) -> Any:
@@ -202,17 +200,12 @@ def naming(what: str) -> Iterator[None]:
         raise type(error)(f"{what}: {error}", code=error.code) from error
 
 
-def text(value: str | bytes) -> str:
-    """The text that NVML gave; the binding returns bytes for some calls."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
 @dataclass(frozen=True, slots=True)
 class NvmlPart:
     """A GPU, or one of its NVLinks, during one reading: no call is made twice."""
 
     handle: Any
-    link: int = 0
+    link: int | None = None
     answers: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def call(self, name: str, *arguments: int) -> Any:
@@ -237,8 +230,9 @@ class NvmlPart:
         """A structure with a version that a function of NVML fills in."""
         return apply(lambda _: structure, optional(name, self.handle, ctypes.byref(structure)))
 
-    def fields(self, numbers: Sequence[int], scope: int) -> dict[int, float | NotAvailable]:
-        """NvmlField fields by number, those that are not known yet in one call."""
+    def fields(self, numbers: Sequence[int]) -> dict[int, float | NotAvailable]:
+        """Numbered fields of NVML by number, those that are not known yet in one call."""
+        scope = self.link or 0
         new = [(number, scope) for number in numbers if (number, scope) not in self.answers]
         if new:
             self.answers.update(zip(new, read_fields(self.handle, *new), strict=True))
@@ -247,7 +241,7 @@ class NvmlPart:
 
 @dataclass(frozen=True, slots=True)
 class Nvml:
-    """A source: a function of NVML that takes a GPU, of a link its number too, and then ``arguments``.
+    """A source: a function of NVML that takes a GPU, where the part is a link its number too, and then ``arguments``.
 
     Without a value of a ``required`` one nothing can be said of a GPU: each of its errors is one of the GPU. ``older``: what
     drivers call the function that do not know its name.
@@ -255,7 +249,6 @@ class Nvml:
 
     name: str
     arguments: tuple[int, ...] = ()
-    of_link: bool = False
     required: bool = False
     older: str | None = None
 
@@ -268,7 +261,7 @@ class Nvml:
         """
         if self.required:
             return required(getattr(pynvml, self.name), part.handle)
-        arguments = (part.link, *self.arguments) if self.of_link else self.arguments
+        arguments = self.arguments if part.link is None else (part.link, *self.arguments)
         answer = part.call(self.name, *arguments)
         if self.older is None or not isinstance(answer, NotAvailable):
             return answer
@@ -281,11 +274,10 @@ class NvmlField:
     """A source: a numbered field of NVML, of a link or of the whole GPU."""
 
     number: int
-    of_link: bool = False
 
     def __call__(self, part: NvmlPart) -> float | NotAvailable:
         """NVML's answer, or why there is none."""
-        return part.fields([self.number], part.link if self.of_link else 0)[self.number]
+        return part.fields([self.number])[self.number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +285,10 @@ class NvmlFieldsByName:
     """A source: numbered fields that are counters, by name, in one call. Not available where NVML refuses all of them."""
 
     by_name: Mapping[str, int]
-    of_link: bool = False
 
     def __call__(self, part: NvmlPart) -> dict[str, int | NotAvailable] | NotAvailable:
         """Each counter, or why there is none."""
-        values = part.fields([*self.by_name.values()], part.link if self.of_link else 0)
+        values = part.fields([*self.by_name.values()])
         found = {name: apply(int, values[number]) for name, number in self.by_name.items()}
         known, refused = split(found)
         return found if known else next(iter(refused.values()))
@@ -322,7 +313,5 @@ def read_part(kind: type[Value], part: NvmlPart, **given: Any) -> Value:
         GpuLostError: the GPU has fallen off the bus.
         NvmlError: NVML cannot read the GPU for another reason.
     """
-    sources = [one.source for one in rows(kind).values() if isinstance(one.source, NvmlField)]
-    for is_of_link, scope in ((False, 0), (True, part.link)):
-        part.fields([source.number for source in sources if source.of_link is is_of_link], scope)
+    part.fields([one.source.number for one in rows(kind).values() if isinstance(one.source, NvmlField)])
     return read(kind, part, **given)

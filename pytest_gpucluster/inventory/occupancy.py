@@ -14,7 +14,6 @@ from pytest_gpucluster.text import counted
 
 GIB = 2**30
 PROC = Path("/proc")
-
 IDLE_GIB = 0.25
 """Memory in use on an idle GPU at most. Idle takes a few MiB; a bare CUDA context on Hopper takes about 0.5 GiB."""
 RESERVED_GIB = 1.0
@@ -107,12 +106,9 @@ def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
 
     with nvml_calls.session():
         index = gpu_index.own_index(None)
-        for look in range(looks):
-            if look:
-                time.sleep(pause_s)
-            found = _read_once(index)
-            if not found.holders:
-                break
+        while (found := _read_once(index)).holders and looks > 1:
+            looks -= 1
+            time.sleep(pause_s)
     return found
 
 

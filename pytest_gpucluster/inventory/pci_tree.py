@@ -188,12 +188,8 @@ def position(path: PciPath | NotAvailable | None, *, nvlinks: int = 0) -> Positi
     """The position of a device with this way up the PCIe tree; None: the tree does not list it."""
     if path is None or isinstance(path, NotAvailable):
         return Position(addresses=None, nvlinks=nvlinks)
-    unknown = isinstance(path.numa_node, NotAvailable) or path.numa_node == NO_NUMA_NODE
-    return Position(
-        addresses=tuple(node.address for node in path.nodes),
-        numa_node=None if unknown else str(path.numa_node),
-        nvlinks=nvlinks,
-    )
+    addresses, numa_node = tuple(node.address for node in path.nodes), or_none(path.numa_node)
+    return Position(addresses=addresses, numa_node=None if numa_node == NO_NUMA_NODE else numa_node, nvlinks=nvlinks)
 
 
 def nearness(one: Position, other: Position) -> str | None:

@@ -15,7 +15,7 @@ import pynvml
 
 from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls
 from pytest_gpucluster.inventory.nics import Nic, NicPort, read_nics
-from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlPart, read_fields, text
+from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlPart, read_fields
 from pytest_gpucluster.inventory.reading import NOBODY, NotAvailable, apply, or_none, row, rows
 from pytest_gpucluster.inventory.sysfs import SYS
 
@@ -54,7 +54,7 @@ class LiveGpu:
     ``pcie_rx``, seen from the GPU.
     """
 
-    name: str | NotAvailable = row(Nvml("nvmlDeviceGetName"), None, NOBODY, SHOWN, convert=text)
+    name: str | NotAvailable = row(Nvml("nvmlDeviceGetName"), None, NOBODY, SHOWN)
     busy_percent: int | NotAvailable = row(
         Nvml("nvmlDeviceGetUtilizationRates"), None, NOBODY, SHOWN, convert=lambda rates: int(rates.gpu)
     )
@@ -140,7 +140,7 @@ class NodeReader:
             try:
                 with nvml_calls.session():
                     while not self._stop.is_set():
-                        self._keep([nvml_calls.value_or_why(_read_gpu, index) for index in range(gpu_index.gpu_count())])
+                        self._keep([nvml_calls.attempt(_read_gpu, index) for index in range(gpu_index.gpu_count())])
             except nvml_calls.NvmlLibraryNotFoundError:
                 self._keep(NotAvailable("there is no NVIDIA driver library (libnvidia-ml.so.1) here"))
             except nvml_calls.NvmlError as error:

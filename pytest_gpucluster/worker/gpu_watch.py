@@ -62,12 +62,10 @@ class GpuWatch:
     @contextlib.contextmanager
     def measuring(self, call: str) -> Iterator[None]:
         """Around the measurement of the call with this id; where somebody is there already, it begins up to 2 s later."""
-        found = self._look()
-        for _ in range(LOOKS - 1):
-            if not found:
-                break
+        left = LOOKS - 1
+        while (found := self._look()) and left:
+            left -= 1
             time.sleep(PAUSE_S)
-            found = self._look()
         self._measurement = measurement = _Measurement(call=call)
         self._report_each(found, "before", measurement)
         try:

@@ -23,12 +23,9 @@ ANSWER_S = 3.0
 PAUSE_S = 0.02
 SHOWN_CHARACTERS = 6000
 CRASH = b"Fatal Python error"
-OWN_WORKER = Path(__file__).with_name("worker.py")
-OWN_THREADS = (
-    Path(__file__).with_name("flight_recorder.py"),
-    Path(__file__).with_name("gpu_watch.py"),
-    Path(__file__).parents[1] / "inventory" / "telemetry.py",
-)
+OWN_PACKAGE = Path(__file__).parents[1]
+OWN_WORKER = OWN_PACKAGE / "worker" / "worker.py"
+OWN_THREADS = [OWN_PACKAGE / name for name in ("worker/flight_recorder.py", "worker/gpu_watch.py", "inventory/telemetry.py")]
 
 
 def answer_requests(path: Path) -> None:

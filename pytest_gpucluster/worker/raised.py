@@ -145,10 +145,8 @@ def _cuda_code(error: RuntimeError) -> int | None:
 
 def _is_of_torch_distributed(frames: types.TracebackType | None) -> bool:
     """Whether the innermost frame of a traceback belongs to this package."""
-    name = ""
-    while frames is not None:
-        name, frames = frames.tb_frame.f_globals.get("__name__", ""), frames.tb_next
-    return f"{name}.".startswith("torch.distributed.")
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(frames)]
+    return f"{modules[-1]}.".startswith("torch.distributed.") if modules else False
 
 
 TEXT_CHARACTERS = 4000
