@@ -20,18 +20,7 @@ from typing import Any
 
 from pytest_gpucluster.inventory import numa, reading
 from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
-from pytest_gpucluster.inventory.reading import (
-    EVIDENCE,
-    NotAvailable,
-    all_or_why,
-    apply,
-    judged,
-    matching,
-    or_none,
-    read,
-    row,
-    split,
-)
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, all_or_why, apply, judged, matching, or_none, read, row
 from pytest_gpucluster.inventory.sysfs import PROC, SYS, SysfsFile, list_if_there, list_names, read_at, read_number, read_text
 
 OS_RELEASE = Path("/etc/os-release")
@@ -172,7 +161,7 @@ def _cpu_faults(host: _Roots) -> list[str] | NotAvailable:
     """Faults of the processors (``vmscape``) for which this kernel has no mend in effect, by its own words."""
 
     def open_ones(names: list[str]) -> list[str] | NotAvailable:
-        known, refused = split({name: read_text(host.cpu / "vulnerabilities" / name) for name in names})
+        known, refused = reading.split({name: read_text(host.cpu / "vulnerabilities" / name) for name in names})
         return next(iter(refused.values()), [name for name, text in known.items() if text.startswith("Vulnerable")])
 
     return apply(open_ones, list_names(host.cpu / "vulnerabilities"))
