@@ -56,7 +56,7 @@ def source_of(row: ReadingRow) -> str:
         return f"field {source.number}"
     if isinstance(source, NvmlFieldsByName):
         return f"field {', '.join(map(str, source.by_name.values()))}"
-    name = getattr(source, "name", None) or getattr(source, "__name__", "")
+    name = str(getattr(source, "name", None) or getattr(source, "__name__", ""))
     return f"`{name}`" if name.strip("_").isidentifier() or isinstance(source, SysfsFile) else ""
 
 
