@@ -218,7 +218,7 @@ class Collection:
     def expect(self, keys: Mapping[str, tuple[str, str | None]], *, subjects: Mapping[str, str]) -> None:
         """Begin, and fix the expected set: criterion and place id of each test, by nodeid; subjects by criterion."""
         self._begin(dict.fromkeys(nodeid.partition("::")[0] for nodeid in keys))
-        self._terminal.group_by(subjects)
+        self._terminal.subjects = subjects
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)
         self.earlier.fill(self._all_tests.tests())

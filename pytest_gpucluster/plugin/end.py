@@ -172,12 +172,12 @@ class End:
     def _exit_status(self, session: pytest.Session) -> int:
         """Keep pytest's own status, but never 0 when something is not as it should be."""
         assert self.verdict is not None
-        gated = self._session.setup.settings.gate and self.verdict.word != ACCEPTED
-        if int(session.exitstatus) == 0 and (self.is_bad or gated):
+        if int(session.exitstatus) != 0:
+            return int(session.exitstatus)
+        if self.is_bad or (self._session.setup.settings.gate and self.verdict.word != ACCEPTED):
             return int(pytest.ExitCode.TESTS_FAILED)
-        if int(session.exitstatus) == 0 and not any(self.verdict.counts[outcome] for outcome in (PASSED, WAIVED)):
-            return int(pytest.ExitCode.NO_TESTS_COLLECTED)  # every test skipped: nothing was measured
-        return int(session.exitstatus)
+        has_measured = any(self.verdict.counts[outcome] for outcome in (PASSED, WAIVED))  # else every test skipped
+        return int(pytest.ExitCode.OK if has_measured else pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def in_checkout(file: str, start: Path) -> str:

@@ -93,12 +93,11 @@ def groups_of(binding: Binding) -> list[tuple[tuple[str, ...], list[str]]]:
     gpus = _present(binding.places)
     answering = (node for node in binding.nodes if node.node in gpus)
     kinds = grouped((_facts_of(gpus[node.node], binding), node.hostname or node.id) for node in answering)
-    found = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
-    return [(_with_count(what, len(hosts)), hosts) for what, hosts in found]
-
-
-def _with_count(what: tuple[str, ...], num_nodes: int) -> tuple[str, ...]:
-    return what if num_nodes == 1 else (f"{counted(num_nodes, 'node')} x {what[0]}", *what[1:])
+    found: list[tuple[tuple[str, ...], list[str]]] = []
+    for (gpu_names, *versions), hostnames in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
+        count = f"{counted(len(hostnames), 'node')} x " if len(hostnames) > 1 else ""
+        found.append(((f"{count}{gpu_names}", *versions), hostnames))
+    return found
 
 
 def _facts_of(gpus: Sequence[Place], binding: Binding) -> tuple[str, ...]:
@@ -107,11 +106,8 @@ def _facts_of(gpus: Sequence[Place], binding: Binding) -> tuple[str, ...]:
     nameless = "ranks on the CPU" if binding.inventory.device == "cpu" else "GPUs without a name"
     names = Counter(one.gpu_name or nameless for one in identities)
     versions = {**identities[0].stack, "torch": identities[0].versions.get("torch", "of no known version")}
-    pieces = [
-        " and ".join(f"{number} {name}" for name, number in names.items()),
-        *(f"{name} {version}" for name, version in versions.items()),
-    ]
-    return (*tuple(f"{piece}," for piece in pieces[:-1]), pieces[-1])
+    gpu_names = " and ".join(f"{number} {name}" for name, number in names.items())
+    return tuple(with_commas([gpu_names, *(f"{name} {version}" for name, version in versions.items())]))
 
 
 def _count_lines(binding: Binding, *, width: int) -> list[str]:
@@ -222,21 +218,18 @@ class Screen:
         with self._uncaptured():
             return int(self.reporter._tw.fullwidth)  # noqa: SLF001 -- pytest's own width
 
-    def fit(self, text: str) -> list[str]:
-        """The text in lines that fit the terminal. One line in a log: scripts and people search it."""
-        line = one_line(text)
-        return folded(line, width=self.width) if self.is_terminal else [line]
-
     def write(self, text: str, **markup: bool) -> None:
-        """Write one line, folded where it is too wide for the terminal, in place of a transient one."""
-        reporter = self.reporter
+        """Write one line in place of a transient one, folded where it is too wide for the terminal.
+
+        A log has it as one line: scripts and people search it.
+        """
+        reporter, whole = self.reporter, one_line(text)
         if reporter is None:
             return
+        self.clear()
         with self._uncaptured():
-            if self._transient:
-                self._erase()
             reporter.ensure_newline()
-            for line in self.fit(text):
+            for line in folded(whole, width=self.width) if self.is_terminal else [whole]:
                 reporter.write_line(line, **markup)
 
     def print(self, lines: Iterable[str]) -> None:
@@ -256,12 +249,9 @@ class Screen:
         """Erase the transient line."""
         if self._transient:
             with self._uncaptured():
-                self._erase()
-
-    def _erase(self) -> None:
-        self.reporter.rewrite("", erase=True)
-        self.reporter.rewrite("")  # back to the first column
-        self._transient = False
+                self.reporter.rewrite("", erase=True)
+                self.reporter.rewrite("")  # back to the first column
+            self._transient = False
 
     def _uncaptured(self) -> Any:
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")

@@ -11,7 +11,7 @@ from pytest_gpucluster.inventory.identity import NOT_INSTALLED, version_of
 from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.judging.failure_text import format_asked, format_miss
 from pytest_gpucluster.judging.plan import Key
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, PASSED, WAIVED, WORDS, Record, count_of, counted_as
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, WORDS, Record, count_of, counted_as
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.header import Screen, bar_line
@@ -186,8 +186,7 @@ class LiveFailures:
     def __init__(self) -> None:
         """Count from 0."""
         self._seen: set[Key] = set()
-        self._causes: set[str] = set()
-        self._places: set[str] = set()
+        self._explained: set[tuple[str, str]] = set()
         self._shown = 0
 
     @property
@@ -201,15 +200,11 @@ class LiveFailures:
         if counted_as(record) not in (FAILED, ERROR, NOISY) or key in self._seen:
             return None
         self._seen.add(key)
-        if record.outcome == ERROR:
-            cause = record.cause or record.message
-            if cause in self._causes:
+        once = {ERROR: record.cause or record.message, FAILED: record.place}.get(record.outcome)
+        if once is not None:
+            if (record.outcome, once) in self._explained:
                 return None
-            self._causes.add(cause)
-        if record.place is not None and record.outcome == FAILED:
-            if record.place in self._places:
-                return None
-            self._places.add(record.place)
+            self._explained.add((record.outcome, once))
         self._shown += 1
         if self._shown > SHOWN_FAILURES:
             rest = f"{SHOWN_FAILURES} are shown; from here on they are counted, and all are below"
@@ -257,11 +252,6 @@ class Tally:
         missing = f" of {counted(self.tests, 'check')}, cut short" if self.done < self.tests else ""
         criteria = counted(self.criteria, "criterion", "criteria")
         return f"{self.name:<9} {criteria:>12}   {counts}{missing}   {duration(self.seconds)}"
-
-    @property
-    def is_good(self) -> bool:
-        """Whether everything so far passed or is waived."""
-        return set(self.outcomes) <= {PASSED, WAIVED}
 
 
 class SubjectLog:

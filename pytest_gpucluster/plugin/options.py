@@ -13,15 +13,8 @@ import pytest
 
 from pytest_gpucluster.config.run_files import JOURNAL
 from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, RESUME, requested_of_node, results_dir, unrecognized
-from pytest_gpucluster.plugin.activation import (
-    ACTIVE,
-    REFUSAL,
-    RUN,
-    become_agent,
-    is_activated,
-    launch_or_usage_error,
-    run_of,
-)
+from pytest_gpucluster.plugin import activation
+from pytest_gpucluster.plugin.activation import ACTIVE, REFUSAL, RUN, run_of
 from pytest_gpucluster.plugin.exit_code import ExitCodeGuard, guard_immediate_exit
 from pytest_gpucluster.plugin.pairing import ALL_TESTS, AllTests, register_part, uses_us
 
@@ -68,16 +61,18 @@ def pytest_load_initial_conftests(
     Raises:
         pytest.UsageError: an option looks like ours, and neither we nor a conftest take it.
     """
-    early_config.stash[ACTIVE] = is_activated(early_config, args)  # args hold what addopts adds; later hooks lack that
+    early_config.stash[ACTIVE] = activation.is_activated(
+        early_config, args
+    )  # args with those of addopts; later hooks lack them
     if early_config.stash[ACTIVE]:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        launch = launch_or_usage_error()
+        launch = activation.launch_or_usage_error()
         if launch is not None and launch.rank > 0:
             roots = [early_config.rootpath, early_config.invocation_params.dir]
             given, target = early_config.known_args_namespace, _report_target(early_config)
             is_blind = given.gpucluster_resume and not Path(target.folder, JOURNAL).exists()  # the run is known elsewhere
             requested = None if is_blind else requested_of_node(given, start=roots[1])
-            become_agent(launch, roots=roots, target=target, requested=requested)
+            activation.become_agent(launch, roots=roots, target=target, requested=requested)
     guard_immediate_exit(early_config)
     result = yield
     early_config.stash[ALL_TESTS] = AllTests(early_config)

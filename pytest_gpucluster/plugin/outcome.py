@@ -15,7 +15,6 @@ from pytest_gpucluster.errors import (
     Blame,
     ConfigurationError,
     CriterionFailedError,
-    DoesNotApplyError,
     MeasurementError,
     RanksFailedError,
 )
@@ -77,12 +76,13 @@ def _repeated(report: pytest.TestReport, test: ItemContext) -> Record:
 def _outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
     if call.when == "teardown":
         return _after_teardown(report, call, test)
-    found = _after_setup(report, call, test) if call.when == "setup" else _after_call(report, call, test)
+    error = call.excinfo.value if call.excinfo is not None else None
+    found = (_after_setup if call.when == "setup" else _after_call)(report, error, test)
     if found is None or test.kept is None:
         return found
     if worse(test.kept, found) is found or test.kept.outcome == found.outcome == FAILED:
         return found  # what is judged at the end holds all rounds
-    return _as_kept(report, test.kept)
+    return _as_found(report, test.kept)
 
 
 def show_waived(report: pytest.TestReport, reason: str) -> None:
@@ -91,54 +91,46 @@ def show_waived(report: pytest.TestReport, reason: str) -> None:
     report.wasxfail = reason
 
 
-def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
+def _after_setup(report: pytest.TestReport, error: BaseException | None, test: ItemContext) -> Record | None:
     if report.outcome == "passed":
         return None
     if test.rule is not None and report.outcome == "skipped":
         return replace(_record(test, SKIPPED, test.rule.text), cause=test.rule.cause)
     criterion = test.criterion
     if criterion is not None and criterion.judged is not None and criterion.judged.outcome == FAILED:  # by a fixture
-        report.when = "call"
-        return _bad_by_value(report, call.excinfo.value if call.excinfo is not None else None, test, criterion)
-    return _not_measured(report, call, test)
+        return _bad_by_value(report, error, test, criterion)
+    return _not_measured(report, error, test)
 
 
-def _as_kept(report: pytest.TestReport, kept: Record) -> Record:
+def _as_found(report: pytest.TestReport, found: Record) -> Record:
     """Whatever became of the test, and of the rest of its soak: what was found stays found."""
-    if kept.outcome == FAILED:
+    if found.outcome == FAILED:
         report.when = "call"  # also where the test was ended in its set-up
-        _fail(report, kept.reason or kept.outcome)
+        _fail(report, found.reason or found.outcome)
     else:
-        _make_error(report, kept.reason or kept.outcome)
-    return kept
+        _make_error(report, found.reason or found.outcome)
+    return found
 
 
-def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record:
+def _after_call(report: pytest.TestReport, error: BaseException | None, test: ItemContext) -> Record:
     criterion = test.criterion
-    error = call.excinfo.value if call.excinfo is not None else None
     if criterion is None or not test.pair.judges:
-        return _plain_test(report, call, test)
+        return _plain_test(report, error, test)
     bad = _bad_by_value(report, error, test, criterion)
     if bad is not None:
         return bad
     if error is not None and error is criterion.left_out and criterion.judged is None and criterion.first_error is None:
-        return _left_out(report, test, criterion.left_out)
+        _clear_xfail(report)
+        _skip(report, str(error))
+        return replace(_record(test, SKIPPED, str(error)), cause=criterion.left_out.cause)
     if error is not None or report.outcome == "skipped":
-        return _not_measured(report, call, test)
+        return _not_measured(report, error, test)
     missing = _missing_part(test, criterion) or _failed_by_a_hook(report, test)
     if missing is not None:
         return _error(report, test, missing)
     assert criterion.judged is not None
     _pass(report)
     return criterion.judged
-
-
-def _left_out(report: pytest.TestReport, test: ItemContext, why: DoesNotApplyError) -> Record:
-    """Skipped by the rule of its entry, as seen on the host."""
-    reason = str(why)
-    _clear_xfail(report)
-    _skip(report, reason)
-    return replace(_record(test, SKIPPED, reason), cause=why.cause)
 
 
 def _bad_by_value(
@@ -148,15 +140,12 @@ def _bad_by_value(
     judged = criterion.judged
     is_judgement = error is None or isinstance(error, CriterionFailedError) or getattr(error, "kind", None) == "noisy"
     is_whole = is_judgement and criterion.first_error is None and test.unmeasured is None
-    if judged is not None and judged.outcome == FAILED:
-        _fail(report, judged.reason or judged.outcome)
-        return replace(judged, waivable=judged.waivable and is_whole)
-    if isinstance(error, AssertionError) and not hasattr(report, "wasxfail"):
+    is_failed = judged is not None and judged.outcome == FAILED
+    if not is_failed and isinstance(error, AssertionError) and not hasattr(report, "wasxfail"):
         return _crashed(report, test, FAILED)
-    if judged is not None and judged.outcome == NOISY and criterion.first_error is None:
-        _make_error(report, judged.reason or judged.outcome)
-        return replace(judged, waivable=judged.waivable and is_whole)
-    return None
+    if judged is None or not (is_failed or (judged.outcome == NOISY and criterion.first_error is None)):
+        return None
+    return replace(_as_found(report, judged), waivable=judged.waivable and is_whole)
 
 
 def _missing_part(test: ItemContext, criterion: Criterion) -> MeasurementError | None:
@@ -212,11 +201,10 @@ def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], test
     return replace(test.earlier, outcome=ERROR, reason=reason, advisory=False, waiver=None, waivable=False)
 
 
-def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record:
+def _plain_test(report: pytest.TestReport, error: BaseException | None, test: ItemContext) -> Record:
     """A test without a criterion counts by what pytest says of it."""
-    error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, (MeasurementError, ConfigurationError)):
-        return _not_measured(report, call, test)
+        return _error(report, test, error)
     if isinstance(error, RanksFailedError):
         _fail(report, str(error))
         return blamed(_record(test, FAILED, str(error)), error)
@@ -235,8 +223,7 @@ def _skipped_itself(test: ItemContext, report: pytest.TestReport) -> Record:
     return replace(left_out, cause="skipped itself")
 
 
-def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record:
-    error = call.excinfo.value if call.excinfo is not None else None
+def _not_measured(report: pytest.TestReport, error: BaseException | None, test: ItemContext) -> Record:
     if isinstance(error, (MeasurementError, ConfigurationError)):
         return _error(report, test, error)
     if report.outcome == "skipped":
@@ -245,7 +232,7 @@ def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], test: 
         reason = f"{test.pair.criterion} was not measured: its test skipped itself ({_skip_reason(report)})"
         _make_error(report, reason)
         return _record(test, ERROR, reason)
-    if call.when == "call" and not isinstance(error, CriterionFailedError):
+    if report.when == "call" and not isinstance(error, CriterionFailedError):
         report.when = "setup"
     _clear_xfail(report)
     report.outcome = "failed"

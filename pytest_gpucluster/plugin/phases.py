@@ -19,14 +19,7 @@ from pytest_gpucluster.cluster.results import note_end, read_where_one_ended
 from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.second_chance import AGAIN, is_due, with_first_look
 from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, PASSED
-from pytest_gpucluster.plugin.attempts import (
-    attempts_of,
-    count,
-    counted,
-    counting,
-    hidden_by_a_hook,
-    run_distributed_test,
-)
+from pytest_gpucluster.plugin import attempts
 from pytest_gpucluster.plugin.outcome import ItemContext, judged_late, make_fit, outcome_of, show_waived
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE, WAITS
 from pytest_gpucluster.plugin.whole_run import soak_reports
@@ -141,7 +134,7 @@ class Phases:
         A test of one place answers for that place; what it measures elsewhere may be for others. Of what a fixture measured
         that several tests share, somebody must have read something; and when the last of them at this place is over, all.
         """
-        hidden = hidden_by_a_hook(item)
+        hidden = attempts.hidden_by_a_hook(item)
         if hidden is not None:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
         unread = [*self._own.made]
@@ -156,13 +149,13 @@ class Phases:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Show that a test begins; after it, stop the session if the run was terminated meanwhile."""
-        count(item, "protocol")
+        attempts.count(item, "protocol")
         self.running = item
         self.properties = frozenset()
         self._own = _Own()
         self._terminal.live.begin(item.stash[PAIR])
         try:
-            with counted(item, "runtest"):
+            with attempts.counted(item, "runtest"):
                 return (yield)
         finally:
             self.running, self._own = None, _Own()
@@ -214,7 +207,7 @@ class Phases:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         """Mark the time in which reports are of parts of the test: blocks of ``subtests.test()``."""
-        count(item, "hook of the call")
+        attempts.count(item, "hook of the call")
         item.stash[IN_BODY] = True
         try:
             return (yield)
@@ -241,9 +234,9 @@ class Phases:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
         """Count calls of this hook, and of the test's function inside it. What earlier runs had read is judged first."""
-        count(pyfuncitem, "hook of the function")
+        attempts.count(pyfuncitem, "hook of the function")
         unknown = self._readings.judge_earlier(pyfuncitem, self._session.state.places())
-        with counted(pyfuncitem, "obj"):
+        with attempts.counted(pyfuncitem, "obj"):
             made = yield
         self._readings.remark_on(pyfuncitem)
         if unknown is not None:
@@ -255,7 +248,7 @@ class Phases:
         """Run the body of a distributed test in the workers. Called inside the hook above; None leaves others to pytest."""
         if pyfuncitem.get_closest_marker("distributed") is None:
             return None
-        counting(run_distributed_test, pyfuncitem, "obj")(pyfuncitem, self._session)
+        attempts.counting(attempts.run_distributed_test, pyfuncitem, "obj")(pyfuncitem, self._session)
         return True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -265,7 +258,7 @@ class Phases:
         """Have pytest and all others make the report, correct it, and record the outcome."""
         is_of_part = item.stash.get(IN_BODY, False)
         if not is_of_part:  # one test has any number of parts
-            count(item, call.when)
+            attempts.count(item, call.when)
         has_ended = call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception)
         for name in _asked_late(item):
             note_end(self.of_fixtures.get(name, ()), by_exception=has_ended)
@@ -294,8 +287,7 @@ class Phases:
         if call.excinfo is None or call.when == "teardown":
             return None
         error = call.excinfo.value
-        is_error = isinstance(error, (MeasurementError, ConfigurationError))
-        if not (is_error or _is_failure(error, item) or _is_left_out(error, item)) or shows_tracebacks(item.config):
+        if not _is_own(error, item) or shows_tracebacks(item.config):
             return None
         ended_well = copy.copy(call)
         ended_well.excinfo = None
@@ -308,8 +300,8 @@ class Phases:
 
         A test that could not measure, or did not judge, is an ERROR, whatever pytest made of it.
         """
-        attempts, late = attempts_of(item), judged_late(item.stash.get(CRITERION, None), item.stash.get(RECORD, None))
-        is_good = call.excinfo is None and report.outcome == "passed" and attempts == 1
+        times, late = attempts.attempts_of(item), judged_late(item.stash.get(CRITERION, None), item.stash.get(RECORD, None))
+        is_good = call.excinfo is None and report.outcome == "passed" and times == 1
         if call.when != "call" and is_good and late is None:
             return None  # two phases of nearly every test
         test = ItemContext(
@@ -319,7 +311,7 @@ class Phases:
             earlier=item.stash.get(RECORD, None),
             kept=_found_before(self._session.plan, item),
             unmeasured=self._unmeasured(item),
-            attempts=attempts,
+            attempts=times,
             hollow=self._hollow(item) if call.when == "call" else None,
         )
         record = outcome_of(report, call, test)
@@ -388,18 +380,15 @@ def waits(item: pytest.Item) -> bool:
     return item.stash.get(WAITS, False) and RECORD in item.stash and is_due(item.stash[RECORD])
 
 
-def _is_failure(error: BaseException, item: pytest.Item) -> bool:
-    """Whether a criterion failed by value: its reason is the text of the report, whatever pytest would show."""
-    criterion = item.stash.get(CRITERION, None)
-    is_judged = criterion is not None and criterion.judged is not None and criterion.judged.outcome == FAILED
-    return isinstance(error, CriterionFailedError) and is_judged and not item.stash.get(IN_BODY, False)
-
-
-def _is_left_out(error: BaseException, item: pytest.Item) -> bool:
-    """Whether a criterion does not apply here by its own rule, as its test saw."""
+def _is_own(error: BaseException, item: pytest.Item) -> bool:
+    """Whether the text of an error says all: ours, a failure by value, or a criterion that does not apply by its own rule."""
+    if isinstance(error, (MeasurementError, ConfigurationError)):
+        return True
     criterion = item.stash.get(CRITERION, None)
     if criterion is None or item.stash.get(IN_BODY, False):
         return False
+    if isinstance(error, CriterionFailedError):
+        return criterion.judged is not None and criterion.judged.outcome == FAILED
     return error is criterion.left_out and criterion.judged is None and criterion.first_error is None
 
 

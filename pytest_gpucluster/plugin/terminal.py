@@ -45,48 +45,41 @@ class Terminal:
         self._session = session
         self.screen = Screen(config)
         self.hidden = HiddenReports(config, session)
-        self._subjects: Mapping[str, str] = {}
+        self.subjects: Mapping[str, str] = {}
+        """The subject of each criterion, by which the table is grouped."""
         self.live = Live(self.screen, session.state)
         self.said = Said()
 
-    def group_by(self, subjects: Mapping[str, str]) -> None:
-        """Take the subject of each criterion, by which the table is grouped."""
-        self._subjects = subjects
-
     def summary(self, *, disk_errors: Sequence[str]) -> None:
         """Print the table, the bad parts, and remarks."""
-        session = self._session
+        session, screen = self._session, self.screen
         records = list(session.plan)
-        self.screen.reporter.section("gpucluster")
+        layout = Layout(
+            width=screen.width,
+            color=screen.has_color,
+            is_rehearsal=session.setup.rehearsal,
+            is_whole=screen.verbosity > 0,
+            noise={key: entry.noise for key, entry in session.setup.criteria.items() if entry.noise is not None},
+        )
+        screen.reporter.section("gpucluster")
         for line in session.setup.waivers.lines:
-            self.screen.write(line, bold=True)
+            screen.write(line, bold=True)
         places = session.state.places()
-        self.screen.print(criteria_table(records, places, subjects=self._subjects, layout=self._layout))
-        self.screen.print(self._printed(describe_bad_parts(records, self._shown(places))))
-        self.screen.print(advisory_lines(records, places, width=self.screen.width))
-        self.screen.print(remark_lines(records, width=self.screen.width, is_whole=self.screen.verbosity > 0))
+        screen.print(criteria_table(records, places, subjects=self.subjects, layout=layout))
+        screen.print(self._printed(describe_bad_parts(records, self._shown(places))))
+        screen.print(advisory_lines(records, places, width=screen.width))
+        screen.print(remark_lines(records, width=screen.width, is_whole=screen.verbosity > 0))
         changed = session.setup.changed_entries
         if changed:
             shown = [f"{key} ({', '.join(words)})" for key, words in changed.items() if words != [REMOVED]]
             removed = [key for key, words in changed.items() if words == [REMOVED]]
             shown += [f"removed: {shortlist(removed, most=SHOWN_LIMITS)}"] if removed else []
-            self.screen.write(f"limits changed from the packaged ones: {'; '.join(shown)}")
+            screen.write(f"limits changed from the packaged ones: {'; '.join(shown)}")
         for problem in self.said.problems:
-            self.screen.write(problem, red=True)
-        self.screen.print(self.said.annotations)
+            screen.write(problem, red=True)
+        screen.print(self.said.annotations)
         if disk_errors:
-            self.screen.write(f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
-
-    @property
-    def _layout(self) -> Layout:
-        screen = self.screen
-        return Layout(
-            width=screen.width,
-            color=screen.has_color,
-            is_rehearsal=self._session.setup.rehearsal,
-            is_whole=screen.verbosity > 0,
-            noise={key: entry.noise for key, entry in self._session.setup.criteria.items() if entry.noise is not None},
-        )
+            screen.write(f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
 
     def conclude(self, verdict: Verdict, *, is_whole: bool) -> None:
         """Print the verdict, after every other section. Reports that the disk refused are not named: ``is_whole`` is false."""
@@ -140,7 +133,8 @@ class HiddenReports:
         """Leave out the reports whose text is ours and that captured no output."""
         if not shows_own(self._config):
             return
-        ours = self._judged()
+        records = self._session.plan  # what a plain test says stays pytest's to show
+        ours = {records.nodeid(one) for one in records if not (one.outcome == FAILED and one.limit is None)}
         for section in SECTIONS:
             reports = reporter.stats.get(section, [])
             others = [one for one in reports if not _is_shown(one, ours)]
@@ -157,11 +151,6 @@ class HiddenReports:
         """Put them back: pytest counts them in its last line."""
         reporter.stats.update(self._hidden)
         self._hidden = {}
-
-    def _judged(self) -> set[str]:
-        """The tests whose failures the block of bad parts shows in full; what a plain test says stays pytest's to show."""
-        records = self._session.plan
-        return {records.nodeid(one) for one in records if not (one.outcome == FAILED and one.limit is None)}
 
 
 def _is_shown(report: Any, ours: set[str]) -> bool:
