@@ -159,23 +159,18 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return min(known), max(known)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenRows:
-    """The rows that are shown by default, and the names of bad criteria whose rows are left out."""
-
-    rows: tuple[table_rows.TableRow, ...]
-    more: tuple[str, ...]
-
-
 def chosen_rows(
     by_criterion: Mapping[str, Sequence[verdict.Record]], names: table_rows.PlaceNames, *, noise: Mapping[str, float] | None
-) -> ChosenRows:
+) -> tuple[list[table_rows.TableRow], list[str]]:
     """The criteria of the handover, then what is bad, then what is near its limit.
 
     Args:
         by_criterion: the outcomes of each criterion.
         names: names places in short.
         noise: the noise that entries state, 0 to 1; None where no value says how near it is.
+
+    Returns:
+        Their rows, and the names of bad criteria whose rows are left out.
     """
     first = {name: by_criterion[name] for name in HANDOVER if name in by_criterion}
     others = {name: records for name, records in by_criterion.items() if name not in first}
@@ -187,8 +182,7 @@ def chosen_rows(
     more = bad if len(bad) > MOST_ROWS else []
     shown = [*first, *(name for name in bad if name not in more), *(name for name in others if name in close)]
     rows = {name: table_rows.row_of(name, by_criterion[name], names) for name in shown}
-    marked = [replace(row, outcome=f"{row.outcome}{NEAR}") if name in near else row for name, row in rows.items()]
-    return ChosenRows(rows=tuple(marked), more=tuple(more))
+    return [replace(row, outcome=f"{row.outcome}{NEAR}") if name in near else row for name, row in rows.items()], more
 
 
 def _distance(records: Sequence[verdict.Record], noise: float | None) -> float:

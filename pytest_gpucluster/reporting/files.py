@@ -216,16 +216,12 @@ def require_writable(file: Path) -> None:
         elif file.exists():
             file.open("ab").close()
         else:
-            _try_to_make(file)
+            with contextlib.suppress(FileExistsError):  # another run made it since we looked: so it can be written
+                os.close(os.open(file, NEW, 0o644))
+                file.unlink(missing_ok=True)
     except OSError as error:
         why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror  # FileExistsError: of its folder
         raise ConfigurationError(f"the report {file} cannot be written: {why}") from None
-
-
-def _try_to_make(file: Path) -> None:
-    with contextlib.suppress(FileExistsError):  # another run made it since we looked: so it can be written
-        os.close(os.open(file, NEW, 0o644))
-        file.unlink(missing_ok=True)
 
 
 def _require_writable_through(file: Path) -> None:

@@ -102,9 +102,9 @@ def names_of(nodeid: str) -> tuple[str, str]:
     return ".".join(names[:-1]), names[-1]
 
 
-def form_of(asked: str | None, number: int) -> str:
+def form_of(report: RunReport) -> str:
     """``place``, ``node`` or ``criterion``: what was asked for, else by how many testcases there are, one a place."""
-    return asked or ("place" if number <= MOST_BY_PLACE else "node")
+    return report.junit.form or ("place" if sum(map(_count, report.cases)) <= MOST_BY_PLACE else "node")
 
 
 def are_few(testcases: Sequence[Testcase]) -> bool:
@@ -187,14 +187,9 @@ def junit_text(report: RunReport) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text.replace("<testcase ", LINE)}\n'
 
 
-def suite_element(report: RunReport) -> ET.Element:
-    """The one ``testsuite`` of :func:`junit_text`."""
-    return _Suite(report).build_xml_doc()
-
-
 def folded_names(report: RunReport) -> dict[tuple[str, str], tuple[str, str]]:
     """(classname, name) of the testcase that a test is part of in this file, by those that pytest gives the test."""
-    form = form_of(report.junit.form, sum(map(_count, report.cases)))
+    form = form_of(report)
     if form == "place":
         return {}
     placed = ((case.nodeid, report.places.get(case.record.place or "")) for case in report.cases)
@@ -244,43 +239,40 @@ def requirements_of(facts: Mapping[str, Any]) -> Properties:
     return tuple(("requirement", f"{one} {criterion}") for criterion, limit in limits.items() for one in limit["ids"])
 
 
-class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
-    """The suite of a report, with the properties that junit-xml cannot carry: of testcases, and several of one name."""
+def suite_element(report: RunReport) -> ET.Element:
+    """The one ``testsuite`` of :func:`junit_text`.
 
-    def __init__(self, report: RunReport) -> None:
-        form = form_of(report.junit.form, sum(map(_count, report.cases)))
-        is_by_suite = form != "place" or report.junit.is_strict
-        judged = _judged(report, with_properties=not is_by_suite)
-        own = [one.testcase for one in judged] if form == "place" else folded(judged, report.places, form)
-        if not (is_by_suite or are_few(own)):
-            is_by_suite, own = True, [one._replace(properties=()) for one in own]
-        selftest = [_selftest_testcase(report.facts["selftest"])] if "selftest" in report.facts else []
-        self._testcases = [*selftest, *own, verdict_testcase(report)]
-        self._is_strict = report.junit.is_strict
-        places = sorted(report.places.values(), key=lambda place: (place.rank != 0, place.node))
-        # The one that writes is that of rank 0, as pytest has it.
-        hosts = [place.hostname for place in places if place.hostname]
-        name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
-        super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
-        waivers = tuple(("waiver", line) for line in report.waivers)
-        ran = tuple((f"part {number}", words) for number, words in enumerate(words_of_parts(report.facts), start=1))
-        self._properties: Properties = (*waivers, *changes_of(report.verdict), *requirements_of(report.facts), *ran)
-        if is_by_suite:
-            parts = tuple(("place", place.label) for place in report.places.values() if place.gpu is not None)
-            self._properties = (("verdict", report.verdict.word), *self._properties, *parts)
-        if report.is_rebuilt:
-            self._properties = (("rebuilt_from", "journal.jsonl"), *self._properties)
+    With the properties that junit-xml cannot carry: of testcases, and several of one name.
+    """
+    form = form_of(report)
+    is_by_suite = form != "place" or report.junit.is_strict
+    judged = _judged(report, with_properties=not is_by_suite)
+    own = [one.testcase for one in judged] if form == "place" else folded(judged, report.places, form)
+    if not (is_by_suite or are_few(own)):
+        is_by_suite, own = True, [one._replace(properties=()) for one in own]
+    selftest = [_selftest_testcase(report.facts["selftest"])] if "selftest" in report.facts else []
+    testcases = [*selftest, *own, verdict_testcase(report)]
+    places = sorted(report.places.values(), key=lambda place: (place.rank != 0, place.node))
+    host = next((place.hostname for place in places if place.hostname), None)  # that of rank 0 writes, as pytest has it
+    name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
+    suite: ET.Element = TestSuite(name, [*map(_junit_xml_case, testcases)], hostname=host).build_xml_doc()
+    for element, testcase in zip(suite.findall("testcase"), testcases, strict=True):
+        _add_properties(element, testcase.properties)
+    _add_properties(suite, _suite_properties(report, is_by_suite=is_by_suite))
+    if report.junit.is_strict:
+        strictly(suite)
+    make_fit(suite)
+    return suite
 
-    def build_xml_doc(self, encoding: str | None = None) -> ET.Element:
-        """Add the properties to the elements that junit-xml makes, and escape what XML cannot hold."""
-        suite: ET.Element = super().build_xml_doc(encoding)
-        for element, testcase in zip(suite.findall("testcase"), self._testcases, strict=True):
-            _add_properties(element, testcase.properties)
-        _add_properties(suite, self._properties)
-        if self._is_strict:
-            strictly(suite)
-        make_fit(suite)
-        return suite
+
+def _suite_properties(report: RunReport, *, is_by_suite: bool) -> Properties:
+    """Those of the whole file; ``is_by_suite``: its testcases have none of their own."""
+    rebuilt = [("rebuilt_from", "journal.jsonl")] if report.is_rebuilt else []
+    verdict = [("verdict", report.verdict.word)] if is_by_suite else []
+    waivers = (("waiver", line) for line in report.waivers)
+    ran = ((f"part {number}", words) for number, words in enumerate(words_of_parts(report.facts), start=1))
+    parts = (("place", place.label) for place in report.places.values() if is_by_suite and place.gpu is not None)
+    return (*rebuilt, *verdict, *waivers, *changes_of(report.verdict), *requirements_of(report.facts), *ran, *parts)
 
 
 def _judged(report: RunReport, *, with_properties: bool) -> Iterator[JudgedCase]:

@@ -104,9 +104,8 @@ class Recorder:
             facts: of this run, as results.json has them.
             versions: of this run's software.
         """
-        older = self._directory.older_run if self._directory is not None else None
-        if self.parts.earlier and self._directory is not None:
-            older = self._directory.path  # the run goes on, and so does its journal
+        assert self._directory is not None
+        older = self._directory.path if self.parts.earlier else self._directory.older_run  # a run that goes on has its journal
         if older is not None:
             self.cut_soak = find_interrupted_soak(older, facts=facts, versions=versions, now_s=time.time())
 

@@ -34,14 +34,7 @@ from pytest_gpucluster.judging.verdict import (
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.columns import by_criterion
 from pytest_gpucluster.reporting import table_rows
-from pytest_gpucluster.reporting.at_a_glance import (
-    HANDOVER,
-    ChosenRows,
-    SubjectLine,
-    chosen_rows,
-    measured_texts,
-    subject_lines,
-)
+from pytest_gpucluster.reporting.at_a_glance import HANDOVER, SubjectLine, chosen_rows, measured_texts, subject_lines
 from pytest_gpucluster.reporting.lines import (
     EXACT,
     hostlist,
@@ -53,6 +46,7 @@ from pytest_gpucluster.reporting.lines import (
     width_of,
     wrapped,
 )
+from pytest_gpucluster.reporting.table_rows import TableRow
 from pytest_gpucluster.text import counted, shortlist
 
 STYLES = {
@@ -96,19 +90,6 @@ class Layout:
     noise: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
-    """The line above the rows of a subject. ``is_good``: everything that was measured of it passed."""
-
-    subject: str
-    is_good: bool
-
-    def cells(self, columns: Sequence[str]) -> list[Text]:
-        """The subject in the first column, and in the last one that all is good, if it is."""
-        outcome = Text(ALL_OK if self.is_good else "", style=STYLES[PASSED])
-        return [Text(self.subject, style="bold"), *(outcome if name == "outcome" else Text() for name in columns[1:])]
-
-
 def criteria_table(
     records: Iterable[Record], places: Mapping[str, Place], *, subjects: Mapping[str, str], layout: Layout
 ) -> list[str]:
@@ -149,20 +130,23 @@ def criteria_table(
     return [*lines, *printed(left, width=layout.width, color=layout.color)]
 
 
-def _at_a_glance(seen: Sequence[SubjectLine], chosen: ChosenRows, measured: Sequence[str], layout: Layout) -> list[str]:
+def _at_a_glance(
+    seen: Sequence[SubjectLine], chosen: tuple[list[TableRow], list[str]], measured: Sequence[str], layout: Layout
+) -> list[str]:
     """The lines of subjects, the chosen rows, what is bad besides, and what nothing judges."""
     columns = max(len(line.subject) for line in seen), max(len(line.state) for line in seen)
     texts = [_subject_text(line, columns, layout) for line in seen]
-    rows = ["", *_draw(chosen.rows, layout)] if chosen.rows else []
+    rows, more = chosen
+    drawn = ["", *_draw(rows, layout)] if rows else []
     below: list[Text] = []
-    if chosen.more:
-        count = counted(len(chosen.more), "more bad criterion", "more bad criteria")
-        words = f"and {count}: {shortlist(chosen.more, most=MOST_MORE)}"
+    if more:
+        count = counted(len(more), "more bad criterion", "more bad criteria")
+        words = f"and {count}: {shortlist(more, most=MOST_MORE)}"
         below += _texts(f"{words}; -v shows all", layout, style=STYLES[FAILED])
     if measured:
         below += _texts(f"measured, not judged: {'; '.join(measured)}", layout)
     above, under = (printed(some, width=layout.width, color=layout.color) for some in (texts, below))
-    return [*above, *rows, *under]
+    return [*above, *drawn, *under]
 
 
 def _texts(words: str, layout: Layout, *, style: str = "") -> list[Text]:
@@ -174,9 +158,7 @@ def _subject_text(line: SubjectLine, columns: tuple[int, int], layout: Layout) -
     return Text.assemble((safe(name), "bold"), (safe(state), STYLES.get(line.style, "")), safe(numbers))
 
 
-def _grouped(
-    rows: Sequence[tuple[str, table_rows.TableRow]], subjects: Mapping[str, str], unjudged: Iterable[str]
-) -> list[table_rows.TableRow | Heading]:
+def _grouped(rows: Sequence[tuple[str, TableRow]], subjects: Mapping[str, str], unjudged: Iterable[str]) -> list[TableRow]:
     """The rows by subject, in the order of their first row, each group below its subject.
 
     A subject is good if all of its rows are, and none of its criteria is among ``unjudged``.
@@ -185,20 +167,20 @@ def _grouped(
     if [*groups] == [OTHERS]:
         return [*groups[OTHERS]]
     open_ones = {subjects.get(criterion, OTHERS) for criterion in unjudged}
-    shown: list[table_rows.TableRow | Heading] = []
+    shown: list[TableRow] = []
     for subject, members in groups.items():
         is_good = subject not in open_ones and all(row.counted_as == PASSED and not row.misses for row in members)
-        shown.append(Heading(subject=subject, is_good=is_good))
+        shown.append(TableRow(criterion=subject, outcome=ALL_OK if is_good else "", is_heading=True))
         shown += [replace(row, criterion=f"{INDENT}{row.criterion}") for row in members]
     return shown
 
 
-def _draw(rows: Sequence[table_rows.TableRow | Heading], layout: Layout) -> list[str]:
+def _draw(rows: Sequence[TableRow], layout: Layout) -> list[str]:
     """The lines of the table, with as many columns as fit. No cell is broken.
 
     Where too few columns would be left, a long name has a line of its own above the other cells.
     """
-    results = [row for row in rows if isinstance(row, table_rows.TableRow)]
+    results = [row for row in rows if not row.is_heading]
     empty = {"headroom"} if layout.is_rehearsal else set()
     empty |= {"p1"} if all(row.p1 == table_rows.NOTHING for row in results) else set()
     columns = [name for name in COLUMNS if name not in empty]
@@ -213,37 +195,33 @@ def _draw(rows: Sequence[table_rows.TableRow | Heading], layout: Layout) -> list
     return _draw_compactly(rows, columns, max(room, SHORTEST_NAME), layout)
 
 
-def _draw_compactly(
-    rows: Sequence[table_rows.TableRow | Heading], columns: Sequence[str], room: int, layout: Layout
-) -> list[str]:
+def _draw_compactly(rows: Sequence[TableRow], columns: Sequence[str], room: int, layout: Layout) -> list[str]:
     """The lines with one blank between columns. A name of more than ``room`` columns has a line of its own."""
-    long: dict[int, str] = {}
-    short: list[table_rows.TableRow | Heading] = []
-    for number, row in enumerate(rows):
-        if isinstance(row, table_rows.TableRow) and cell_len(name := safe(row.criterion)) > room:
-            long[number] = name
-            short.append(replace(row, criterion=""))
-        else:
-            short.append(row)
+    names = {number: safe(row.criterion) for number, row in enumerate(rows) if not row.is_heading}
+    long = {number: name for number, name in names.items() if cell_len(name) > room}
+    short = [replace(row, criterion="") if number in long else row for number, row in enumerate(rows)]
     table = _table(short, columns, gap=1)
     heading, *lines = printed([table], width=max(layout.width, width_of(table)), color=layout.color)
     return [heading, *(line for number, found in enumerate(lines) for line in (long.get(number), found) if line is not None)]
 
 
-def _table(rows: Sequence[table_rows.TableRow | Heading], columns: Sequence[str], *, gap: int) -> Table:
+def _table(rows: Sequence[TableRow], columns: Sequence[str], *, gap: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap - 1, 0, 1), collapse_padding=gap == 1)
     for name in columns:
         table.add_column(name, justify="right" if name in TO_THE_RIGHT else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(row.cells(columns) if isinstance(row, Heading) else _cells(row, columns)))
+        table.add_row(*_cells(row, columns))
     return table
 
 
-def _cells(row: table_rows.TableRow, columns: Sequence[str]) -> list[Text]:
+def _cells(row: TableRow, columns: Sequence[str]) -> list[Text]:
     """The cells of one row. A bad value and its place have the colour of the outcome, which says so in words too.
 
     A value beside missing ones is good.
     """
+    if row.is_heading:
+        known = {"criterion": Text(row.criterion, style="bold"), "outcome": Text(row.outcome, style=STYLES[PASSED])}
+        return [known.get(name, Text()) for name in columns]
     style = STYLES[NOISY] if row.misses and row.counted_as == PASSED else STYLES.get(row.counted_as, "")
     is_good = row.counted_as == PASSED or (row.counted_as == MISSING and row.worst != table_rows.NOTHING)
     coloured = ("outcome",) if is_good else ("outcome", "worst", "where")

@@ -61,6 +61,7 @@ class TableRow:
         p1: one percent of more than 100 places is as bad as this, or worse.
         counted_as: the severest outcome, which gives the line its colour; ``measured`` where no value has a limit.
         misses: an advisory limit was missed somewhere.
+        is_heading: no criterion, but the subject of the rows below; its outcome says that all is good, if it is.
     """
 
     criterion: str
@@ -74,6 +75,7 @@ class TableRow:
     outcome: str
     counted_as: str = PASSED
     misses: bool = False
+    is_heading: bool = False
 
 
 class Reading(NamedTuple):

@@ -150,8 +150,7 @@ def read_unfinished_run(folder: Path, *, completes: bool = False) -> UnfinishedR
     state = state_of(content[:size])
     _require_unfinished(folder, state, (*UNSETTLED, NOT_SELECTED) if completes else UNSETTLED)
     try:
-        events = [json.loads(line) for line in content[:size].split(b"\n") if b'"event": "soak_' in line[:80]]
-        spans = read_spans(events, None)
+        spans = read_spans(_own_events(content), None)
     except NOT_AN_EVENT:
         raise ConfigurationError(f"the journal in {folder} is damaged, so no run can go on with it") from None
     return UnfinishedRun(folder=folder, run=str(state.history.started["run"]), state=state, size=size, spans=spans)
@@ -293,12 +292,9 @@ def find_interrupted_soak(
 
 def _of_last_soak(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events since a soak began anew in a run that went on, if one did."""
-    found: list[dict[str, Any]] = []
-    for event in events:
-        if event["event"] == "soak_anew":
-            found.clear()
-        found.append(event)
-    return found
+    every = [*events]
+    begins = [number for number, event in enumerate(every) if event["event"] == "soak_anew"]
+    return every[begins[-1] :] if begins else every
 
 
 def _cut_soak(
@@ -336,7 +332,7 @@ def _spans(folder: Path, state: JournalState, versions: Mapping[str, str], *, le
     """
     if state.versions != versions or left == 0:
         return {}
-    own = list(_own_events(folder))
+    own = list(_own_events(bytes_of(folder / JOURNAL)))
     before = first_event(folder).get("follows")
     if before is None or any(event["event"] in ("soak_earlier", "soak_reading") for event in own):
         return read_spans(own, state.records.values())
@@ -386,13 +382,13 @@ def _part(folder: Path, named: Mapping[str, Any]) -> Path:
     return older
 
 
-def _own_events(folder: Path) -> Iterator[dict[str, Any]]:
+def _own_events(journal: bytes) -> Iterator[dict[str, Any]]:
     """The events of a soak in the journal of one run.
 
     Raises:
-        OSError, ValueError: it cannot be read.
+        ValueError: one cannot be read.
     """
-    for line in bytes_of(folder / JOURNAL).split(b"\n")[:-1]:  # a kill may have cut the last one
+    for line in journal.split(b"\n")[:-1]:  # a kill may have cut the last one
         if line.startswith(b'{"at_s"') and b'"event": "soak_' in line[:80]:
             yield json.loads(line)
 
@@ -405,7 +401,7 @@ def _soak_events(folder: Path, *, of: str | None, left: int = MOST_RUNS) -> Iter
     """
     if (of is not None and run_of(folder) != of) or left == 0:
         raise ValueError(f"{folder} has no part of this soak")
-    for event in _own_events(folder):
+    for event in _own_events(bytes_of(folder / JOURNAL)):
         if event["event"] == "soak_resumed" and event["folder"]:
             yield from _soak_events(_part(folder, event), of=event["run"], left=left - 1)
         yield event

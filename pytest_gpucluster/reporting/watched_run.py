@@ -102,10 +102,11 @@ class WatchedRun:
         """``source`` is a results directory, or a journal: also a copy, or that of an older run."""
         self._source = source
         self._file: tuple[int, int] | None = None
-        self._offset, self._rest, self._is_partial = 0, b"", False
+        self._is_partial = False
         self._forget()
 
     def _forget(self) -> None:
+        self._offset, self._rest = 0, b""
         self._state = JournalState()
         self._unread = 0
         self._verdict_line: str | None = None
@@ -119,7 +120,7 @@ class WatchedRun:
         Args:
             most_bytes: how much of the journal is read at once, so that a long one holds up nobody; all by default.
         """
-        journal = self._source if self._is_journal else self._source / JOURNAL
+        journal = self._source if self._source.is_file() else self._source / JOURNAL
         problem = self._read(journal, most_bytes)
         if problem is not None:
             return RunPicture(source=str(self._source), problem=problem, facts={}, counts={}, places={})
@@ -162,10 +163,6 @@ class WatchedRun:
         self._is_new, self._next_s = False, time.monotonic() + (cost_s / COST_SHARE if cost_s > CHEAP_S else 0.0)
         return picture
 
-    @property
-    def _is_journal(self) -> bool:
-        return self._source.is_file()
-
     def _read(self, journal: Path, most_bytes: int | None) -> str | None:
         """Take what was written since; what is wrong with the file, None if it is a journal."""
         try:
@@ -192,7 +189,7 @@ class WatchedRun:
             status = os.fstat(file.fileno())
             if (status.st_dev, status.st_ino) != self._file or status.st_size < self._offset:
                 self._forget()
-                self._file, self._offset, self._rest = (status.st_dev, status.st_ino), 0, b""
+                self._file = status.st_dev, status.st_ino
             file.seek(self._offset)
             content = file.read(most_bytes)
             self._is_partial = self._offset + len(content) < status.st_size
