@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -123,17 +122,12 @@ def run_of(config: pytest.Config) -> Run:
     return config.stash[RUN]
 
 
-def refuse_selftest(given: argparse.Namespace) -> None:
-    """A self-test needs workers that may die, and works the GPUs."""
-    for name, why in NO_SELFTEST.items():
-        if given.gpucluster_selftest and getattr(given, name):
-            raise pytest.UsageError(f"--gpucluster-selftest {why}; leave one of them out")
-
-
 def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
-    """pytest-xdist (``-n``) works on one node alone, with its own processes."""
-    refuse_selftest(config.option)
+    """A self-test needs workers that may die, and works the GPUs. pytest-xdist (``-n``) has its own, on one node alone."""
     option = config.option
+    for name, why in NO_SELFTEST.items():
+        if option.gpucluster_selftest and getattr(option, name):
+            raise pytest.UsageError(f"--gpucluster-selftest {why}; leave one of them out")
     if is_under_xdist(config):
         wrong = {
             "pytest-xdist (-n) cannot be used under torchrun: each rank has its GPU already; leave -n out": launch is not None,

@@ -152,7 +152,7 @@ class Collection:
             self._bind_criterion(item, pair.criterion, pair.place)
 
     def _bind_criterion(self, item: pytest.Item, key: str, place: Place | None) -> None:
-        setup, facts = self._session.setup, self._session.setup.inventory.facts
+        setup = self._session.setup
         pairing.require_entry(key, setup.criteria, nodeid=item.nodeid, file=str(setup.thresholds.path))
         threshold = setup.criteria[key]
         pairing.require_place(key, threshold.per, place, nodeid=item.nodeid)
@@ -161,7 +161,7 @@ class Collection:
             item.stash[RULE] = rule
             return
         if key not in self._shared:
-            self._shared[key] = _limit_of(threshold, facts), partial(self._tests_at, key)
+            self._shared[key] = _limit_of(threshold, setup.inventory.facts), partial(self._tests_at, key)
         limit, selection = self._shared[key]
         if isinstance(limit, str):
             item.stash[NO_LIMIT] = limit
@@ -207,9 +207,8 @@ class Collection:
     def forecast(self) -> Forecast:
         """What the selected tests are, and about how long they take."""
         tests = self._all_tests.tests()
-        return self._session.forecast(
-            Suite(subjects=subjects_of(tests), fixtures=fixtures_of(tests, self._session.setup.criteria))
-        )
+        suite = Suite(subjects=subjects_of(tests), fixtures=fixtures_of(tests, self._session.setup.criteria))
+        return self._session.forecast(suite)
 
     def compares(self) -> bool:
         """Whether a selected test compares places with each other: the mark ``compares``."""

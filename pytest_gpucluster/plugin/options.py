@@ -146,7 +146,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return  # under pytest-xdist only the controller can start a run: our fixtures raise the usage error
     is_new = RUN not in config.stash
     run = run_of(config)
-    run.start()
+    run.pytest_sessionstart()
     if is_new:  # pytest asks only those plugins to modify the items that were registered before
         run.pytest_collection_modifyitems()
         run.collection.pytest_collection_modifyitems(config, items)

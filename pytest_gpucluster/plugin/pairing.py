@@ -140,15 +140,15 @@ def require_test_arguments(names: Collection[str], parameters: Collection[str], 
 
 def uses_us(item: pytest.Item) -> bool:
     """Whether a test has our mark or one of our fixtures."""
-    if item.get_closest_marker("distributed") is not None:
-        return any(_is_ours(item, name) for name in TEST_ARGUMENTS)
-    return any(_is_ours(item, name) for name in OWN_FIXTURES if name in getattr(item, "fixturenames", ()))
+    is_distributed, defined = item.get_closest_marker("distributed") is not None, _definitions(item)
+    names = TEST_ARGUMENTS if is_distributed else {*OWN_FIXTURES}.intersection(getattr(item, "fixturenames", ()))
+    return any(is_own_fixture(defined.get(name)) for name in names)
 
 
-def _is_ours(item: pytest.Item, name: str) -> bool:
-    definitions: Any = getattr(item, "_fixtureinfo", None)
-    found = definitions.name2fixturedefs.get(name) if definitions is not None else None
-    return is_own_fixture(found)
+def _definitions(item: pytest.Item) -> Mapping[str, Sequence[Any]]:
+    """The definitions of each fixture that a test may use."""
+    known: Mapping[str, Sequence[Any]] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return known
 
 
 def is_own_fixture(found: Sequence[Any] | None) -> bool:
@@ -158,8 +158,7 @@ def is_own_fixture(found: Sequence[Any] | None) -> bool:
 
 def has_replaced_fixture(item: pytest.Item) -> bool:
     """Whether somebody has put another fixture in the place of one of ours, for this test."""
-    known: Any = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    several = [found for found in known.values() if len(found) > 1]
+    several = [found for found in _definitions(item).values() if len(found) > 1]
     return any(not is_own_fixture(found) and any(is_own_fixture([one]) for one in found) for found in several)
 
 
@@ -274,14 +273,12 @@ class AllTests:
     def _files(self, path: Path) -> Iterator[Path]:
         assert self._session is not None
         if path.is_file():
-            if path.suffix == ".py" and (self._session.isinitpath(path) or self._is_test_file(path)):
+            is_test_file = any(map(path.match, self._config.getini("python_files")))
+            if path.suffix == ".py" and (self._session.isinitpath(path) or is_test_file):
                 yield path
         elif path.is_dir() and not self._is_never_collected(path):
             for below in sorted(path.iterdir()):
                 yield from self._files(below)
-
-    def _is_test_file(self, path: Path) -> bool:
-        return any(path.match(pattern) for pattern in self._config.getini("python_files"))
 
     def _is_never_collected(self, folder: Path) -> bool:
         """Whether pytest passes over a folder in every project: a cache, a virtual environment, a hidden folder."""

@@ -163,11 +163,9 @@ class Run:
             look_again(self.session.cluster)
 
     def pytest_sessionstart(self) -> None:
-        """Handle SIGTERM from here on. No file is touched before the tests are collected and accepted."""
-        self.start()
+        """Prepare to measure, unless this command runs no test, or is not the one to do so. SIGTERM is handled from here on.
 
-    def start(self) -> None:
-        """Prepare to measure, unless this command runs no test, or is not the one to do so.
+        No file is touched before the tests are collected and accepted.
 
         Raises:
             pytest.UsageError: the results directory cannot be taken; seen here, before tests are collected for seconds.
@@ -183,11 +181,6 @@ class Run:
             self.terminal.screen.take_over()
         self._termination.install()
 
-    @property
-    def _observer(self) -> Observer:
-        live, shows_output = self.terminal.live, self._config.getoption("capture", default="no") == "no"
-        return Observer(on_wait=live.tick, on_progress=live.progress, on_output=live.output if shows_output else None)
-
     def begin(self, test_files: Iterable[str] = ()) -> None:
         """Take the results directory and start the agents, once. Called when the tests were accepted, or at an early end.
 
@@ -199,15 +192,15 @@ class Run:
         if not self._is_due or (self.collection.earlier.is_ahead and not is_under_xdist(self._config)):
             return
         self._is_due = False
-        is_distributed = is_under_xdist(self._config)
-        settings = self.session.setup.settings
+        is_distributed, settings, live = is_under_xdist(self._config), self.session.setup.settings, self.terminal.live
+        shown = live.output if self._config.getoption("capture", default="no") == "no" else None
         with as_usage_error():
             for file in filter(None, (settings.summary, settings.metrics)):
                 require_writable(file)
             self.session.open(
                 junit=self._junit,
                 command=_command(self._config, self.session.setup.launch),
-                observer=None if is_distributed else self._observer,
+                observer=None if is_distributed else Observer(on_wait=live.tick, on_progress=live.progress, on_output=shown),
                 makes_calls=not is_distributed,  # there, calls come from other threads
             )
 

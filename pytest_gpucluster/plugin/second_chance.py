@@ -85,7 +85,6 @@ class SecondChance:
                 self.point_at(item)
                 self._report_first(item, self._waiting.pop(item))
 
-    @pytest.hookimpl
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a test whose outcome may wait, or that has waited; None leaves any other test to pytest.
 
@@ -172,10 +171,8 @@ class SecondChance:
     @property
     def _is_over(self) -> bool:
         """Whether no second look may begin any more: the run is being ended, or their share of the time is used."""
-        if self._termination.signal is not None:
-            return True
         spent_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
-        return spent_s > self._budget_s
+        return self._termination.signal is not None or spent_s > self._budget_s
 
     @property
     def _budget_s(self) -> float:

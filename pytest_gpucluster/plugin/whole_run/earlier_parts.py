@@ -34,6 +34,7 @@ class EarlierParts:
     def __init__(self, session: Session) -> None:
         """``session`` becomes the next part of the unfinished run, if there is one."""
         self._session = session
+        self._must = session.setup.settings.resume == "always"
         self._has_looked = session.setup.settings.resume == "never"
         self._has_readings = False
 
@@ -44,10 +45,8 @@ class EarlierParts:
             return False
         try:
             self._read()
-        except NothingUnfinishedError:
-            return self._session.setup.settings.resume == "always"
-        except ConfigurationError:
-            return True
+        except ConfigurationError as error:
+            return self._must or not isinstance(error, NothingUnfinishedError)
         return True
 
     def look(self, *, junit: Path | None) -> None:
@@ -65,22 +64,19 @@ class EarlierParts:
                 self._require_same(unfinished, junit=junit)
 
     def _find(self) -> UnfinishedRun | None:
-        settings = self._session.setup.settings
-        must = settings.resume == "always"
         try:
             unfinished = self._read()
-            if not unfinished.kept and not must:
-                return None
         except NothingUnfinishedError:
-            if must:
+            if self._must:
                 raise
             return None
-        require_unused(settings.results_dir)
+        if not unfinished.kept and not self._must:
+            return None
+        require_unused(self._session.setup.settings.results_dir)
         return unfinished
 
     def _read(self) -> UnfinishedRun:
-        settings = self._session.setup.settings
-        return read_unfinished_run(settings.results_dir, completes=settings.resume == "always")
+        return read_unfinished_run(self._session.setup.settings.results_dir, completes=self._must)
 
     def _require_same(self, unfinished: UnfinishedRun, *, junit: Path | None) -> None:
         """Check that this run asks for the same on the same parts, and become its next part.

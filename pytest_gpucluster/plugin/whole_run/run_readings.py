@@ -316,8 +316,7 @@ class Readings:
         if key not in kept:
             cluster = self._cluster()
             wanted = self._tests().places
-            chosen = {place for place in wanted if place is not None}
-            places = cluster.places if every or None in wanted else tuple(chosen)
+            places = cluster.places if every or None in wanted else tuple(place for place in wanted if place is not None)
             of_reader = {name: value for name, value in arguments.items() if name not in OF_EARLIER_RUNS}
             known = {name: value(cluster) if callable(value) else value for name, value in of_reader.items()}
             results = cluster.run(function, per=per, places=places, **{"deadline_s": DEADLINE_S, **known})
@@ -377,7 +376,8 @@ class Readings:
         if "over_run" not in item.funcargs:
             raise MeasurementError(f"{item.stash[PAIR].criterion} does not use over_run, so it judges this run alone")
         ids = [place for place in span.first.values if place in span.last.values and place in by_id]
-        over = OverRun(*(_taken(reading.values, ids, by_id, at_s) for reading, at_s in _moments(span)))
+        moments = (span.first, 0.0), (span.last, span.seconds)
+        over = OverRun(*(_taken(reading.values, ids, by_id, at_s) for reading, at_s in moments))
         own = item.stash[PAIR].place
         is_there = bool(ids) if own is None else own in over.first or (own.gpu is None and bool(over.of_gpus(own)))
         if not is_there:
@@ -388,10 +388,6 @@ class Readings:
         else:
             for place in over.first if own is None else (own,):
                 item.stash[CRITERION].judge(mark.kwargs["between"](*over[place]))
-
-
-def _moments(span: Span) -> tuple[tuple[Snapshot, float], tuple[Snapshot, float]]:
-    return (span.first, 0.0), (span.last, span.seconds)
 
 
 def _taken(values: Mapping[str, Any], ids: list[str], by_id: Mapping[str, Place], at_s: float) -> _Taken:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -148,26 +147,27 @@ class Reports:
 
         The worst round is judged in the end, and would hide it.
         """
-        for one in kept:
-            criterion = self._criteria.get((one.criterion, _id_of(one.place)))
-            if criterion is not None and one.error is None:
-                what, bound = f"{one.criterion} at {one.place}", criterion.limit.bound
-                error = impossible(one.first_and_last[1], bound, what=what)
-                if error is not None:
-                    one.rounds -= 1  # it is no good one
-                    one.fail(one.latest_round, error)
+        judged = self._judged(kept)
+        for one, criterion in judged:
+            what = f"{one.criterion} at {one.place}"
+            error = impossible(one.first_and_last[1], criterion.limit.bound, what=what) if one.error is None else None
+            if error is not None:
+                one.rounds -= 1  # it is no good one
+                one.fail(one.latest_round, error)
         self._session.recorder.write("soak_turn", **self._facts.facts(kept))
         if self._reading_s and time.monotonic() - self._read_s > EACH * self._reading_s:
             self._read()
-        for one in kept:
-            criterion = self._criteria.get((one.criterion, _id_of(one.place)))
-            if criterion is not None:
-                self._record(one, criterion)
+        for one, criterion in judged:
+            self._record(one, criterion)
+
+    def _judged(self, kept: Iterable[SoakResult]) -> list[tuple[SoakResult, Criterion]]:
+        """What selected tests judge, each with its criterion."""
+        keys = ((one, (one.criterion, _id_of(one.place))) for one in kept)
+        return [(one, self._criteria[key]) for one, key in keys if key in self._criteria]
 
     def round_over(self, soak: Soak) -> None:
         """Record the values of the round, write it into the journal, and show the worst values so far, if they have changed."""
-        keys = [(kept, (kept.criterion, _id_of(kept.place))) for kept in soak]
-        judged = [(kept, self._criteria[key]) for kept, key in keys if key in self._criteria]
+        judged = self._judged(soak)
         for kept, criterion in judged:
             self._record(kept, criterion)
         worst = worst_of(judged)
@@ -210,21 +210,14 @@ class Reports:
 
 def worst_of(judged: list[tuple[SoakResult, Criterion]]) -> dict[str, dict[str, Any]]:
     """The worst value of all places by criterion, with its place and round."""
-    found: dict[str, tuple[SoakResult, Criterion]] = {}
-    for kept, criterion in judged:
-        if kept.value is None:
-            continue
-        other = found.get(kept.criterion, (None, None))[0]
-        if other is None or other.value is None or _is_worse(kept.value, other.value, kept):
-            found[kept.criterion] = (kept, criterion)
-    return {
-        key: {"value": kept.value, "unit": criterion.limit.unit, "place": kept.place.id, "round": kept.worst_round}
-        for key, (kept, criterion) in found.items()
-    }
-
-
-def _is_worse(value: float, other: float, kept: SoakResult) -> bool:
-    return value < other if kept.keep == "lowest" else value > other
+    found: dict[str, dict[str, Any]] = {}
+    measured = grouped((kept.criterion, (kept, criterion)) for kept, criterion in judged if kept.value is not None)
+    for key, results in measured.items():
+        extreme = min if results[0][0].keep == "lowest" else max
+        worst, criterion = extreme(results, key=lambda result: result[0].value or 0.0)
+        unit = criterion.limit.unit
+        found[key] = {"value": worst.value, "unit": unit, "place": worst.place.id, "round": worst.worst_round}
+    return found
 
 
 def _where(worst: Mapping[str, Any]) -> str:
@@ -233,20 +226,15 @@ def _where(worst: Mapping[str, Any]) -> str:
 
 def _provisional(kept: SoakResult, criterion: Criterion) -> Record:
     """The record as it would be if the soak ended now."""
-    place = None if kept.place == CLUSTER else kept.place
-    trial = replace(criterion, place=place, judged=None, first_error=None, remarks={})
-    error: MeasurementError | None = None
-    with contextlib.suppress(CriterionFailedError):
-        try:
-            kept.judge(trial)
-        except MeasurementError as caught:
-            error = caught
-    if error is None and trial.judged is not None:
-        return trial.judged
+    trial = replace(criterion, place=kept.own_place, judged=None, first_error=None, remarks={})
     record = Record(criterion=kept.criterion, place=_id_of(kept.place), outcome=PENDING, limit=criterion.limit)
-    if error is None:
-        return record
-    return blamed(replace(record, outcome=ERROR, reason=str(error)), error)
+    try:
+        kept.judge(trial)
+    except MeasurementError as error:
+        return blamed(replace(record, outcome=ERROR, reason=str(error)), error)
+    except CriterionFailedError:
+        pass
+    return trial.judged or record
 
 
 def _id_of(place: Place) -> str | None:
