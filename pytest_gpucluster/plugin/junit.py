@@ -46,9 +46,7 @@ def finish_junit(config: pytest.Config, report: RunReport) -> None:
         writer.add_global_property(one.get("name"), one.get("value"))
     # A test that was interrupted in its body has a time and no name yet.
     theirs = [element for element in map(_finished, writer.node_reporters_ordered) if "name" in element.attrib]
-    unfit = [case.nodeid for case in report.cases if bin_xml_escape(case.nodeid) != case.nodeid]
-    for element in theirs:
-        _fit(element, unfit, prefix=writer.prefix)
+    _fit(theirs, [case.nodeid for case in report.cases if bin_xml_escape(case.nodeid) != case.nodeid], prefix=writer.prefix)
     folded = {_prefixed(names, writer.prefix): _prefixed(into, writer.prefix) for names, into in folded_names(report).items()}
     elements = _merged(suite, theirs, prefix=writer.prefix, folded=folded)
     for element in elements if report.junit.is_strict else ():
@@ -175,13 +173,12 @@ def _merged(
     return [*(element for left in waiting.values() for element in left), *ours]
 
 
-def _fit(element: ET.Element, nodeids: Iterable[str], *, prefix: str | None) -> None:
+def _fit(elements: Iterable[ET.Element], nodeids: Iterable[str], *, prefix: str | None) -> None:
     """Escape as our testcases do: pytest's writer escapes a name in another way, and a class name not at all."""
-    for nodeid in nodeids:
-        classname, name = names_of(nodeid)
-        if _names(element) == _prefixed((classname, bin_xml_escape(name)), prefix):
-            element.set("name", name)
-    make_fit(element)
+    escaped = {_prefixed((names[0], bin_xml_escape(names[1])), prefix): names[1] for names in map(names_of, nodeids)}
+    for element in elements:
+        element.set("name", escaped.get(_names(element), element.attrib["name"]))
+        make_fit(element)
 
 
 def _prefixed(names: tuple[str, str], prefix: str | None) -> tuple[str, str]:

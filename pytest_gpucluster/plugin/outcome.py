@@ -129,7 +129,8 @@ def _after_call(report: pytest.TestReport, error: BaseException | None, test: It
     if missing is not None:
         return _error(report, test, missing)
     assert criterion.judged is not None
-    _pass(report)
+    _clear_xfail(report)
+    report.outcome, report.longrepr = "passed", None
     return criterion.judged
 
 
@@ -276,12 +277,6 @@ def _fail(report: pytest.TestReport, text: str) -> None:
 def _skip(report: pytest.TestReport, reason: str) -> None:
     report.outcome = "skipped"
     report.longrepr = (report.location[0], report.location[1] or 0, f"Skipped: {reason}")  # ``-rs`` asks for all three
-
-
-def _pass(report: pytest.TestReport) -> None:
-    _clear_xfail(report)
-    report.outcome = "passed"
-    report.longrepr = None
 
 
 def _clear_xfail(report: pytest.TestReport) -> None:

@@ -348,12 +348,9 @@ class Phases:
 
     def _unmeasured(self, item: pytest.Item) -> str | None:
         """What the soak of this test did not measure; None if it measured everything, or if the test has no soak."""
-        if CRITERION not in item.stash:
+        if self._soak is None or CRITERION not in item.stash or not self.is_of_soak(item):
             return None
-        pair, soak = item.stash[PAIR], self._soak
-        if soak is None or not self.is_of_soak(item):
-            return None
-        return soak.unmeasured(pair.criterion, pair.place)
+        return self._soak.unmeasured(item.stash[PAIR].criterion, item.stash[PAIR].place)
 
     def _add_properties(self, item: pytest.Item, record: Record) -> None:
         """Give all reporters of pytest the properties that the JUnit file has of this test."""
@@ -370,9 +367,8 @@ def _found_before(plan: Plan, item: pytest.Item) -> Record | None:
     That of the first look is none: the second one decides.
     """
     found = plan.record(*item.stash[PAIR].key)
-    if found is None or found is item.stash.get(FIRST_LOOK, None):
-        return None
-    return found if found.outcome in BAD else None
+    is_bad = found is not None and found.outcome in BAD and found is not item.stash.get(FIRST_LOOK, None)
+    return found if is_bad else None
 
 
 def waits(item: pytest.Item) -> bool:

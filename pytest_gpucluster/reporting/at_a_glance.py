@@ -115,11 +115,8 @@ def _line(subject: str, own: Mapping[str, Sequence[verdict.Record]], *, missing:
     measured, misses = len(every) - len(judged), sum(record.advisory for record in every)
     is_good = {*judged} <= {verdict.PASSED}
     more = [verdict.MISSING] * (missing or 0) if verdict.MISSING in judged else []  # of criteria that have no outcome at all
-    said = (
-        f"{'all ' if missing is None and len(judged) > 1 else ''}{len(judged)} {table_rows.OK}"
-        if is_good
-        else table_rows.outcome_text([*judged, *more])
-    )
+    every_one = "all " if missing is None and len(judged) > 1 else ""
+    said = f"{every_one}{len(judged)} {table_rows.OK}" if is_good else table_rows.outcome_text([*judged, *more])
     words = [said] if judged else []
     words += [f"{missing} {verdict.WORDS[verdict.MISSING]}"] if missing and not more else []
     words += [f"{measured} {table_rows.MEASURED}"] if measured else []

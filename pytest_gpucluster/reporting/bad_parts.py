@@ -254,9 +254,8 @@ def _unblamed(
         is_open = record.outcome in UNMEASURED or is_failed
         if id(record) in blamed or not is_open or record.headline is not None:
             continue  # pytest shows what crashed in a test itself
-        if record.outcome == MISSING and record.reason in said:
-            continue
-        if is_failed and are_shown and record.criterion == NUMBER_OF_CHECKS:
+        is_number = is_failed and are_shown and record.criterion == NUMBER_OF_CHECKS
+        if is_number or (record.outcome == MISSING and record.reason in said):
             continue
         is_by_value = is_failed and record.limit is not None
         key = (record.place or "cluster", None) if is_by_value else (NO_CULPRIT, record.reason or record.outcome)

@@ -285,11 +285,8 @@ def hosts_of_earlier_run(folder: Path) -> tuple[str, ...]:
     A simulated run tells nothing of real hosts.
     """
     shelves = sorted((folder / PREVIOUS).glob("*"), reverse=True)
-    for run in [folder, *shelves][:MOST_RUNS]:
-        hosts = _bound_hosts(run / JOURNAL)
-        if hosts:
-            return hosts
-    return ()
+    known = (_bound_hosts(run / JOURNAL) for run in [folder, *shelves][:MOST_RUNS])
+    return next(filter(None, known), ())
 
 
 def remembered_hosts(folder: Path, *, num_nodes: int, own: str) -> tuple[str, ...]:

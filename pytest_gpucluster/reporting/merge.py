@@ -37,7 +37,7 @@ from pytest_gpucluster.records.reading import read_results, run_identity, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links
 from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.rebuild import JournalState, read_journal, rebuild
-from pytest_gpucluster.reporting.results import bound_facts
+from pytest_gpucluster.reporting.results import ReportedTest, bound_facts
 from pytest_gpucluster.text import counted
 
 Key = tuple[str, str | None]
@@ -98,8 +98,7 @@ class Merged:
 
     hosts: list[str]
     places: dict[str, Place] = field(default_factory=dict)
-    records: dict[Key, Record] = field(default_factory=dict)
-    nodeids: dict[Key, str] = field(default_factory=dict)
+    cases: dict[Key, ReportedTest] = field(default_factory=dict)
     gaps: list[str] = field(default_factory=list)
     doubles: list[str] = field(default_factory=list)
 
@@ -195,17 +194,17 @@ def _add_records(merged: Merged, runs: Sequence[OneRun]) -> None:
         for key, record in run.state.records.items():
             if record.place is None and len(run.nodes) < len(merged.hosts):
                 whole = Record(criterion=record.criterion, place=None, outcome=NOT_SELECTED, reason=OF_ALL)
-                merged.records.setdefault((record.criterion, None), whole)
-                merged.nodeids.setdefault((record.criterion, None), record.criterion)
+                merged.cases.setdefault((record.criterion, None), ReportedTest(record.criterion, whole))
             new = _moved(record, run, num_hosts=len(merged.hosts))
-            known = merged.records.get((new.criterion, new.place))
-            if known is not None and known.outcome in MEASURED and new.outcome in MEASURED:
-                doubles[_host_at(merged, new.place)] += 1
-            if known is None or _weight(new) >= _weight(known):
-                merged.records[new.criterion, new.place] = new
+            known = merged.cases.get((new.criterion, new.place))
+            if known is not None and known.record.outcome in MEASURED and new.outcome in MEASURED:
+                host = merged.hosts[merged.places[new.place].node] if new.place in merged.places else "the cluster"
+                doubles[host] += 1
+            if known is None or _weight(new) >= _weight(known.record):
+                nodeid = run.renamed(run.state.nodeids.get(key, key[0]))
+                merged.cases[new.criterion, new.place] = ReportedTest(nodeid, new)
                 if new.outcome == FAILED and new.place in run.moved:
                     merged.places[new.place] = run.moved[new.place]  # another GPU may be there by now
-                merged.nodeids[new.criterion, new.place] = run.renamed(run.state.nodeids.get(key, key[0]))
     for host, number in doubles.items():
         values = counted(number, "value was", "values were")
         merged.doubles.append(f"{host} is in several runs, {values} measured twice: the worse one counts")
@@ -232,10 +231,6 @@ def _moved(record: Record, run: OneRun, *, num_hosts: int) -> Record:
     return replace(record, place=place, evidence=run.renamed(dict(record.evidence)), **moved)
 
 
-def _host_at(merged: Merged, place: str | None) -> str:
-    return merged.hosts[merged.places[place].node] if place in merged.places else "the cluster"
-
-
 def _add_gaps(merged: Merged, runs: Sequence[OneRun]) -> None:
     """Name the hosts of which no run has a GPU, and give their criteria the outcome ``missing``."""
     answered = {run.host_of(node): node for run in runs for node in run.nodes if run.has_answered(node)}
@@ -250,15 +245,12 @@ def _add_gaps(merged: Merged, runs: Sequence[OneRun]) -> None:
         for place in [place for place in merged.places.values() if place.node == model]:
             new = f"node{number}{place.id[len(f'node{model}') :]}"
             merged.places.setdefault(new, Place(id=new, node=number, gpu=place.gpu, hostname=host))
-        for key, record in list(merged.records.items()):
-            place_id = record.place
-            if place_id is None or place_id not in merged.places or merged.places[place_id].node != model:
-                continue
-            if record.outcome not in (SKIPPED, NOT_SELECTED):
-                new = f"node{number}{place_id[len(f'node{model}') :]}"
-                missing = Record(criterion=key[0], place=new, outcome=MISSING, reason=f"not run: {merged.gaps[-1]}")
-                merged.records.setdefault((key[0], new), missing)
-                merged.nodeids.setdefault((key[0], new), f"{key[0]}[{new}]")
+        for (criterion, place_id), case in list(merged.cases.items()):
+            is_of_model = place_id in merged.places and merged.places[place_id].node == model
+            if is_of_model and case.record.outcome not in (SKIPPED, NOT_SELECTED):
+                new = f"node{number}{str(place_id)[len(f'node{model}') :]}"
+                missing = Record(criterion=criterion, place=new, outcome=MISSING, reason=f"not run: {merged.gaps[-1]}")
+                merged.cases.setdefault((criterion, new), ReportedTest(f"{criterion}[{new}]", missing))
 
 
 def _write_journal(merged: Merged, runs: Sequence[OneRun], out: Path) -> None:
@@ -268,17 +260,17 @@ def _write_journal(merged: Merged, runs: Sequence[OneRun], out: Path) -> None:
     facts = _facts(merged, runs, {**identity, "started": zoned(runs[0].state.began_s)})
     journal.write("started", run=identity["id"], versions=runs[-1].state.versions, settings={}, facts=facts)
     expected = [
-        {"nodeid": merged.nodeids[key], "criterion": key[0], "place": key[1], "outcome": PENDING, "reason": None}
-        for key in merged.records
+        {"nodeid": case.nodeid, "criterion": criterion, "place": place, "outcome": PENDING, "reason": None}
+        for (criterion, place), case in merged.cases.items()
     ]
     journal.write("planned", expected=expected, terms=asdict(terms))
     ordered = sorted(merged.places.values(), key=lambda place: (place.node, place.gpu or 0))
     places, nodes = ([bound_facts(place) for place in ordered if (place.gpu is None) is is_node] for is_node in (False, True))
     shown = {"changed_terms": list(terms.changed_terms), "remarks": list(terms.remarks), "shape": terms.shape}
     journal.write("bound", places=places, nodes=nodes, unheard=[], **shown)
-    for record in merged.records.values():
-        journal.write("outcome", record=record_facts(record))
-    verdict = decide(merged.records.values(), terms)
+    for case in merged.cases.values():
+        journal.write("outcome", record=record_facts(case.record))
+    verdict = decide((case.record for case in merged.cases.values()), terms)
     ended_s = max(run.state.ended_s for run in runs)
     journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=list(terms.objections), ended_s=ended_s)
     journal.close()

@@ -21,7 +21,7 @@ from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.records.reading import bytes_of, run_facts, with_types, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import FOUND_AT_END, RESUMED, record_from_facts, soak_remark, texts_of, write_reports
-from pytest_gpucluster.reporting.results import JunitForm, Part, ReportedTest, RunReport, last_known, parts_facts, parts_remarks
+from pytest_gpucluster.reporting.results import JunitForm, Part, ReportedTest, RunParts, RunReport, last_known, parts_remarks
 from pytest_gpucluster.text import counted
 
 CUT_SHORT = "not run: the run was cut short, its controller died"
@@ -34,20 +34,12 @@ TRIED = ("started", "resumed", "planned", "bound", "selftest", "soak_resumed", "
 class History(NamedTuple):
     """How a run came to where it is.
 
-    ``started`` is its first event, ``parts`` its earlier parts, ``files`` the digests of its test files by name. The part that
-    ran last began at ``part_began_s``, and the last outcome came at ``outcome_s``, in seconds since 1970.
+    ``started`` is its first event, ``files`` are the digests of its test files by name.
     """
 
     started: Mapping[str, Any] = {}
-    parts: tuple[Part, ...] = ()
-    part_began_s: float = 0.0
-    outcome_s: float = 0.0
+    parts: RunParts = RunParts()
     files: Mapping[str, str] = {}
-
-    @property
-    def all_parts(self) -> tuple[Part, ...]:
-        """The parts of the run, the last one up to its last outcome."""
-        return (*self.parts, Part.until(self.outcome_s, began_s=self.part_began_s))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,13 +86,14 @@ class JournalState:
     def _on_started(self, event: dict[str, Any]) -> None:
         run = {"id": event.get("run"), "started": zoned(float(event["at_s"])), **event["facts"].get("run", {})}
         self.facts = {**event["facts"], "run": run}
-        self.history = self.history._replace(started={**event, "versions": dict(event["versions"])}, part_began_s=self.ended_s)
+        started, parts = {**event, "versions": dict(event["versions"])}, self.history.parts._replace(began_s=self.ended_s)
+        self.history = self.history._replace(started=started, parts=parts)
         self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_resumed(self, event: dict[str, Any]) -> None:
         """The run goes on: what ended it, and its verdict, are past."""
-        parts = tuple(Part(**part) for part in event["parts"])
-        self.history = self.history._replace(parts=parts, part_began_s=self.ended_s)
+        earlier = tuple(Part(**part) for part in event["parts"])
+        self.history = self.history._replace(parts=self.history.parts._replace(earlier=earlier, began_s=self.ended_s))
         self.finished, self.verdict_word = False, None
         self.facts = {name: value for name, value in self.facts.items() if name != "timings"}
         self.terms = replace(self.terms, objections=())
@@ -144,7 +137,7 @@ class JournalState:
     def _on_outcome(self, event: dict[str, Any]) -> None:
         record: Record = event["record"]
         self.records[record.criterion, record.place] = record
-        self.history = self.history._replace(outcome_s=self.ended_s)
+        self.history = self.history._replace(parts=self.history.parts._replace(outcome_s=self.ended_s))
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
         self.finished, self.verdict_word = True, event.get("verdict")
@@ -164,8 +157,10 @@ class JournalState:
         elif not self.finished:  # an objection that was found after the plan is written only with the verdict
             self.terms = replace(self.terms, objections=(*self.terms.objections, NO_VERDICT))
         if self.unread:
-            self.terms = replace(self.terms, objections=(*self.terms.objections, self._damage))
-        self.terms = replace(self.terms, remarks=(*self.terms.remarks, *parts_remarks(self.parts_facts)))
+            lines = counted(len(self.unread), "line was", "lines were")
+            damage = f"the journal is damaged at line {self.unread[0]}; {lines} not read"
+            self.terms = replace(self.terms, objections=(*self.terms.objections, damage))
+        self.terms = replace(self.terms, remarks=(*self.terms.remarks, *parts_remarks(self._parts_facts)))
         verdict = decide(self.records.values(), self.terms)
         if (verdict.is_good or self.verdict_word == REJECTED) and self.verdict_word not in (None, verdict.word):
             self.terms = replace(self.terms, objections=(*self.terms.objections, f"the run itself said {self.verdict_word}"))
@@ -173,9 +168,8 @@ class JournalState:
         return verdict
 
     @property
-    def parts_facts(self) -> list[dict[str, Any]]:
-        """When each part of the run was measured, as results.json has it; empty for a run that went on at once."""
-        return parts_facts(self.history.all_parts, self.records.values())
+    def _parts_facts(self) -> list[dict[str, Any]]:
+        return self.history.parts.facts(self.records.values())
 
     @property
     def _found(self) -> dict[str, Any]:
@@ -183,13 +177,8 @@ class JournalState:
         environment = {**self.facts.get("environment", {}), "versions": self.versions}
         if self.finished and not self.unread and "timings" in self.facts:
             return {"environment": environment, "timings": self.facts["timings"]}
-        total_s = max(0.0, round(self.ended_s - (self.history.part_began_s or self.began_s), 3))
+        total_s = max(0.0, round(self.ended_s - (self.history.parts.began_s or self.began_s), 3))
         return {"environment": {**environment, "rebuilt_from_journal": True}, "timings": {"total_s": total_s}}
-
-    @property
-    def _damage(self) -> str:
-        lines = counted(len(self.unread), "line was", "lines were")
-        return f"the journal is damaged at line {self.unread[0]}; {lines} not read"
 
     def report(self, verdict: Verdict) -> RunReport:
         """What the reports say after :meth:`close`."""
@@ -199,7 +188,7 @@ class JournalState:
             "run": run_facts(self.facts.get("run", {}), places.values(), last_s=self.ended_s, has_ended=self.finished),
             "waivers": waivers.states_from(self.facts.get("waivers", []), self.records.values()),
             **self._found,
-            **({"parts": self.parts_facts} if self.history.parts else {}),
+            **({"parts": self._parts_facts} if self.history.parts.earlier else {}),
             **({"selftest": self.selftest} if self.selftest is not None else {}),
         }
         cases = (ReportedTest(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items())

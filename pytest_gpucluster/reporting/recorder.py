@@ -89,7 +89,7 @@ class Recorder:
         self._directory = ResultsDirectory(folder, goes_on=unfinished is not None)
         self._junit = junit if junit is not None and is_replaceable(junit) else None
         if unfinished is not None:
-            self.parts.earlier = unfinished.parts
+            self.parts = RunParts(earlier=unfinished.state.history.parts.all)
         try:
             keep = None if unfinished is None else require_unchanged(unfinished)
             self._journal = journal.Journal(folder / JOURNAL, copy=replicate, keep=keep)
@@ -118,7 +118,8 @@ class Recorder:
         """Write the expected set and the terms of the verdict."""
         if self.is_open:
             if self.parts.earlier:
-                self.write("resumed", at_s=self.parts.begin(), parts=[asdict(part) for part in self.parts.earlier])
+                self.parts = self.parts._replace(began_s=round(time.time(), 3))
+                self.write("resumed", at_s=self.parts.began_s, parts=[asdict(part) for part in self.parts.earlier])
             self.write("planned", **planned_facts(self._plan, self._status().terms))
             self._writer.note()
 
@@ -128,7 +129,8 @@ class Recorder:
             record = replace(record, part=self.parts.number)
         self._plan.set_outcome(record)
         if self.is_open:
-            self.write("outcome", at_s=self.parts.outcome(), record=journal.record_facts(record))
+            self.parts = self.parts._replace(outcome_s=round(time.time(), 3))
+            self.write("outcome", at_s=self.parts.outcome_s, record=journal.record_facts(record))
             self._writer.note()
             if self.calls_are_elsewhere:
                 self._writer.catch_up()

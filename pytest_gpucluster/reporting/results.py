@@ -227,57 +227,37 @@ class Part:
     began_s: float
     ended_s: float
 
-    @classmethod
-    def until(cls, outcome_s: float, *, began_s: float) -> Part:
-        """The part that began then; the last outcome may be of the part before it."""
-        return cls(began_s=began_s, ended_s=max(began_s, outcome_s))
 
+class RunParts(NamedTuple):
+    """The parts of a run: ``earlier``, and the last one. Its begin and the last outcome are in seconds since 1970."""
 
-class RunParts:
-    """The parts of a run that is measured now, as its recorder counts them."""
-
-    def __init__(self) -> None:
-        """It is a whole run, unless ``earlier`` has the parts before it."""
-        self.earlier: tuple[Part, ...] = ()
-        self._began_s = self._outcome_s = 0.0
+    earlier: tuple[Part, ...] = ()
+    began_s: float = 0.0
+    outcome_s: float = 0.0
 
     @property
     def number(self) -> int:
-        """Which part this is, from 1."""
+        """Which part the last one is, from 1."""
         return 1 + len(self.earlier)
 
-    def begin(self) -> float:
-        """This part begins; the time, as the journal has it."""
-        self._began_s = _now_s()
-        return self._began_s
-
-    def outcome(self) -> float:
-        """There is an outcome; the time, as the journal has it."""
-        self._outcome_s = _now_s()
-        return self._outcome_s
+    @property
+    def all(self) -> tuple[Part, ...]:
+        """Every part. The last outcome may be of the part before the last one."""
+        return (*self.earlier, Part(began_s=self.began_s, ended_s=max(self.began_s, self.outcome_s)))
 
     def facts(self, records: Iterable[Record]) -> list[dict[str, Any]]:
-        """When each part was measured, as results.json has it; empty for a run of one part."""
-        return parts_facts((*self.earlier, Part.until(self._outcome_s, began_s=self._began_s)), records)
-
-
-def _now_s() -> float:
-    return round(time.time(), 3)
-
-
-def parts_facts(parts: Sequence[Part], records: Iterable[Record]) -> list[dict[str, Any]]:
-    """When each part was measured and how many outcomes stand from it, as results.json has it; empty for one part."""
-    if len(parts) < 2:
-        return []
-    counts = Counter(record.part for record in records if record.outcome not in UNMEASURED)
-    return [
-        {"part": number, "began": utc(one.began_s), "ended": utc(one.ended_s), "outcomes": counts[number]}
-        for number, one in enumerate(parts, start=1)
-    ]
+        """When each part was measured and how many outcomes stand from it, as results.json has it; empty for one part."""
+        if not self.earlier:
+            return []
+        counts = Counter(record.part for record in records if record.outcome not in UNMEASURED)
+        return [
+            {"part": number, "began": utc(one.began_s), "ended": utc(one.ended_s), "outcomes": counts[number]}
+            for number, one in enumerate(self.all, start=1)
+        ]
 
 
 def parts_remarks(facts: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """What the verdict says of the parts; ``facts`` are those of :func:`parts_facts`."""
+    """What the verdict says of the parts; ``facts`` are those of :meth:`RunParts.facts`."""
     if not facts:
         return ()
     each = [f"part {number} {words}" for number, words in enumerate(words_of_parts({"parts": facts}), start=1)]

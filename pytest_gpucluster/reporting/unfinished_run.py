@@ -17,7 +17,6 @@ from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.reading import bytes_of
 from pytest_gpucluster.reporting.files import SHELF
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, first_event, read_journal, state_of
-from pytest_gpucluster.reporting.results import Part
 from pytest_gpucluster.reporting.run_spans import Spans, read_spans
 from pytest_gpucluster.text import shortlist
 
@@ -74,11 +73,6 @@ class UnfinishedRun:
         """What is not measured again: what passed, and what somebody answers for."""
         found = self.state.records.items()
         return {key: one for key, one in found if one.outcome in (PASSED, *(WAIVABLE if one.waiver else ()))}
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Its parts up to now."""
-        return self.state.history.all_parts
 
     def why_other(self, started: Mapping[str, Any]) -> str | None:
         """What a run asks for that this one did not, so that they cannot be one; None if they can.
@@ -234,12 +228,8 @@ class InterruptedSoak:
 
     def why_not_here(self, places: Mapping[str, Place]) -> str | None:
         """Why it does not go on with these GPUs and nodes; None if they are the same."""
-        for name, place in places.items():
-            before = self.places.get(name)
-            differs = _differences(before, place, (*HARDWARE, *SINCE))
-            if differs:
-                return f"{name} has another {differs[0].replace('_', ' ')}"
-        return None
+        every = ((name, _differences(self.places.get(name), place, (*HARDWARE, *SINCE))) for name, place in places.items())
+        return next((f"{name} has another {differs[0].replace('_', ' ')}" for name, differs in every if differs), None)
 
     def beside(self, tests: Mapping[Key, tuple[str, str | None]]) -> InterruptedSoak:
         """The same; no run goes on with it where its rounds are of other tests than ``tests``, as its own are described."""

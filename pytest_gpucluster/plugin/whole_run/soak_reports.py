@@ -60,8 +60,7 @@ def _earlier(session: Session, terminal: Terminal, criteria: Mapping[Key, Criter
     if cut is None:
         _keep_spans(session, readings, {})
         return None
-    away_s, places = cut.away_s(time.time()), session.state.places()
-    firsts = readings.firsts()
+    away_s, places, firsts = cut.away_s(time.time()), session.state.places(), readings.firsts()
     earlier, why_not = None, cut.why_not or cut.why_not_here(places) or _why_not_joined(cut, firsts, readings)
     if why_not is None:
         earlier, why_not = _read_back(cut, [*session.cluster.places, *session.cluster.nodes], criteria)
