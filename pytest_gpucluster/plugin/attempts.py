@@ -8,19 +8,17 @@ import inspect
 import unittest
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError, RanksFailedError
 from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
 from pytest_gpucluster.protocol.functions import RefusedError
+from pytest_gpucluster.protocol.messages import Reply
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError
 from pytest_gpucluster.protocol.rank import ranges
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.messages import Reply
-    from pytest_gpucluster.session import Session
+from pytest_gpucluster.session import Session
 
 _COUNTS = pytest.StashKey[Counter[str]]()
 _RAISED = pytest.StashKey["str | None"]()

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,24 +21,22 @@ from pytest_gpucluster.judging.forecast import SUBJECTS, Forecast, Suite, memory
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import SHOWN_LIMITS
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.pairing import PACKAGED, AllTests
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
+from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.verdict_item import VerdictItem, add_verdict
 from pytest_gpucluster.plugin.whole_run.earlier_parts import EarlierParts, digests_of
 from pytest_gpucluster.plugin.whole_run.run_readings import SelectedTests
 from pytest_gpucluster.reporting.files import KEPT_RUNS
+from pytest_gpucluster.session import Session
 from pytest_gpucluster.text import shortlist
+from pytest_gpucluster.thresholds.limit import Limit
 from pytest_gpucluster.thresholds.released import is_released_test
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.terminal import Terminal
-    from pytest_gpucluster.session import Session
-    from pytest_gpucluster.thresholds.limit import Limit
-    from pytest_gpucluster.thresholds.resolve import Threshold
+from pytest_gpucluster.thresholds.resolve import Threshold
 
 LOGGING = ("log_level", "log_cli", "log_cli_level", "log_file", "log_file_level")
 """Options and ini values of pytest with which somebody looks at log records."""

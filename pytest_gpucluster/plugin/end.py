@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,13 +21,11 @@ from pytest_gpucluster.page.outputs import Wanted, Written, write_outputs
 from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname, written_whole
 from pytest_gpucluster.plugin.outcome import judged_late
 from pytest_gpucluster.plugin.stash_keys import CRITERION, RECORD
+from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.verdict_item import report_verdict
 from pytest_gpucluster.reporting.junit import verdict_testcase
+from pytest_gpucluster.session import Session
 from pytest_gpucluster.text import first_line
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.plugin.terminal import Terminal
-    from pytest_gpucluster.session import Session
 
 CAME_TO_ITS_END = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 PATIENCE_S = 4.0

@@ -9,36 +9,31 @@ raised, how often it ran. The report that pytest and others make of it is correc
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Container, Generator, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from _pytest._code.code import TerminalRepr  # no public way
 
-from pytest_gpucluster.cluster.results import note_end, read_where_one_ended
+from pytest_gpucluster.cluster.results import Results, note_end, read_where_one_ended
+from pytest_gpucluster.cluster.soak import Soak
 from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
+from pytest_gpucluster.judging.plan import Plan, Rule
 from pytest_gpucluster.judging.second_chance import AGAIN, is_due, with_first_look
-from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, PASSED
+from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, PASSED, Record
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin import attempts
+from pytest_gpucluster.plugin.collection import Collection
+from pytest_gpucluster.plugin.end import Termination
 from pytest_gpucluster.plugin.outcome import ItemContext, judged_late, make_fit, outcome_of, show_waived
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE, WAITS
+from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.whole_run import soak_reports
+from pytest_gpucluster.plugin.whole_run.run_readings import Readings
 from pytest_gpucluster.reporting.junit import properties_of
+from pytest_gpucluster.session import Session
 from pytest_gpucluster.text import first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Generator, Iterable
-
-    from pytest_gpucluster.cluster.results import Results
-    from pytest_gpucluster.cluster.soak import Soak
-    from pytest_gpucluster.judging.plan import Plan, Rule
-    from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.collection import Collection
-    from pytest_gpucluster.plugin.end import Termination
-    from pytest_gpucluster.plugin.terminal import Terminal
-    from pytest_gpucluster.plugin.whole_run.run_readings import Readings
-    from pytest_gpucluster.session import Session
 
 
 @dataclass(slots=True)

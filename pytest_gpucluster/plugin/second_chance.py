@@ -13,7 +13,7 @@ import unittest
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from _pytest.runner import call_and_report  # no public way
@@ -21,13 +21,11 @@ from _pytest.runner import call_and_report  # no public way
 from pytest_gpucluster.judging import second_chance
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.plugin import attempts
+from pytest_gpucluster.plugin.end import Termination
+from pytest_gpucluster.plugin.live import Live
 from pytest_gpucluster.plugin.pairing import shows_fixtures, uses_us
 from pytest_gpucluster.plugin.phases import Phases, waits
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, PAIR, RECORD, RULE, WAITS
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.plugin.end import Termination
-    from pytest_gpucluster.plugin.live import Live
 
 WHOLE_RUN = ("at_end", "over_run")
 """Marks of tests that judge the whole run: second looks are a part of it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,15 +12,13 @@ from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.plugin.pairing import as_usage_error
 from pytest_gpucluster.plugin.stash_keys import PAIR
 from pytest_gpucluster.plugin.whole_run import soak_reports
+from pytest_gpucluster.plugin.whole_run.run_readings import Readings
 from pytest_gpucluster.reporting.files import require_unused
 from pytest_gpucluster.reporting.results import UNMEASURED, is_known, why_other_parts
 from pytest_gpucluster.reporting.run_spans import with_latest_known, with_now
 from pytest_gpucluster.reporting.unfinished_run import NothingUnfinishedError, UnfinishedRun, read_unfinished_run
+from pytest_gpucluster.session import Session
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.plugin.whole_run.run_readings import Readings
-    from pytest_gpucluster.session import Session
 
 AGAIN = ("over_run", "at_end", "health", "again")
 """Marks of tests that judge what may change: a run that goes on judges them again, whatever they said before."""

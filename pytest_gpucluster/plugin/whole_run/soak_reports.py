@@ -5,27 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.cluster.soak import CLUSTER, NOTHING_EARLIER, Earlier, Soak, SoakRecord, SoakResult, Turn, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.grouping import grouped
+from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.failure_text import format_number, impossible
 from pytest_gpucluster.judging.forecast import in_words
+from pytest_gpucluster.judging.plan import Key
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.outcome import blamed
+from pytest_gpucluster.plugin.terminal import Terminal
+from pytest_gpucluster.plugin.whole_run.run_readings import Readings
 from pytest_gpucluster.reporting import run_spans
+from pytest_gpucluster.reporting.run_spans import Snapshot, Spans
+from pytest_gpucluster.reporting.unfinished_run import InterruptedSoak
+from pytest_gpucluster.session import Session
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.judging.criterion import Criterion
-    from pytest_gpucluster.judging.plan import Key
-    from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.terminal import Terminal
-    from pytest_gpucluster.plugin.whole_run.run_readings import Readings
-    from pytest_gpucluster.reporting.run_spans import Snapshot, Spans
-    from pytest_gpucluster.reporting.unfinished_run import InterruptedSoak
-    from pytest_gpucluster.session import Session
 
 EACH = 20
 """Between two rounds, what is judged over the run is read at most 5 % of the time."""
