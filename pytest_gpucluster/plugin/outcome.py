@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from _pytest._code.code import ReprEntryNative, ReprFileLocation  # no public way
 
-from pytest_gpucluster.errors import (
-    Blame,
-    ConfigurationError,
-    CriterionFailedError,
-    MeasurementError,
-    RanksFailedError,
-)
+from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError, RanksFailedError
 from pytest_gpucluster.judging.verdict import BAD, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, worse
 from pytest_gpucluster.text import barred, framed, one_line, shortened, visible
 
