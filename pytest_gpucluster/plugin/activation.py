@@ -107,17 +107,15 @@ def run_of(config: pytest.Config) -> Run:
             pytest.exit(NOT_REQUESTED, returncode=pytest.ExitCode.USAGE_ERROR)  # ends set-up too, as a usage error does not
         refuse_mixed_starts(config, launch)
         relayed = None
-        if hasattr(config, "workerinput"):
+        if is_under_xdist(config):
             from pytest_gpucluster.plugin import xdist
 
-            relayed = xdist.connect(config)
+            relayed = xdist.connect(config) if hasattr(config, "workerinput") else None
         with as_usage_error():
             settings = settings_from(config.option, start=config.invocation_params.dir)
             run = config.stash[RUN] = Run(config, settings, launch, controller=cast("Controller | None", relayed))
         run.register()
         if is_under_xdist(config):
-            from pytest_gpucluster.plugin import xdist
-
             xdist.register(config, run, relayed)
     return config.stash[RUN]
 

@@ -369,9 +369,10 @@ def leave_out_logging(config: pytest.Config, items: Iterable[pytest.Item]) -> No
     The packaged suite logs nothing. With other tests, ``caplog``, or any option or ini value of logging, it stays.
     """
     asked = (getattr(config.option, name, None) or config.getini(name) for name in LOGGING)
-    uses = ("caplog" in getattr(item, "fixturenames", ()) or not is_packaged(item) for item in items)
+    others = (item for item in items if not (isinstance(item, VerdictItem) or PACKAGED in item.path.parts))
+    uses_logs = any("caplog" in getattr(item, "fixturenames", ()) for item in items)
     plugin = config.pluginmanager.get_plugin("logging-plugin")
-    if plugin is not None and not any(asked) and not any(uses):
+    if plugin is not None and not (uses_logs or any(asked) or any(others)):
         config.pluginmanager.unregister(plugin)
 
 
@@ -382,11 +383,6 @@ def share_locations(items: Iterable[pytest.Item]) -> None:
         if type(item) is pytest.Function:  # another kind may say something else
             file, line, _ = found.get(item.function) or found.setdefault(item.function, item.location)
             item.location = file, line, item.getmodpath()
-
-
-def is_packaged(item: pytest.Item) -> bool:
-    """Whether a test is of the packaged suite, or the verdict."""
-    return isinstance(item, VerdictItem) or PACKAGED in item.path.parts
 
 
 def refuse_others(config: pytest.Config, items: list[pytest.Item]) -> None:

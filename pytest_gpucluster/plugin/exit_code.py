@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,9 +17,6 @@ from pytest_gpucluster.inventory.sysfs import is_there
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN
 from pytest_gpucluster.reporting.files import is_in_use
 from pytest_gpucluster.text import one_line
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.plugin.run import Run
 
 JUDGES_NO_TEST = {
     "collectonly": "--collect-only",
@@ -133,14 +130,6 @@ def with_remark(said: str, remark: str) -> str:
     return f"{said} {remark[0].upper()}{remark[1:]}" if said.endswith((".", "?", "!")) else f"{said}; {remark}"
 
 
-def _last_lines(run: Run) -> str:
-    """The verdict and where the reports lie, for the screens of all nodes; empty without a verdict."""
-    if run.end.verdict is None:
-        return ""
-    folder = run.session.setup.settings.results_dir.absolute()
-    return f"verdict {run.end.verdict.line}\nreport: {one_line(f'{folder} on {socket.gethostname()}')}"
-
-
 def _end_agents(config: pytest.Config, code: int) -> None:
     """End the agents with this process's exit code.
 
@@ -150,8 +139,11 @@ def _end_agents(config: pytest.Config, code: int) -> None:
     """
     run = config.stash.get(RUN, None)
     if run is not None and run.session.recorder.is_open:
-        last_lines = _last_lines(run)
-        if last_lines and run.session.setup.launch is not None:
+        setup, verdict, last_lines = run.session.setup, run.end.verdict, ""
+        if verdict is not None:  # for the screens of all nodes
+            where = f"{setup.settings.results_dir.absolute()} on {socket.gethostname()}"
+            last_lines = f"verdict {verdict.line}\nreport: {one_line(where)}"
+        if verdict is not None and setup.launch is not None:
             show_last(last_lines)
             write_error_file(last_lines, code)
         run.session.close(code, last_lines=last_lines)

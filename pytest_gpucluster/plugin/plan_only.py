@@ -44,18 +44,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     setup = run.session.setup
     width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
     planned = run.collection.forecast()
-    for line in header.run_lines(setup, version=version_of("pytest-gpucluster"), width=width):
-        console.print(Text(line, style="bold"))
-    for line in header.plan_lines(planned, width=width):
-        console.print(line, soft_wrap=True)
-    console.print()
+    first = header.run_lines(setup, version=version_of("pytest-gpucluster"), width=width)
+    above = [*(Text(line, style="bold") for line in first), *map(Text, header.plan_lines(planned, width=width)), Text()]
     table = whole(_table(planned, _limits_of(items)), width=width)
-    for line in printed([table], width=width_of(table), color=console.is_terminal):
+    below = [*_left_out(items, width=width), f"about {clock(planned.total_s)}; nothing was measured"]
+    console = Console()
+    for line in printed([*above, table, *map(Text, below)], width=width_of(table), color=console.is_terminal):
         console.file.write(f"{line}\n")
-    for line in [*_left_out(items, width=width), f"about {clock(planned.total_s)}; nothing was measured"]:
-        console.print(line, soft_wrap=True)
 
 
 def _table(planned: Forecast, limits: Mapping[str, str]) -> Table:

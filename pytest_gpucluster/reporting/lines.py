@@ -229,8 +229,7 @@ def names_of_absent(nodes: Sequence[Place]) -> str:
     """The hosts of absent nodes in Slurm's short form, as far as a list names them: ``gpu-node-[1,7], 2 unknown hosts``."""
     known = [node.hostname for node in nodes if node.hostname is not None]
     unknown = len(nodes) - len(known)
-    rest = [counted(unknown, "unknown host")] if unknown else []
-    return ", ".join([*([hostlist(known)] if known else []), *rest])
+    return ", ".join(filter(None, (hostlist(known), counted(unknown, "unknown host") if unknown else "")))
 
 
 def short_names(hostnames: Sequence[str], *, among: Iterable[str]) -> list[str]:

@@ -365,4 +365,4 @@ def unbound_places(state: JournalState) -> dict[str, Place]:
         raise ValueError(expected)
     device: Device = "cpu" if state.terms.rehearsal else "cuda"
     inventory = Inventory(num_nodes=expected["nodes"], gpus_per_node=expected["gpus_per_node"], device=device)
-    return {place.id: place for place in (*inventory.places, *inventory.nodes)}
+    return {**inventory.by_id}

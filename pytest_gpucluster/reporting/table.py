@@ -245,10 +245,8 @@ def again(arguments: Sequence[str], command: Sequence[str], *, width: int, inden
         width: columns of the screen.
         indent: stands before the first line.
     """
-    later = f"{indent}  "
-    if command:
-        return shell_command([*command, *arguments], width=width, indent=indent, later=later)
-    return shell_command(arguments, width=width, indent=f"{indent}measure again: the same command with ", later=later)
+    start = indent if command else f"{indent}measure again: the same command with "
+    return shell_command([*command, *arguments], width=width, indent=start, later=f"{indent}  ")
 
 
 def good_hosts(records: Iterable[Record], culprits: Iterable[Culprit], places: Mapping[str, Place]) -> list[str]:

@@ -17,6 +17,7 @@ from pytest_gpucluster.places import Place
 from pytest_gpucluster.records.reading import bytes_of
 from pytest_gpucluster.reporting.files import SHELF
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, first_event, read_journal, state_of
+from pytest_gpucluster.reporting.results import IDENTITY
 from pytest_gpucluster.reporting.run_spans import Spans, read_spans
 from pytest_gpucluster.text import shortlist
 
@@ -39,8 +40,6 @@ LATEST_S = 24 * 3600.0
 OF_ONE_SOAK = ("soak_s", "profile", "expected", "thresholds_sha256", "simulated")
 """Of them, what must be the same for one soak."""
 HARDWARE = ("hostname", "uuid", "serial", "pci")
-SINCE = ("boot_id", "driver", "board")
-"""Of a place: where another one means that counters began anew, or that the GPU has another VBIOS."""
 MOST_PARTS = 4
 """A soak that was cut more often is hardly one soak: the chips cooled down each time, and nobody watched in between."""
 MOST_RUNS = 100
@@ -228,7 +227,7 @@ class InterruptedSoak:
 
     def why_not_here(self, places: Mapping[str, Place]) -> str | None:
         """Why it does not go on with these GPUs and nodes; None if they are the same."""
-        every = ((name, _differences(self.places.get(name), place, (*HARDWARE, *SINCE))) for name, place in places.items())
+        every = ((name, _differences(self.places.get(name), place, IDENTITY)) for name, place in places.items())
         return next((f"{name} has another {differs[0].replace('_', ' ')}" for name, differs in every if differs), None)
 
     def beside(self, tests: Mapping[Key, tuple[str, str | None]]) -> InterruptedSoak:

@@ -220,7 +220,7 @@ class Readings:
         if began_s < self._next_s or self._last:
             return {}
         found: dict[str, _Taken] = {}
-        for _, mark in self._marks:
+        for _, mark in self._tests().over_run:
             if "between" in mark.kwargs:
                 with contextlib.suppress(GpuclusterError):
                     self._read(found, *mark.args, **mark.kwargs)
@@ -235,11 +235,6 @@ class Readings:
         return {reader: self._last[reader].snapshot for reader in new}
 
     @property
-    def _marks(self) -> tuple[tuple[pytest.Item, pytest.Mark], ...]:
-        """The tests that judge over the run, with their marks."""
-        return self._tests().over_run
-
-    @property
     def judges(self) -> dict[str, set[str]]:
         """By reader, the criteria that judge it."""
         return self._tests().judges
@@ -247,7 +242,7 @@ class Readings:
     @property
     def between(self) -> dict[str, Callable[[Any, Any], Finding]]:
         """By reader, the judge of the time between two runs, where a mark has one."""
-        return {reader_of(mark): mark.kwargs["between"] for _, mark in self._marks if "between" in mark.kwargs}
+        return {reader_of(mark): mark.kwargs["between"] for _, mark in self._tests().over_run if "between" in mark.kwargs}
 
     def firsts(self) -> dict[str, Snapshot]:
         """By reader, what was read before the first test."""
@@ -260,7 +255,7 @@ class Readings:
             TerminatedError: the run is being ended, so nothing can be read.
         """
         found: dict[str, _Taken] = {}
-        for _, mark in self._marks:
+        for _, mark in self._tests().over_run:
             try:
                 self._read(found, *mark.args, **mark.kwargs)
             except TerminatedError:
@@ -282,7 +277,7 @@ class Readings:
         """Read, once, what the selected tests judge over the run. An error is raised again in each test that reads it."""
         if not self._started:
             self._started = True
-            for _, mark in self._marks:
+            for _, mark in self._tests().over_run:
                 with contextlib.suppress(GpuclusterError):
                     self.first(*mark.args, **mark.kwargs)
 
