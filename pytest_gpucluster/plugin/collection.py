@@ -363,16 +363,16 @@ def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairi
     return ordered
 
 
-def leave_out_logging(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+def leave_out_logging(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Unregister what catches log records around each phase of each test, a tenth of the run's own time.
 
     The packaged suite logs nothing. With other tests, ``caplog``, or any option or ini value of logging, it stays.
     """
     asked = (getattr(config.option, name, None) or config.getini(name) for name in LOGGING)
-    others = (item for item in items if not (isinstance(item, VerdictItem) or PACKAGED in item.path.parts))
+    others = [item for item in items if not (isinstance(item, VerdictItem) or PACKAGED in item.path.parts)]
     uses_logs = any("caplog" in getattr(item, "fixturenames", ()) for item in items)
     plugin = config.pluginmanager.get_plugin("logging-plugin")
-    if plugin is not None and not (uses_logs or any(asked) or any(others)):
+    if plugin is not None and not (others or uses_logs or any(asked)):
         config.pluginmanager.unregister(plugin)
 
 

@@ -76,16 +76,11 @@ def joined_lines(binding: Binding, *, width: int) -> list[str]:
     groups = groups_of(binding)
     lines: list[str] = []
     for what, hostnames in groups[:SHOWN_GROUPS]:
-        lines += wrap([*hosts(hostnames), *what], width=width)
+        *firsts, last = with_commas(pieces(hostnames))
+        lines += wrap([*firsts, f"{last}:", *what], width=width)
     if len(groups) > SHOWN_GROUPS:
         lines.append(f"{INDENT}and {len(groups) - SHOWN_GROUPS} other kinds of node")
     return [*lines, *_count_lines(binding, width=width)]
-
-
-def hosts(hostnames: Sequence[str]) -> list[str]:
-    """The hostnames in Slurm's short form, in pieces that may be wrapped, with a colon at the end."""
-    *firsts, last = with_commas(pieces(hostnames))
-    return [*firsts, f"{last}:"]
 
 
 def groups_of(binding: Binding) -> list[tuple[tuple[str, ...], list[str]]]:

@@ -76,13 +76,9 @@ def criterion_key(name: str, original_name: str, place: Place | None) -> str:
     base = original_name.removeprefix("test_")
     parameters = name[len(original_name) :].removeprefix("[").removesuffix("]")
     if place is not None:
-        parameters = _without(parameters, place.id)
+        before, found, after = f"-{parameters}-".rpartition(f"-{place.id}-")
+        parameters = f"{before}-{after}"[1:-1] if found else parameters
     return f"{base}[{parameters}]" if parameters else base
-
-
-def _without(parameters: str, place_id: str) -> str:
-    before, found, after = f"-{parameters}-".rpartition(f"-{place_id}-")
-    return f"{before}-{after}"[1:-1] if found else parameters
 
 
 def require_entry(key: str, known: Collection[str], *, nodeid: str, file: str) -> None:

@@ -4,12 +4,12 @@ Who has which hook of pytest::
 
     options.py     pytest_addoption, _load_initial_conftests, _configure, _collection_modifyitems: in every project
     exit_code.py   pytest_cmdline_main: around everything
-    all_tests.py   what was collected, ignored and left out
+    pairing.py     what was collected, ignored and left out
     run.py         pytest_sessionstart, _collection_modifyitems, _runtestloop, _runtest_setup: start, self-test, ready arguments
     collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
     second_chance.py  pytest_runtest_protocol, _runtestloop, _runtest_setup: what is undecided is run once more at the end
     phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
-    screen.py      pytest_report_teststatus: no letters where a bar shows the progress
+    header.py      pytest_report_teststatus: no letters where a bar shows the progress
     end.py         pytest_keyboard_interrupt, _sessionfinish, _terminal_summary: verdict, reports, exit status
     xdist.py       what is different in the processes of pytest-xdist
 """

@@ -17,7 +17,7 @@ from pytest_gpucluster.judging.failure_text import format_beside
 from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.reporting import table_rows
 from pytest_gpucluster.text import counted
-from pytest_gpucluster.thresholds.limit import SIGNS, Limit
+from pytest_gpucluster.thresholds.limit import SIGNS
 
 HANDOVER = {
     "bf16_tflops": "Matrix products (BF16)",
@@ -186,14 +186,11 @@ def _distance(records: Sequence[verdict.Record], noise: float | None) -> float:
     """How far the worst good value is from its limit, in units of what is near; above 1: it is not near, or nothing says."""
     if table_rows.is_bad(records) or any(map(verdict.is_only_measured, records)):
         return math.inf
-    percents = [one.limit.margin_percent(one.value) for one in table_rows.readings_of(records) if not _is_exact(one.limit)]
+    readings = table_rows.readings_of(records)  # a count, or the least of what must be there, does not vary from run to run
+    varying = (one for one in readings if one.limit.unit not in table_rows.COUNTS and one.limit.kind != "min")
+    percents = [one.limit.margin_percent(one.value) for one in varying]
     known = [percent for percent in percents if percent is not None and percent >= 0]
     return min(known, default=math.inf) / (NEAR_PERCENT if noise is None else 100 * noise)
-
-
-def _is_exact(limit: Limit) -> bool:
-    """Whether what is judged does not vary from run to run: a count, or the least of what must be there."""
-    return limit.unit in table_rows.COUNTS or limit.kind == "min"
 
 
 def measured_texts(by_criterion: Mapping[str, Sequence[verdict.Record]]) -> list[str]:

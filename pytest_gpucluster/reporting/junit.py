@@ -16,6 +16,7 @@ from xml.etree import ElementTree as ET
 from junit_xml import TestCase, TestSuite
 
 from pytest_gpucluster.grouping import grouped
+from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.culprits import find_culprits, first_seen, name_of
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
@@ -269,10 +270,10 @@ def _suite_properties(report: RunReport, *, is_by_suite: bool) -> Properties:
     """Those of the whole file; ``is_by_suite``: its testcases have none of their own."""
     rebuilt = [("rebuilt_from", "journal.jsonl")] if report.is_rebuilt else []
     verdict = [("verdict", report.verdict.word)] if is_by_suite else []
-    waivers = (("waiver", line) for line in report.waivers)
+    waived = (("waiver", line) for line in waivers.lines_of(report.facts.get("waivers", [])))
     ran = ((f"part {number}", words) for number, words in enumerate(words_of_parts(report.facts), start=1))
     parts = (("place", place.label) for place in report.places.values() if is_by_suite and place.gpu is not None)
-    return (*rebuilt, *verdict, *waivers, *changes_of(report.verdict), *requirements_of(report.facts), *ran, *parts)
+    return (*rebuilt, *verdict, *waived, *changes_of(report.verdict), *requirements_of(report.facts), *ran, *parts)
 
 
 def _judged(report: RunReport, *, with_properties: bool) -> Iterator[JudgedCase]:

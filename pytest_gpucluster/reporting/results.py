@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pytest_gpucluster.config.strict_json import strict_json
-from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import (
@@ -200,11 +199,6 @@ class RunReport:
     is_rehearsal: bool
     is_rebuilt: bool = False
     junit: JunitForm = BY_NUMBER
-
-    @property
-    def waivers(self) -> list[str]:
-        """A line about each waiver."""
-        return waivers.lines_of(self.facts.get("waivers", []))
 
 
 UNMEASURED = (PENDING, MISSING, NOT_SELECTED, SKIPPED)

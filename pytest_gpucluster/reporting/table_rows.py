@@ -150,15 +150,16 @@ def with_values(row: TableRow, records: Sequence[Record], names: PlaceNames) -> 
     """
     bad = severest_records(records)
     limit = next((record.limit for record in (*bad, *records) if record.limit is not None), None)
+    row = replace(row, where=_where(bad, records, names) if is_bad(records) else NOTHING)
     if limit is None:
-        return replace(row, where=_where(bad, records, names) if is_bad(records) else NOTHING)
+        return row
     every = readings_of(records)
     readings = every if severest_of([counted_as(record) for record in records]) == MISSING else readings_of(bad)
     worst = max(readings, key=lambda reading: reading.badness) if readings else None
     median, p1 = _distribution(every)
     row = replace(row, unit=unit_cell(limit), limit=value_cells(limit)[0], median=median, p1=p1)
     if worst is None:
-        return replace(row, where=_where(bad, records, names)) if is_bad(records) else row
+        return row
     bound, shown = value_cells(worst.limit, worst.value)
     is_alike = len(readings) > 1 and len({one.value for one in readings}) == 1 and len({one.place for one in readings}) > 1
     where = names.name(worst.place)

@@ -371,8 +371,8 @@ class Readings:
         if "over_run" not in item.funcargs:
             raise MeasurementError(f"{item.stash[PAIR].criterion} does not use over_run, so it judges this run alone")
         ids = [place for place in span.first.values if place in span.last.values and place in by_id]
-        moments = (span.first, 0.0), (span.last, span.seconds)
-        over = OverRun(*(_taken(reading.values, ids, by_id, at_s) for reading, at_s in moments))
+        first, last = ({by_id[name]: from_plain(one.values[name]) for name in ids} for one in (span.first, span.last))
+        over = OverRun(_Taken(Results(first, {}), 0.0), _Taken(Results(last, {}), span.seconds))
         own = item.stash[PAIR].place
         is_there = bool(ids) if own is None else own in over.first or (own.gpu is None and bool(over.of_gpus(own)))
         if not is_there:
@@ -383,7 +383,3 @@ class Readings:
         else:
             for place in over.first if own is None else (own,):
                 item.stash[CRITERION].judge(mark.kwargs["between"](*over[place]))
-
-
-def _taken(values: Mapping[str, Any], ids: list[str], by_id: Mapping[str, Place], at_s: float) -> _Taken:
-    return _Taken(Results({by_id[place]: from_plain(values[place]) for place in ids}, {}), at_s)
