@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError, RanksFailedError
-from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
+from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS, is_distributed, parameters_of
 from pytest_gpucluster.protocol.functions import RefusedError
 from pytest_gpucluster.protocol.messages import Reply
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError
@@ -38,7 +38,7 @@ def hidden_by_a_hook(item: pytest.Item) -> str | None:
     raised = item.stash.get(_RAISED, None)
     if raised is not None:
         return f"raised {raised}, and a hook of another plugin or conftest.py hid it"
-    if _counts(item)["runtest"] == 0 or (_counts(item)["obj"] == 0 and (_is_counted(item) or _is_distributed(item))):
+    if _counts(item)["runtest"] == 0 or (_counts(item)["obj"] == 0 and (_is_counted(item) or is_distributed(item))):
         return "was not called: a hook of another plugin or conftest.py answered in its place"
     return None
 
@@ -84,11 +84,7 @@ def _is_counted(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or issubclass(item.cls or object, unittest.TestCase):
         return False
     is_asynchronous = inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj)
-    return not (is_asynchronous or _is_distributed(item))
-
-
-def _is_distributed(item: pytest.Item) -> bool:
-    return item.get_closest_marker("distributed") is not None
+    return not (is_asynchronous or is_distributed(item))
 
 
 def counting(function: Callable[..., Any], item: pytest.Item, event: str) -> Callable[..., Any]:
@@ -118,7 +114,7 @@ def run_distributed_test(item: pytest.Function, session: Session) -> None:
     per, own_deadline_s = _read_mark(item)
     cluster = session.cluster
     deadline_s = cluster.deadline_s if own_deadline_s is None else own_deadline_s
-    parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    parameters = parameters_of(item)
     try:
         name = session.controller.name(item.function)
         known = [name for name in TEST_ARGUMENTS if name not in parameters]  # a parameter of that name stands for it

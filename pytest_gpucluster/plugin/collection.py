@@ -141,7 +141,7 @@ class Collection:
     def _accept(self, item: pytest.Item) -> None:
         """Refuse a selected test that cannot run as it is written; give one that judges its criterion."""
         pair = item.stash[PAIR]
-        if item.get_closest_marker("distributed") is not None:
+        if pairing.is_distributed(item):
             if getattr(item, "cls", None) is not None:
                 raise ConfigurationError(f"{item.nodeid}: a distributed test is a function of its file, and no method")
             arguments = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
@@ -288,7 +288,7 @@ def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None
 def only_reads(item: pytest.Item) -> bool:
     """Whether a test has the mark ``reads``; the nearest one counts: of the test, then of its class and its file."""
     mark = item.get_closest_marker("reads")
-    return mark is not None and bool(mark.kwargs.get("only", True)) and item.get_closest_marker("distributed") is None
+    return mark is not None and bool(mark.kwargs.get("only", True)) and not pairing.is_distributed(item)
 
 
 def deselect(config: pytest.Config, items: list[pytest.Item], left_out: Sequence[pytest.Item]) -> None:

@@ -136,9 +136,14 @@ def require_test_arguments(names: Collection[str], parameters: Collection[str], 
 
 def uses_us(item: pytest.Item) -> bool:
     """Whether a test has our mark or one of our fixtures."""
-    is_distributed, defined = item.get_closest_marker("distributed") is not None, _definitions(item)
-    names = TEST_ARGUMENTS if is_distributed else {*OWN_FIXTURES}.intersection(getattr(item, "fixturenames", ()))
+    defined = _definitions(item)
+    names = TEST_ARGUMENTS if is_distributed(item) else {*OWN_FIXTURES}.intersection(getattr(item, "fixturenames", ()))
     return any(is_own_fixture(defined.get(name)) for name in names)
+
+
+def is_distributed(item: pytest.Item) -> bool:
+    """Whether the body of a test runs on every rank, in the workers."""
+    return item.get_closest_marker("distributed") is not None
 
 
 def _definitions(item: pytest.Item) -> Mapping[str, Sequence[Any]]:

@@ -27,6 +27,7 @@ from pytest_gpucluster.plugin import attempts
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import Termination
 from pytest_gpucluster.plugin.outcome import ItemContext, judged_late, make_fit, outcome_of, show_waived
+from pytest_gpucluster.plugin.pairing import is_distributed
 from pytest_gpucluster.plugin.stash_keys import CRITERION, FIRST_LOOK, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE, WAITS
 from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.whole_run import soak_reports
@@ -241,7 +242,7 @@ class Phases:
     @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
     def pytest_run_in_workers(self, pyfuncitem: pytest.Function) -> bool | None:
         """Run the body of a distributed test in the workers. Called inside the hook above; None leaves others to pytest."""
-        if pyfuncitem.get_closest_marker("distributed") is None:
+        if not is_distributed(pyfuncitem):
             return None
         attempts.counting(attempts.run_distributed_test, pyfuncitem, "obj")(pyfuncitem, self._session)
         return True

@@ -135,12 +135,9 @@ class HiddenReports:
             return
         records = self._session.plan  # what a plain test says stays pytest's to show
         ours = {records.nodeid(one) for one in records if not (one.outcome == FAILED and one.limit is None)}
-        for section in SECTIONS:
-            reports = reporter.stats.get(section, [])
-            others = [one for one in reports if not _is_shown(one, ours)]
-            if len(others) < len(reports):
-                self._hidden[section] = reports
-                reporter.stats[section] = others
+        self._hidden = {section: reporter.stats[section] for section in SECTIONS if section in reporter.stats}
+        for section, reports in self._hidden.items():
+            reporter.stats[section] = [one for one in reports if not _is_shown(one, ours)]
 
     def restore_for_short_summary(self, reporter: Any) -> None:
         """Put them back where ``-r`` asks pytest's short summary to name every test."""

@@ -23,7 +23,7 @@ from pytest_gpucluster.judging.plan import Rule
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, SKIPPED, Record
 from pytest_gpucluster.plugin.collection import expected_of
 from pytest_gpucluster.plugin.outcome import make_fit
-from pytest_gpucluster.plugin.pairing import register_part, uses_us
+from pytest_gpucluster.plugin.pairing import is_distributed, register_part, uses_us
 from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 
@@ -185,7 +185,7 @@ class XdistWorker:
 def _needs_all(item: pytest.Item) -> bool:
     place = item.stash[PAIR].place
     is_of_one_gpu = place is not None and place.gpu is not None
-    return item.get_closest_marker("distributed") is not None or (not is_of_one_gpu and uses_us(item))
+    return is_distributed(item) or (not is_of_one_gpu and uses_us(item))
 
 
 def point_at(item: pytest.Item) -> None:
