@@ -75,10 +75,9 @@ def pytest_load_initial_conftests(
             activation.become_agent(launch, roots=roots, target=target, requested=requested)
     guard_immediate_exit(early_config)
     result = yield
-    early_config.stash[ALL_TESTS] = AllTests(early_config)
-    plugins = {"all-tests": early_config.stash[ALL_TESTS], "exit-code": ExitCodeGuard()}  # after every conftest, so outermost
-    for name, plugin in plugins.items():
-        register_part(early_config, plugin, name)
+    all_tests = early_config.stash[ALL_TESTS] = AllTests(early_config)
+    register_part(early_config, all_tests, "all-tests")
+    register_part(early_config, ExitCodeGuard(), "exit-code")  # after every conftest, so outermost
     wrong = unrecognized(parser.parse_known_and_unknown_args(args)[1])
     if wrong is not None:
         raise pytest.UsageError(wrong)

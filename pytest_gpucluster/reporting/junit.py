@@ -254,7 +254,7 @@ def suite_element(report: RunReport) -> ET.Element:
     selftest = [_selftest_testcase(report.facts["selftest"])] if "selftest" in report.facts else []
     testcases = [*selftest, *own, verdict_testcase(report)]
     places = sorted(report.places.values(), key=lambda place: (place.rank != 0, place.node))
-    host = next((place.hostname for place in places if place.hostname), None)  # that of rank 0 writes, as pytest has it
+    host = next((place.hostname for place in places if place.hostname), None)  # that of rank 0, which writes
     name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
     suite: ET.Element = TestSuite(name, [*map(_junit_xml_case, testcases)], hostname=host).build_xml_doc()
     for element, testcase in zip(suite.findall("testcase"), testcases, strict=True):
