@@ -36,7 +36,7 @@ class Live:
     def __init__(self, screen: Screen, state: RunState, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` gives seconds."""
         self._screen = screen
-        self.log, self.say = screen.log, screen.write
+        self.log = screen.log
         self._state = state
         self._clock = clock
         self._meter = forecast.Meter(forecast.Forecast(steps=()))
@@ -69,6 +69,10 @@ class Live:
         if self._screen.verbosity >= 0:
             for line in header.plan_lines(plan, width=width):
                 self.say(line)
+
+    def say(self, text: str, **markup: bool) -> None:
+        """Print one line."""
+        self._screen.write(text, **markup)
 
     @property
     def planned_s(self) -> float:

@@ -103,9 +103,9 @@ def names_of(nodeid: str) -> tuple[str, str]:
     return ".".join(names[:-1]), names[-1]
 
 
-def form_of(report: RunReport) -> str:
+def form_of(asked: str | None, number: int) -> str:
     """``place``, ``node`` or ``criterion``: what was asked for, else by how many testcases there are, one a place."""
-    return report.junit.form or ("place" if sum(map(_count, report.cases)) <= MOST_BY_PLACE else "node")
+    return asked or ("place" if number <= MOST_BY_PLACE else "node")
 
 
 def are_few(testcases: Sequence[Testcase]) -> bool:
@@ -190,7 +190,7 @@ def junit_text(report: RunReport) -> str:
 
 def folded_names(report: RunReport) -> dict[tuple[str, str], tuple[str, str]]:
     """(classname, name) of the testcase that a test is part of in this file, by those that pytest gives the test."""
-    form = form_of(report)
+    form = form_of(report.junit.form, sum(map(_count, report.cases)))
     if form == "place":
         return {}
     placed = ((case.nodeid, report.places.get(case.record.place or "")) for case in report.cases)
@@ -245,7 +245,7 @@ def suite_element(report: RunReport) -> ET.Element:
 
     With the properties that junit-xml cannot carry: of testcases, and several of one name.
     """
-    form = form_of(report)
+    form = form_of(report.junit.form, sum(map(_count, report.cases)))
     is_by_suite = form != "place" or report.junit.is_strict
     judged = _judged(report, with_properties=not is_by_suite)
     own = [one.testcase for one in judged] if form == "place" else folded(judged, report.places, form)
