@@ -37,14 +37,13 @@ from pytest_gpucluster.records.reading import read_results, run_identity, zoned
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links
 from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.rebuild import JournalState, read_journal, rebuild
-from pytest_gpucluster.reporting.results import ReportedTest, bound_facts
+from pytest_gpucluster.reporting.results import MEASURED, ReportedTest, bound_facts
 from pytest_gpucluster.text import counted
 
 Key = tuple[str, str | None]
 
 ORDER = (NOT_SELECTED, SKIPPED, MISSING, PASSED, NOISY, ERROR, FAILED)
 """Of two outcomes of one criterion at one place, the later one here counts."""
-MEASURED = ORDER[ORDER.index(PASSED) :]
 TEXTS = ("reason", "remark", "headline", "cause", "teardown", "advice")
 """Fields of a record that may name places."""
 ONE_NODE = "one node"

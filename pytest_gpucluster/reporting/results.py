@@ -20,17 +20,7 @@ import msgspec
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.selection import Selector
-from pytest_gpucluster.judging.verdict import (
-    MISSING,
-    NOT_SELECTED,
-    OUTCOMES,
-    PASSED,
-    PENDING,
-    SEVERITY,
-    SKIPPED,
-    Record,
-    Verdict,
-)
+from pytest_gpucluster.judging.verdict import MISSING, NOT_SELECTED, OUTCOMES, PASSED, SEVERITY, SKIPPED, Record, Verdict
 from pytest_gpucluster.places import PLACE_FIELDS, Place
 from pytest_gpucluster.records.columns import evidence_of, values_in_columns
 from pytest_gpucluster.records.reading import limits_digest
@@ -201,7 +191,8 @@ class RunReport:
     junit: JunitForm = BY_NUMBER
 
 
-UNMEASURED = (PENDING, MISSING, NOT_SELECTED, SKIPPED)
+MEASURED = tuple(outcome for outcome in OUTCOMES if outcome not in (SKIPPED, MISSING, NOT_SELECTED))
+"""Outcomes of what was measured, or was tried."""
 IDENTITY = {
     "hostname": "hostname",
     "uuid": "UUID",
@@ -243,7 +234,7 @@ class RunParts(NamedTuple):
         """When each part was measured and how many outcomes stand from it, as results.json has it; empty for one part."""
         if not self.earlier:
             return []
-        counts = Counter(record.part for record in records if record.outcome not in UNMEASURED)
+        counts = Counter(record.part for record in records if record.outcome in MEASURED)
         return [
             {"part": number, "began": utc(one.began_s), "ended": utc(one.ended_s), "outcomes": counts[number]}
             for number, one in enumerate(self.all, start=1)

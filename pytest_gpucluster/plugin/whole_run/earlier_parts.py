@@ -14,7 +14,7 @@ from pytest_gpucluster.plugin.stash_keys import PAIR
 from pytest_gpucluster.plugin.whole_run import soak_reports
 from pytest_gpucluster.plugin.whole_run.run_readings import Readings
 from pytest_gpucluster.reporting.files import require_unused
-from pytest_gpucluster.reporting.results import UNMEASURED, is_known, why_other_parts
+from pytest_gpucluster.reporting.results import MEASURED, is_known, why_other_parts
 from pytest_gpucluster.reporting.run_spans import with_latest_known, with_now
 from pytest_gpucluster.reporting.unfinished_run import NothingUnfinishedError, UnfinishedRun, read_unfinished_run
 from pytest_gpucluster.session import Session
@@ -137,7 +137,7 @@ class EarlierParts:
         if unfinished is None:
             return None
         number = self._session.recorder.parts.number
-        num_kept = sum(one.part < number and one.outcome not in UNMEASURED for one in self._session.plan)
+        num_kept = sum(one.part < number and one.outcome in MEASURED for one in self._session.plan)
         kept = counted(num_kept, "outcome stays as it was", "outcomes stay as they were")
         return f"part {number} of the run in {unfinished.folder}: {kept} measured"
 
