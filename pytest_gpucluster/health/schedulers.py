@@ -12,12 +12,12 @@ from pytest_gpucluster.health.hosts import MIB
 from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES
 from pytest_gpucluster.inventory.kubernetes import FORBIDDEN, UNNAMED, KubernetesCluster, KubernetesNode
 from pytest_gpucluster.inventory.numa import parse_cpulist
-from pytest_gpucluster.inventory.reading import NONE, NotAvailable
-from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.inventory.reading import NONE, NotAvailable, all_or_why, apply, or_none, split
+from pytest_gpucluster.judging.finding import BAD, HERE, REMARK, UNKNOWN, Finding, Said, finding_of
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare
+    from pytest_gpucluster.inventory.slurm import SlurmConfig, SlurmNode, SlurmShare
     from pytest_gpucluster.measurements.host import RankBinding, SlurmState
 
 
@@ -56,68 +56,62 @@ PAGE_BYTES = 65536
 
 
 def judge_node(state: SlurmState) -> Finding:
-    """What makes the host one that Slurm gives no jobs, and GPUs that Slurm and NVML do not count alike."""
-    node = state.node
+    """What makes the host one that Slurm gives no jobs, and GPUs that Slurm and NVML do not count alike.
+
+    What a site may have on purpose is a remark: Slurm counts no GPU of a host that has some; a partition takes no jobs.
+    """
+    return replace(finding_of(_of_node(state)), kind="host", evidence=_host_shown(state))
+
+
+def _of_node(state: SlurmState) -> Iterator[Said]:
+    node, seen = state.node, state.gpus_seen
     if isinstance(node, NotAvailable):
-        return Finding(unknown={HERE: (f"the host's state is {node}",)}, kind="host", evidence=_host_shown(state))
+        yield HERE, UNKNOWN, f"the host's state is {node}"
+        return
     because = f" (reason: {node.reason})" if node.reason else ""
-    bad = [f"{word}: {OUT_OF_SERVICE[word]}{because}" for word in node.states if word in OUT_OF_SERVICE]
-    odd = [word for word in node.states if word not in OUT_OF_SERVICE and word not in IN_SERVICE]
-    unknown = [f"the state {word} does not say whether the host gets jobs" for word in odd]
+    for word in node.states:
+        if word in OUT_OF_SERVICE:
+            yield HERE, BAD, f"{word}: {OUT_OF_SERVICE[word]}{because}"
+        elif word not in IN_SERVICE:
+            yield HERE, UNKNOWN, f"the state {word} does not say whether the host gets jobs"
     if not node.states:
-        unknown.append("Slurm shows no state of the host")
+        yield HERE, UNKNOWN, "Slurm shows no state of the host"
     if node.gpus != 0 and not state.mig_gpus:
-        _judge_gpus(node, state, bad, unknown)
-    return Finding(
-        bad={HERE: bad},
-        unknown={HERE: unknown},
-        kind="host",
-        remark=_remark_on(state),
-        evidence=_host_shown(state),
-    )
+        yield from _gpus_of_node(node, state)
+    if node.gpus == 0 and isinstance(seen, int) and seen > 0:
+        yield HERE, REMARK, f"Slurm counts no GPU of this host (Gres), and NVML shows {seen}"
+    for name, found in (or_none(state.partitions) or {}).items():
+        if found != "UP":
+            yield HERE, REMARK, f"partition {name} is {found}, not UP"
+
+
+def _gpus_of_node(node: SlurmNode, state: SlurmState) -> Iterator[Said]:
+    has, seen = apply(lambda share: share.gpus, state.share), state.gpus_seen
+    yield from _unread({"GPUs of the host's GRES": node.gpus, "GPUs of the job here": has, "GPUs that NVML shows": seen})
+    if isinstance(has, NotAvailable) or isinstance(seen, NotAvailable):
+        return
+    if seen < has:
+        yield HERE, BAD, f"NVML shows {counted(seen, 'GPU')}, and the job has {has} here"
+    elif not isinstance(node.gpus, NotAvailable) and has == node.gpus < seen:
+        yield HERE, BAD, f"NVML shows {counted(seen, 'GPU')}, and Slurm knows of {node.gpus} (Gres)"
+
+
+def _unread(readings: Mapping[str, Any]) -> Iterator[Said]:
+    """What of these readings is not available, and why."""
+    yield from ((HERE, UNKNOWN, f"{name}: {why}") for name, why in split(readings)[1].items())
 
 
 def _host_shown(state: SlurmState) -> dict[str, str]:
     """What Slurm says of a host and the job there, in words."""
-    node, share, partitions = state.node, state.share, state.partitions
-    in_words = {
-        "node": node
-        if isinstance(node, NotAvailable)
-        else f"{node.name}: {'+'.join(node.states)}, GPUs {node.gpus}, Slurm {node.version}",
-        "job": share
-        if isinstance(share, NotAvailable)
-        else f"{counted(share.cpus, 'CPU')}, {share.memory_mib} MiB, GPUs {share.gpus}",
-        "partitions": partitions
-        if isinstance(partitions, NotAvailable)
-        else ", ".join(f"{name} {found}" for name, found in partitions.items()) or "none",
-        "controller": state.controller,
+    node = apply(lambda one: f"{one.name}: {'+'.join(one.states)}, GPUs {one.gpus}, Slurm {one.version}", state.node)
+    share = apply(lambda one: f"{counted(one.cpus, 'CPU')}, {one.memory_mib} MiB, GPUs {one.gpus}", state.share)
+    return {
+        "node": str(node),
+        "job": str(share),
+        "partitions": str(apply(_words, state.partitions)),
+        "controller": str(state.controller),
         "GPUs seen": f"{state.gpus_seen}{f', {state.mig_gpus} of them in MIG mode' if state.mig_gpus else ''}",
     }
-    return {name: str(value) for name, value in in_words.items()}
-
-
-def _remark_on(state: SlurmState) -> str | None:
-    """What a site may have on purpose: Slurm counts no GPU of a host that has some; a partition takes no jobs."""
-    remarks = []
-    has_none = not isinstance(state.node, NotAvailable) and state.node.gpus == 0
-    if has_none and isinstance(state.gpus_seen, int) and state.gpus_seen > 0:
-        remarks.append(f"Slurm counts no GPU of this host (Gres), and NVML shows {state.gpus_seen}")
-    if not isinstance(state.partitions, NotAvailable):
-        remarks += [f"partition {name} is {found}, not UP" for name, found in state.partitions.items() if found != "UP"]
-    return "; ".join(remarks) or None
-
-
-def _judge_gpus(node: SlurmNode, state: SlurmState, bad: list[str], unknown: list[str]) -> None:
-    share, seen = state.share, state.gpus_seen
-    has = share if isinstance(share, NotAvailable) else share.gpus
-    counts = {"GPUs of the host's GRES": node.gpus, "GPUs of the job here": has, "GPUs that NVML shows": seen}
-    unknown += [f"{name}: {value}" for name, value in counts.items() if isinstance(value, NotAvailable)]
-    if isinstance(has, NotAvailable) or isinstance(seen, NotAvailable):
-        return
-    if seen < has:
-        bad.append(f"NVML shows {counted(seen, 'GPU')}, and the job has {has} here")
-    elif not isinstance(node.gpus, NotAvailable) and has == node.gpus < seen:
-        bad.append(f"NVML shows {counted(seen, 'GPU')}, and Slurm knows of {node.gpus} (Gres)")
 
 
 def remark_on_blocks(node: str, blocks: Mapping[str, str | NotAvailable | None], domains: Mapping[str, str]) -> str | None:
@@ -149,16 +143,8 @@ def judge_config(state: SlurmState) -> Finding:
     config = state.config
     if isinstance(config, NotAvailable):
         return Finding(unknown={HERE: (f"the configuration of Slurm is {config}",)}, kind="settings")
-    bad, unknown = [], []
-    if not config.health_check:
-        bad.append("HealthCheckProgram is not set: a host that breaks keeps getting jobs")
-    elif isinstance(config.interval_s, NotAvailable):
-        unknown.append(f"how often HealthCheckProgram runs is {config.interval_s}")
-    elif config.interval_s == 0:
-        bad.append("HealthCheckInterval is 0: HealthCheckProgram never runs")
-    return Finding(
-        bad={HERE: bad},
-        unknown={HERE: unknown},
+    return replace(
+        finding_of(_health_check(config)),
         kind="settings",
         advice="gpucluster healthcheck can be that program (deploy/slurm/healthcheck.sh)",
         evidence={
@@ -173,6 +159,15 @@ def judge_config(state: SlurmState) -> Finding:
             "MPI by srun": str(config.mpi),
         },
     )
+
+
+def _health_check(config: SlurmConfig) -> Iterator[Said]:
+    if not config.health_check:
+        yield HERE, BAD, "HealthCheckProgram is not set: a host that breaks keeps getting jobs"
+    elif isinstance(config.interval_s, NotAvailable):
+        yield HERE, UNKNOWN, f"how often HealthCheckProgram runs is {config.interval_s}"
+    elif config.interval_s == 0:
+        yield HERE, BAD, "HealthCheckInterval is 0: HealthCheckProgram never runs"
 
 
 def with_remark(found: Finding, remark: str | None) -> Finding:
@@ -191,56 +186,60 @@ def at_start_and_end(first: SlurmState, last: SlurmState) -> Finding:
 
 def judge_job(state: SlurmState, bindings: Mapping[str, RankBinding]) -> Finding:
     """What the ranks of a host (by their places' ids) may use beside what the job has there."""
-    node, share = state.node, state.share
     bound = [f"{rank}: CPUs {one.cpus} on NUMA nodes {one.numa_nodes}" for rank, one in bindings.items()]
     evidence = {**_host_shown(state), "ranks": bound}
-    if isinstance(node, NotAvailable) or isinstance(share, NotAvailable) or not bindings:
-        read = {"the host in Slurm": node, "the job's share": share}
-        doubts = [f"{name} is {value}" for name, value in read.items() if isinstance(value, NotAvailable)]
-        doubts += [] if bindings else ["no rank of the host shows where it may run"]
-        return Finding(unknown={HERE: doubts}, kind="settings", unknown_kind="host", evidence=evidence)
-    unknown: list[str] = []
-    ranks = [*bindings.values()]
-    bad = [*_wrong_cores(node, share, ranks), *_wrong_memory(node, share, ranks, unknown), *_foreign_gpus(node, share, state)]
-    return Finding(
-        bad={HERE: bad},
-        unknown={HERE: unknown},
-        kind="settings",
-        unknown_kind="host",
-        evidence=evidence,
-    )
+    said = _of_job(state, [*bindings.values()])
+    return replace(finding_of(said), kind="settings", unknown_kind="host", evidence=evidence)
 
 
-def _wrong_cores(node: SlurmNode, share: SlurmShare, bindings: Sequence[RankBinding]) -> Iterator[str]:
-    usable = len(frozenset[int]().union(*(parse_cpulist(one.cores) for one in bindings)))
+def _of_job(state: SlurmState, ranks: Sequence[RankBinding]) -> Iterator[Said]:
+    node, share = state.node, state.share
+    for name, value in (("the host in Slurm", node), ("the job's share", share)):
+        if isinstance(value, NotAvailable):
+            yield HERE, UNKNOWN, f"{name} is {value}"
+    if not ranks:
+        yield HERE, UNKNOWN, "no rank of the host shows where it may run"
+    if ranks and not isinstance(node, NotAvailable) and not isinstance(share, NotAvailable):
+        yield from _cores(node, share, ranks)
+        yield from _memory(node, share, ranks)
+        yield from _foreign_gpus(node, share, state)
+
+
+def _cores(node: SlurmNode, share: SlurmShare, ranks: Sequence[RankBinding]) -> Iterator[Said]:
+    usable = len(frozenset[int]().union(*(parse_cpulist(one.cores) for one in ranks)))
     given = -(-share.cpus // node.threads_per_core)
+    text = f"the ranks may use {counted(usable, 'core')}, and the job has {given} here"
     if usable < given:
-        yield f"the ranks may use {counted(usable, 'core')}, and the job has {given} here (srun --cpus-per-task, --cpu-bind)"
+        yield HERE, BAD, f"{text} (srun --cpus-per-task, --cpu-bind)"
     elif usable > given:
-        yield f"the ranks may use {counted(usable, 'core')}, and the job has {given} here: nothing confines it (TaskPlugin)"
+        yield HERE, BAD, f"{text}: nothing confines it (TaskPlugin)"
 
 
-def _wrong_memory(node: SlurmNode, share: SlurmShare, bindings: Sequence[RankBinding], unknown: list[str]) -> Iterator[str]:
+def _memory(node: SlurmNode, share: SlurmShare, ranks: Sequence[RankBinding]) -> Iterator[Said]:
     """A job that was given no number, or all memory of the host, needs no limit."""
-    limits = [one.memory_limit_bytes for one in bindings]
-    hidden = [limit for limit in limits if isinstance(limit, NotAvailable)]
-    is_all = not share.memory_mib or share.memory_mib == node.memory_mib
-    if hidden:
-        unknown.append(f"the memory limit is {hidden[0]}")
+    limits = all_or_why(one.memory_limit_bytes for one in ranks)
+    if isinstance(limits, NotAvailable):
+        yield HERE, UNKNOWN, f"the memory limit is {limits}"
         return
-    limit = min(limit for limit in limits if not isinstance(limit, NotAvailable))
-    if limit == NO_LIMIT_BYTES and not is_all:
-        yield f"the job has {share.memory_mib} MiB here, and no cgroup holds it to that (ConstrainRAMSpace)"
-    elif limit != NO_LIMIT_BYTES and share.memory_mib and abs(limit - share.memory_mib * MIB) > PAGE_BYTES:
-        yield f"the cgroups give the ranks {limit // MIB} MiB, and the job has {share.memory_mib} MiB here (AllowedRAMSpace)"
+    limit, given_mib = min(limits), share.memory_mib
+    if limit == NO_LIMIT_BYTES:
+        if given_mib not in (0, node.memory_mib):
+            yield HERE, BAD, f"the job has {given_mib} MiB here, and no cgroup holds it to that (ConstrainRAMSpace)"
+    elif given_mib and abs(limit - given_mib * MIB) > PAGE_BYTES:
+        yield (
+            HERE,
+            BAD,
+            f"the cgroups give the ranks {limit // MIB} MiB, and the job has {given_mib} MiB here (AllowedRAMSpace)",
+        )
 
 
-def _foreign_gpus(node: SlurmNode, share: SlurmShare, state: SlurmState) -> Iterator[str]:
-    seen, has = state.gpus_seen, share.gpus
-    if isinstance(seen, NotAvailable) or isinstance(has, NotAvailable) or isinstance(node.gpus, NotAvailable):
+def _foreign_gpus(node: SlurmNode, share: SlurmShare, state: SlurmState) -> Iterator[Said]:
+    counts = all_or_why((state.gpus_seen, share.gpus, node.gpus))
+    if isinstance(counts, NotAvailable) or state.mig_gpus:
         return
-    if not state.mig_gpus and has < node.gpus and seen > has:
-        yield f"the job has {has} of {node.gpus} GPUs here and sees {seen}: others' are not hidden (ConstrainDevices)"
+    seen, has, every = counts
+    if seen > has < every:
+        yield HERE, BAD, f"the job has {has} of {every} GPUs here and sees {seen}: others' are not hidden (ConstrainDevices)"
 
 
 READY = "Ready"
@@ -267,75 +266,63 @@ def judge_kubernetes(node: KubernetesNode | NotAvailable, gpus_on_bus: int | Not
     """What keeps Pods from the host or from a GPU of it; a condition of others that is True is a remark."""
     if isinstance(node, NotAvailable):
         return Finding(unknown={HERE: (f"the host's record is {node}",)}, kind="host", unknown_advice=RIGHT_TO)
-    bad: list[str] = []
-    unknown: list[str] = []
-    remarks: list[str] = []
-    _judge_conditions(node, bad, unknown, remarks)
-    _kubernetes_gpus(node, gpus_on_bus, bad, unknown, remarks)
-    return Finding(
-        bad={HERE: bad},
-        unknown={HERE: unknown},
-        kind="host",
-        advice=ADVICE,
-        remark="; ".join(remarks) or None,
-        evidence={**_shown(node), "GPUs on the PCI bus": str(gpus_on_bus)},
-    )
+    said = (*_conditions(node), *_gpus_for_pods(node, gpus_on_bus))
+    evidence = {**_shown(node), "GPUs on the PCI bus": str(gpus_on_bus)}
+    return replace(finding_of(said), kind="host", advice=ADVICE, evidence=evidence)
 
 
-def _judge_conditions(node: KubernetesNode, bad: list[str], unknown: list[str], remarks: list[str]) -> None:
+def _conditions(node: KubernetesNode) -> Iterator[Said]:
     if isinstance(node.conditions, NotAvailable):
-        unknown.append(f"its conditions are {node.conditions}")
+        yield HERE, UNKNOWN, f"its conditions are {node.conditions}"
         return
     ready = node.conditions.get(READY)
     if ready is None:
-        unknown.append("Kubernetes does not say whether it is Ready")
+        yield HERE, UNKNOWN, "Kubernetes does not say whether it is Ready"
     elif ready != "True":
-        bad.append(f"Ready is {ready}: Kubernetes gives it no Pods")
+        yield HERE, BAD, f"Ready is {ready}: Kubernetes gives it no Pods"
     for name, state in node.conditions.items():
         if name in TROUBLES and state != "False":
-            (bad if state == "True" else unknown).append(f"{name} is {state}: {TROUBLES[name]}")
+            yield HERE, BAD if state == "True" else UNKNOWN, f"{name} is {state}: {TROUBLES[name]}"
         elif name not in TROUBLES and name != READY and state == "True":
-            remarks.append(f"the condition {name} is True, whose meaning is not known here")
+            yield HERE, REMARK, f"the condition {name} is True, whose meaning is not known here"
 
 
-def _kubernetes_gpus(
-    node: KubernetesNode, on_bus: int | NotAvailable, bad: list[str], unknown: list[str], remarks: list[str]
-) -> None:
-    counts = {"GPUs for Pods": node.gpus, "GPUs of the host": node.all_gpus, "GPUs on the PCI bus": on_bus}
-    unknown += [f"{name}: {value}" for name, value in counts.items() if isinstance(value, NotAvailable)]
+def _gpus_for_pods(node: KubernetesNode, on_bus: int | NotAvailable) -> Iterator[Said]:
+    yield from _unread({"GPUs for Pods": node.gpus, "GPUs of the host": node.all_gpus, "GPUs on the PCI bus": on_bus})
     if isinstance(node.gpus, NotAvailable) or isinstance(node.all_gpus, NotAvailable):
         return
     if node.gpus < node.all_gpus:
-        bad.append(f"Pods get {node.gpus} of {counted(node.all_gpus, 'GPU')}: the device plugin takes the others for bad")
+        text = f"Pods get {node.gpus} of {counted(node.all_gpus, 'GPU')}: the device plugin takes the others for bad"
+        yield HERE, BAD, text
     if isinstance(on_bus, NotAvailable) or node.shared != NONE or not on_bus:
         return
     if not node.all_gpus:
-        remarks.append(f"Kubernetes counts no GPU of this host, and {counted(on_bus, 'GPU')} on the PCI bus")
+        yield HERE, REMARK, f"Kubernetes counts no GPU of this host, and {counted(on_bus, 'GPU')} on the PCI bus"
     elif node.all_gpus < on_bus:
-        bad.append(f"Kubernetes counts {counted(node.all_gpus, 'GPU')}, and {on_bus} are on the PCI bus")
+        yield HERE, BAD, f"Kubernetes counts {counted(node.all_gpus, 'GPU')}, and {on_bus} are on the PCI bus"
 
 
 def judge_operators(cluster: KubernetesCluster) -> Finding:
     """DaemonSets for GPUs and adapters that lack a ready Pod somewhere."""
-    sets = cluster.daemonsets
-    bad: list[str] = []
-    unknown: list[str] = []
-    for name, ready in ({} if isinstance(sets, NotAvailable) else sets).items():
-        counts = None if isinstance(ready, NotAvailable) else re.fullmatch(r"(\d+) of (\d+)", ready)
-        if counts is None:
-            unknown.append(f"the DaemonSet {name}: {ready}")
-        elif int(counts[1]) < int(counts[2]):
-            bad.append(f"the DaemonSet {name} has {ready} Pods ready")
-    named = {"the DaemonSets": sets, "the GPU operator": cluster.gpu_operator, "the network operator": cluster.network_operator}
-    unknown += [f"{name}: {value}" for name, value in named.items() if isinstance(value, NotAvailable)]
-    return Finding(
-        bad={HERE: bad},
-        unknown={HERE: unknown},
+    return replace(
+        finding_of(_operators(cluster)),
         kind="software",
         advice="kubectl get pods --all-namespaces -o wide; look at the Pods of these DaemonSets that are not ready",
         evidence=_shown(cluster),
         unknown_advice=RIGHT_TO,
     )
+
+
+def _operators(cluster: KubernetesCluster) -> Iterator[Said]:
+    sets = cluster.daemonsets
+    for name, ready in (or_none(sets) or {}).items():
+        counts = None if isinstance(ready, NotAvailable) else re.fullmatch(r"(\d+) of (\d+)", ready)
+        if counts is None:
+            yield HERE, UNKNOWN, f"the DaemonSet {name}: {ready}"
+        elif int(counts[1]) < int(counts[2]):
+            yield HERE, BAD, f"the DaemonSet {name} has {ready} Pods ready"
+    operators = {"the GPU operator": cluster.gpu_operator, "the network operator": cluster.network_operator}
+    yield from _unread({"the DaemonSets": sets, **operators})
 
 
 def _shown(readings: Any) -> dict[str, str]:

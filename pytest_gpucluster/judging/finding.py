@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from pytest_gpucluster.errors import Blame, MeasurementError, Part
+from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ Subject: TypeAlias = "Place | str"
 Facts: TypeAlias = "Mapping[Any, Sequence[str]]"
 """Texts by :data:`Subject`."""
 Key = TypeVar("Key", bound=Subject)
+BAD: Final = "bad"
+UNKNOWN: Final = "unknown"
+REMARK: Final = "remark"
+Said: TypeAlias = "tuple[Any, Literal['bad', 'unknown', 'remark'], str]"
+"""One thing that a judge says: the :data:`Subject`, what it says of it, and the text. A remark is about the whole place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +125,14 @@ class Finding:
 
 def gather(pairs: Iterable[tuple[Key, str]]) -> dict[Key, tuple[str, ...]]:
     """Facts by their subject, in the order of the first fact of each."""
-    found: dict[Key, tuple[str, ...]] = {}
-    for part, fact in pairs:
-        found[part] = (*found.get(part, ()), fact)
-    return found
+    return {part: tuple(facts) for part, facts in grouped(pairs).items()}
+
+
+def finding_of(said: Iterable[Said]) -> Finding:
+    """All that a judge says, one by one, as a finding; ``dataclasses.replace`` gives it a kind, advice and evidence."""
+    by_word = grouped((word, (part, text)) for part, word, text in said)
+    bad, unknown, remarks = (by_word.get(word, []) for word in (BAD, UNKNOWN, REMARK))
+    return Finding(bad=gather(bad), unknown=gather(unknown), remark="; ".join(text for _, text in remarks) or None)
 
 
 def merge(findings: Iterable[Finding]) -> Finding:
