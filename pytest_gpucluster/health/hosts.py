@@ -6,18 +6,17 @@ import itertools
 import re
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_gpucluster.health.growth import CounterGroup, Counters, Limits, compare_counters
 from pytest_gpucluster.inventory.host import UNLIMITED, HostFacts, MachineChecks, MemoryController, PcieErrors
-from pytest_gpucluster.inventory.reading import NotAvailable, or_none
-from pytest_gpucluster.judging.finding import HERE, NOBODY, Finding
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none, split
+from pytest_gpucluster.judging.finding import BAD, HERE, NOBODY, REMARK, UNKNOWN, Finding, Said, finding_of, merge
 from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.measurements.host import HostErrors
     from pytest_gpucluster.places import Place
 
@@ -56,37 +55,43 @@ class HostMinimum:
 
 def judge_limits(facts: HostFacts, least: HostMinimum, *, fabric: str) -> Finding:
     """Limits below which jobs end: NCCL without shared memory, RDMA without locked memory, too few files."""
-    bad = []
+    evidence = {"open files": facts.nofile, "shared memory GiB": str(facts.shm_gib), "memlock bytes": facts.memlock}
+    return replace(finding_of(_limits(facts, least, fabric)), kind="host", evidence=evidence)
+
+
+def _limits(facts: HostFacts, least: HostMinimum, fabric: str) -> Iterator[Said]:
     if isinstance(facts.nofile, int) and facts.nofile < least.nofile:
-        bad.append(f"a process may open {counted(facts.nofile, 'file')}, and {least.nofile} are needed (ulimit -n)")
-    if not isinstance(facts.shm_gib, NotAvailable) and facts.shm_gib < least.shm_gib:
+        yield HERE, BAD, f"a process may open {counted(facts.nofile, 'file')}, and {least.nofile} are needed (ulimit -n)"
+    if isinstance(facts.shm_gib, NotAvailable):
+        yield HERE, UNKNOWN, f"shared memory: {facts.shm_gib}"
+    elif facts.shm_gib < least.shm_gib:
         size = f"{facts.shm_gib * 2**30 / MIB:.4g} MiB"
-        bad.append(f"shared memory has {size}, and {least.shm_gib:g} GiB are needed (docker run --shm-size)")
+        yield HERE, BAD, f"shared memory has {size}, and {least.shm_gib:g} GiB are needed (docker run --shm-size)"
     locked = facts.memlock
     if fabric in RDMA and facts.ipc_lock is not True and locked != UNLIMITED and int(locked) < least.memlock_gib * 2**30:
-        bad.append(f"{int(locked) // 1024} KiB may be locked in memory, and RDMA needs more ({MEMLOCK})")
-    unknown = (f"shared memory: {facts.shm_gib}",) if isinstance(facts.shm_gib, NotAvailable) else ()
-    evidence = {"open files": facts.nofile, "shared memory GiB": str(facts.shm_gib), "memlock bytes": facts.memlock}
-    return _of_host(bad, unknown, evidence)
+        yield HERE, BAD, f"{int(locked) // 1024} KiB may be locked in memory, and RDMA needs more ({MEMLOCK})"
 
 
 def judge_settings(facts: HostFacts) -> Finding:
     """Settings of the kernel that cost speed. A virtual machine may have neither governor nor IOMMU."""
-    bad = []
-    if isinstance(facts.governors, list) and facts.governors != ["performance"]:
-        bad.append(f"CPU governor {', '.join(facts.governors)}: launches wait for the clock; set performance")
-    if facts.numa_balancing is True:
-        bad.append("NUMA balancing is on: pages move below running jobs; set kernel.numa_balancing=0")
-    if isinstance(facts.iommu, str) and "DMA" in facts.iommu:
-        devices = shortlist(facts.translated, most=NAMED) if isinstance(facts.translated, list) and facts.translated else ""
-        where = f" for {devices}" if devices else ""
-        bad.append(f"IOMMU translates ({facts.iommu}){where}: copies between devices cost more; boot with iommu=pt")
-    if facts.transparent_huge_pages == "never":
-        bad.append("transparent huge pages are off: large buffers cost more; set madvise")
-    hidden = {"NUMA balancing": facts.numa_balancing, "transparent huge pages": facts.transparent_huge_pages}
-    unknown = [f"{name} {value}" for name, value in hidden.items() if isinstance(value, NotAvailable)]
     shown = {"CPU governor": facts.governors, "CPU idle states": facts.idle_states, "IOMMU": facts.iommu}
-    return _of_host(bad, unknown, {name: str(value) for name, value in shown.items()})
+    evidence = {name: str(value) for name, value in shown.items()}
+    return replace(finding_of(_settings(facts)), kind="host", evidence=evidence)
+
+
+def _settings(facts: HostFacts) -> Iterator[Said]:
+    if isinstance(facts.governors, list) and facts.governors != ["performance"]:
+        yield HERE, BAD, f"CPU governor {', '.join(facts.governors)}: launches wait for the clock; set performance"
+    if facts.numa_balancing is True:
+        yield HERE, BAD, "NUMA balancing is on: pages move below running jobs; set kernel.numa_balancing=0"
+    if isinstance(facts.iommu, str) and "DMA" in facts.iommu:
+        devices = shortlist(or_none(facts.translated) or [], most=NAMED)
+        where = f" for {devices}" if devices else ""
+        yield HERE, BAD, f"IOMMU translates ({facts.iommu}){where}: copies between devices cost more; boot with iommu=pt"
+    if facts.transparent_huge_pages == "never":
+        yield HERE, BAD, "transparent huge pages are off: large buffers cost more; set madvise"
+    hidden = {"NUMA balancing": facts.numa_balancing, "transparent huge pages": facts.transparent_huge_pages}
+    yield from ((HERE, UNKNOWN, f"{name} {why}") for name, why in split(hidden)[1].items())
 
 
 def judge_shared_link(
@@ -111,11 +116,6 @@ def judge_shared_link(
         advice="look at what the GPUs share: memory channels, PCIe root complex, IOMMU and power settings of the host; "
         "a virtual machine cannot see what its neighbours do to the memory",
     )
-
-
-def _of_host(bad: Sequence[str], unknown: Sequence[str], evidence: Mapping[str, Any], kind: Part = "host") -> Finding:
-    """Facts and doubts about the host itself."""
-    return Finding(bad={HERE: bad}, unknown={HERE: unknown}, kind=kind, evidence=evidence)
 
 
 Counted: TypeAlias = MemoryController | PcieErrors | MachineChecks
@@ -150,34 +150,32 @@ def judge_host_errors(first: HostErrors, last: HostErrors, *, seconds: float, li
     before, after = (_parts(one) for one in (first, last))
     if not unread and all(map(_is_silent, (*before.values(), *after.values()))):
         return None
-    odd = {} if unread else _come_and_gone(before, after)
-    pairs = [(part, after[name]) for name, part in before.items() if name in after]
-    groups = [CounterGroup(part=one.name, first=_counts(one), last=_counts(two)) for one, two in pairs]
+    both = [name for name in before if name in after]
+    groups = [CounterGroup(part=name, first=_counts(before[name]), last=_counts(after[name])) for name in both]
     shown = [name for names in NAMES.values() for name in names.values() if name not in limits]
-    found = compare_counters(groups, seconds=seconds, limits=limits, shown=shown)
-    lasting = {one.name: (f"{NEVER} {count} before the run",) for one in before.values() if (count := _never(one, limits))}
-    found = replace(found, bad={name: (*found.bad.get(name, ()), *lasting.get(name, ())) for name in {**found.bad, **lasting}})
-    old = [
-        f"{part.name} {name} {value}"
-        for part in before.values()
-        for name, value in _counts(part).items()
-        if name != NEVER and _is_old(name, value, limits)
-    ]
-    remark = f"counted before the run: {', '.join(old)}" if old else None
-    unknown = {**found.unknown, **odd, **({HERE: tuple(unread)} if unread else {})}
-    return replace(found, unknown=unknown, kind="host", remark=remark).with_evidence(parts=len(before))
+    said: list[Said] = [*_before_the_run(before, limits), *((HERE, UNKNOWN, text) for text in unread)]
+    if not unread:
+        said += [(name, UNKNOWN, "shows no counts at the end") for name in before if name not in after]
+        said += [(name, UNKNOWN, "showed no counts at the start") for name in after if name not in before]
+    found = merge([compare_counters(groups, seconds=seconds, limits=limits, shown=shown), finding_of(said)])
+    return replace(found, kind="host").with_evidence(parts=len(before))
 
 
 def _parts(errors: HostErrors) -> dict[str, Counted]:
-    listed: list[Counted] = []
-    for counts in (errors.memory, errors.pcie, errors.cpus):
-        listed += [] if isinstance(counts, NotAvailable) else counts
-    return {part.name: part for part in listed}
+    listed: tuple[Sequence[Counted] | NotAvailable, ...] = (errors.memory, errors.pcie, errors.cpus)
+    return {part.name: part for counts in listed for part in or_none(counts) or ()}
 
 
-def _come_and_gone(before: Collection[str], after: Collection[str]) -> dict[str, tuple[str, ...]]:
-    gone = {name: ("shows no counts at the end",) for name in before if name not in after}
-    return {**gone, **{name: ("showed no counts at the start",) for name in after if name not in before}}
+def _before_the_run(parts: Mapping[str, Counted], limits: Limits) -> Iterator[Said]:
+    """What was counted before the run: :data:`NEVER` is bad, other counts with a limit are a remark."""
+    old = []
+    for part in parts.values():
+        counts = {name: count for name, value in _counts(part).items() if name in limits and (count := or_none(value))}
+        if NEVER in counts:
+            yield part.name, BAD, f"{NEVER} {counts.pop(NEVER)} before the run"
+        old += [f"{part.name} {name} {count}" for name, count in counts.items()]
+    if old:
+        yield HERE, REMARK, f"counted before the run: {', '.join(old)}"
 
 
 def _counts(part: Counted) -> Counters:
@@ -187,16 +185,6 @@ def _counts(part: Counted) -> Counters:
 def _is_silent(part: Counted) -> bool:
     """Processors that reported nothing: a virtual machine has them too, where the hypervisor keeps all other counts."""
     return isinstance(part, MachineChecks) and not or_none(part.exceptions)
-
-
-def _never(part: Counted, limits: Limits) -> int | None:
-    """The uncorrected errors that a memory controller shows; None of another part, and where none are shown."""
-    value = part.uncorrected if isinstance(part, MemoryController) and NEVER in limits else None
-    return or_none(value) or None
-
-
-def _is_old(name: str, value: float | NotAvailable, limits: Limits) -> bool:
-    return name in limits and not isinstance(value, NotAvailable) and value > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +227,7 @@ def judge_variables(variables: Mapping[str, str], *, fabric: str) -> Finding:
         and (not hint.fabrics or fabric in hint.fabrics)
         and re.fullmatch(hint.pattern, variables[hint.variable])
     ]
-    return _of_host(bad, (), {"variables": variables}, kind="settings")
+    return Finding(bad={HERE: bad}, kind="settings", evidence={"variables": variables})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
