@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable
+from pytest_gpucluster.inventory.reading import WATCHED, NotAvailable, apply, split
 from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
@@ -83,12 +83,11 @@ def judge_recovery(repair: GpuRepair) -> Finding:
 
 def judge_repair(repair: GpuRepair) -> Finding:
     """The repairs that a GPU waits for."""
-    flags = {name: getattr(repair, name) for name in REPAIRS}
-    unknown = tuple(f"{name} is {flag}" for name, flag in flags.items() if isinstance(flag, NotAvailable))
+    flags, unread = split({name: getattr(repair, name) for name in REPAIRS})
     raised = [REPAIRS[name] for name, flag in flags.items() if flag is True]
     return Finding(
-        bad={HERE: tuple(fact for fact, _ in raised)},
-        unknown={HERE: unknown},
+        bad={HERE: [fact for fact, _ in raised]},
+        unknown={HERE: [f"{name} is {why}" for name, why in unread.items()]},
         kind="gpu",
         unknown_kind="unknown",
         advice=raised[0][1] if raised else None,
@@ -100,11 +99,11 @@ def judge_clocks(telemetry: Telemetry | NotAvailable) -> Finding:
 
     Where fewer than :data:`WATCHED` of the due samples were read, the rest of the load is unknown.
     """
-    if isinstance(telemetry, NotAvailable) or isinstance(telemetry.fault_reasons, NotAvailable):
-        reasons = telemetry if isinstance(telemetry, NotAvailable) else telemetry.fault_reasons
+    reasons = apply(lambda seen: seen.fault_reasons, telemetry)
+    if isinstance(telemetry, NotAvailable) or isinstance(reasons, NotAvailable):
         return Finding(unknown={HERE: (f"clocks event reasons are {reasons}",)}, unknown_kind="unknown")
     unknown = _rest_of_the_load(telemetry, "clocks event reasons were")
-    return Finding(bad={HERE: telemetry.fault_reasons}, unknown={HERE: unknown}, kind="gpu", unknown_kind="unknown")
+    return Finding(bad={HERE: reasons}, unknown={HERE: unknown}, kind="gpu", unknown_kind="unknown")
 
 
 def _rest_of_the_load(telemetry: Telemetry, what: str) -> list[str]:
@@ -118,12 +117,11 @@ def judge_pcie_width(telemetry: Telemetry | NotAvailable, most: Mapping[str, int
     """The PCIe link of a GPU under load beside the generation (``gen``) and the ``lanes`` that it should have."""
     if isinstance(telemetry, NotAvailable):
         return Finding(unknown={HERE: (f"telemetry is {telemetry}",)}, unknown_kind="unknown")
-    shown = {"gen": telemetry.pcie_gen_max, "lanes": telemetry.pcie_width_min}
-    known = {name: value for name, value in shown.items() if not isinstance(value, NotAvailable)}
-    refused = [f"PCIe {name} is {value}" for name, value in shown.items() if name not in known]
+    known, refused = split({"gen": telemetry.pcie_gen_max, "lanes": telemetry.pcie_width_min})
+    unknown = [*(f"PCIe {name} is {why}" for name, why in refused.items()), *_rest_of_the_load(telemetry, "the PCIe link was")]
     return Finding(
         bad={HERE: [f"{name} {value} of {most[name]}" for name, value in known.items() if value < most[name]]},
-        unknown={HERE: [*refused, *_rest_of_the_load(telemetry, "the PCIe link was")]},
+        unknown={HERE: unknown},
         unknown_kind="unknown",
         evidence={**known, **{f"{name} promised": value for name, value in most.items()}},
     )

@@ -14,8 +14,8 @@ from typing import Any
 
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
-from pytest_gpucluster.inventory.reading import NotAvailable, or_none
-from pytest_gpucluster.judging.finding import HERE, NOBODY, Finding
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none, split
+from pytest_gpucluster.judging.finding import BAD, HERE, NOBODY, UNKNOWN, Finding, Said, finding_of
 from pytest_gpucluster.text import counted
 
 __all__ = [
@@ -325,23 +325,16 @@ def judge_transport(traffic: Mapping[Any, NodeTraffic], unknown: Sequence[str] =
 
 def judge_pcie_links(paths: Mapping[str, PciPath | NotAvailable]) -> Finding:
     """Every PCIe link on the way to a host's NICs, once: those below what both of their ends can. ``paths`` by NIC."""
-    narrow: dict[str, tuple[str, ...]] = {}
-    unknown: dict[str, tuple[str, ...]] = {}
-    links = set()
-    for name, path in paths.items():
-        if isinstance(path, NotAvailable):
-            unknown[name] = (f"its way is {path}",)
-            continue
+    known, unread = split(paths)
+    said: list[Said] = [(name, UNKNOWN, f"its way is {why}") for name, why in unread.items()]
+    links: dict[str, tuple[str, PciNode, PciNode | None]] = {}
+    for name, path in known.items():
         for lower, upper in _links(path):
-            links.add(lower.address)
-            lost, why = _lost(lower, upper)
-            if why is not None:
-                unknown[lower.address] = (why,)
-            elif lost is not None:
-                narrow.setdefault(lower.address, (f"on the way to {name}: {lost}",))
-    if not links and not unknown:
-        unknown[HERE] = ("there is no NIC of the fabric to look at",)
-    return Finding(bad=narrow, unknown=unknown, kind="nic", evidence={"PCIe links": len(links)})
+            links.setdefault(lower.address, (name, lower, upper))
+    said += [one for link in links.values() for one in _lost(*link)]
+    if not links and not said:
+        said.append((HERE, UNKNOWN, "there is no NIC of the fabric to look at"))
+    return replace(finding_of(said), kind="nic", evidence={"PCIe links": len(links)})
 
 
 def judge_redirection(
@@ -398,22 +391,17 @@ def _links(path: PciPath) -> Iterator[tuple[PciNode, PciNode | None]]:
         yield nodes[at], nodes[at + 1] if at + 1 < len(nodes) else None
 
 
-def _lost(lower: PciNode, upper: PciNode | None) -> tuple[str | None, str | None]:
-    """What a link lacks, in words, and why that is not known."""
-    now = (lower.speed_gt_s, lower.width)
-    most = [(lower.max_speed_gt_s, lower.max_width), *([(upper.max_speed_gt_s, upper.max_width)] if upper else [])]
-    speeds, widths = (_known(end[at] for end in most) for at in (0, 1))
-    for value, name in ((now[0], "speed"), (now[1], "width")):
-        if isinstance(value, NotAvailable):
-            return None, f"the {name} of its link is {value}"
-    if not speeds or not widths:
-        return None, "what its link can is not shown"
-    assert not isinstance(now[0], NotAvailable)
-    assert not isinstance(now[1], NotAvailable)
-    if now[0] >= min(speeds) and now[1] >= min(widths):
-        return None, None
-    return f"x{now[1]} at {now[0]:g} GT/s of x{min(widths):g} at {min(speeds):g} GT/s", None
-
-
-def _known(values: Iterable[float | NotAvailable]) -> list[float]:
-    return [value for value in values if not isinstance(value, NotAvailable)]
+def _lost(name: str, lower: PciNode, upper: PciNode | None) -> Iterator[Said]:
+    """What a link on the way to a NIC lacks, or why that is not known."""
+    part, speed, width = lower.address, lower.speed_gt_s, lower.width
+    ends = (lower,) if upper is None else (lower, upper)
+    speeds = [most for end in ends if (most := or_none(end.max_speed_gt_s)) is not None]
+    widths = [most for end in ends if (most := or_none(end.max_width)) is not None]
+    if isinstance(speed, NotAvailable):
+        yield part, UNKNOWN, f"the speed of its link is {speed}"
+    elif isinstance(width, NotAvailable):
+        yield part, UNKNOWN, f"the width of its link is {width}"
+    elif not speeds or not widths:
+        yield part, UNKNOWN, "what its link can is not shown"
+    elif speed < min(speeds) or width < min(widths):
+        yield part, BAD, f"on the way to {name}: x{width} at {speed:g} GT/s of x{min(widths):g} at {min(speeds):g} GT/s"

@@ -6,12 +6,13 @@ The judges of this module take readings by GPU, and blame the GPUs that are bad.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.inventory.reading import NotAvailable, or_none
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none, split
 from pytest_gpucluster.judging.agreement import is_majority, majority
-from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.judging.finding import BAD, HERE, UNKNOWN, Finding, Said, finding_of
 from pytest_gpucluster.text import counted
 
 if TYPE_CHECKING:
@@ -29,19 +30,17 @@ def judge_nvlinks(nvlinks: Mapping[Any, list[NvLink] | NotAvailable], *, gb_s: f
 
     A link of which the state or the rate is unknown counts as up.
     """
-    known = {gpu: links for gpu, links in nvlinks.items() if not isinstance(links, NotAvailable)}
+    known, unread = split(nvlinks)
     most = max(map(len, known.values()), default=0)
-    bad: dict[Any, tuple[str, ...]] = {}
-    unknown: dict[Any, tuple[str, ...]] = {gpu: (f"its NVLinks are {nvlinks[gpu]}",) for gpu in nvlinks if gpu not in known}
+    said: list[Said] = [(gpu, UNKNOWN, f"its NVLinks are {why}") for gpu, why in unread.items()]
     number_up = {}
     for gpu, links in known.items():
         faults = [f"link {one.link} {fault}" for one in links if (fault := _link_fault(one, gb_s)) is not None]
         number_up[gpu] = len(links) - len(faults)
         faults += [f"{counted(len(links), 'link')}, and others have {most}"] if len(links) < most else []
-        whys = tuple(f"link {one.link}: {why}" for one in links if (why := _unknown_of(one)) is not None)
-        bad.update({gpu: faults})
-        unknown.update({gpu: whys})
-    return Finding(bad=bad, unknown=unknown, value=min(number_up.values(), default=None), kind="gpu")
+        said += [(gpu, BAD, fault) for fault in faults]
+        said += [(gpu, UNKNOWN, f"link {one.link}: {why}") for one in links if (why := _unknown_of(one)) is not None]
+    return replace(finding_of(said), value=min(number_up.values(), default=None), kind="gpu")
 
 
 def judge_ber(nvlinks: Mapping[Any, list[NvLink] | NotAvailable], *, kind: str, is_healthy: Callable[[float], bool]) -> Finding:
@@ -52,21 +51,17 @@ def judge_ber(nvlinks: Mapping[Any, list[NvLink] | NotAvailable], *, kind: str, 
         kind: ``effective``, after correction, or ``symbol``.
         is_healthy: whether a rate is within the limit.
     """
+    listed, unread = split(nvlinks)
+    unknown: list[Said] = [(gpu, UNKNOWN, f"its NVLinks are {why}") for gpu, why in unread.items()]
     worst: dict[Any, tuple[float, int]] = {}
-    unknown: dict[Any, tuple[str, ...]] = {}
-    for gpu, links in nvlinks.items():
-        if isinstance(links, NotAvailable):
-            unknown[gpu] = (f"its NVLinks are {links}",)
-            continue
-        rates = {one.link: getattr(one, f"{kind}_ber") for one in links if one.is_up is not False}
-        whys = tuple(f"link {link}: its {kind} BER is {rate}" for link, rate in rates.items() if isinstance(rate, NotAvailable))
-        unknown.update({gpu: whys})
-        known = [(rate, link) for link, rate in rates.items() if not isinstance(rate, NotAvailable)]
-        worst.update({gpu: max(known)} if known else {})
+    for gpu, links in listed.items():
+        rates, hidden = split({one.link: getattr(one, f"{kind}_ber") for one in links if one.is_up is not False})
+        unknown += [(gpu, UNKNOWN, f"link {link}: its {kind} BER is {why}") for link, why in hidden.items()]
+        worst.update({gpu: max((rate, link) for link, rate in rates.items())} if rates else {})
     shown = {gpu: f"link {link}: {rate:g}" for gpu, (rate, link) in worst.items()}
-    return Finding(
+    return replace(
+        finding_of(unknown),
         bad={gpu: (shown[gpu],) for gpu, (rate, _) in worst.items() if not is_healthy(rate)},
-        unknown=unknown,
         value=max((rate for rate, _ in worst.values()), default=None),
         kind="gpu",
         evidence={str(gpu): text for gpu, text in shown.items()},
@@ -98,33 +93,34 @@ def judge_fabric(peers: Mapping[Any, str | NotAvailable], fabrics: Mapping[Any, 
         peers: what the links of each GPU end at.
         fabrics: the fabric of each GPU.
     """
-    bad: dict[Any, tuple[str, ...]] = {}
-    unknown: dict[Any, tuple[str, ...]] = {}
+    return replace(finding_of(_fabrics(peers, fabrics)), kind="gpu", advice=FABRIC_ADVICE)
+
+
+def _fabrics(peers: Mapping[Any, str | NotAvailable], fabrics: Mapping[Any, GpuFabric | NotAvailable]) -> Iterator[Said]:
     joined: dict[Any, tuple[str, int]] = {}
     for gpu, fabric in fabrics.items():
         peer = peers[gpu]
         if isinstance(peer, NotAvailable):
-            unknown[gpu] = (f"what its NVLinks end at is {peer}",)
+            yield gpu, UNKNOWN, f"what its NVLinks end at is {peer}"
         elif peer == "gpu":
             continue
         elif isinstance(fabric, NotAvailable):
-            unknown[gpu] = (f"its fabric is {fabric}",)
+            yield gpu, UNKNOWN, f"its fabric is {fabric}"
         elif fabric.state == "not_supported":
-            unknown[gpu] = (f"its NVLinks end at a {peer}, and it shows no fabric",)
+            yield gpu, UNKNOWN, f"its NVLinks end at a {peer}, and it shows no fabric"
         elif (fault := _fabric_fault(fabric)) is not None:
-            bad[gpu] = (fault,)
+            yield gpu, BAD, fault
         elif isinstance(fabric.troubles, NotAvailable):
-            unknown[gpu] = (f"its health is {fabric.troubles}",)
+            yield gpu, UNKNOWN, f"its health is {fabric.troubles}"
         else:
             joined[gpu] = (fabric.cluster_uuid, fabric.clique)
     usual = majority(joined.values())
     cliques = {gpu: f"in clique {clique} of cluster {cluster}" for gpu, (cluster, clique) in joined.items()}
     if usual is not None:
-        bad.update({gpu: (text,) for gpu, text in cliques.items() if joined[gpu] != usual})
+        yield from ((gpu, BAD, text) for gpu, text in cliques.items() if joined[gpu] != usual)
     elif joined:  # nobody can say which of them are wrong
         texts = ", ".join(f"{counted(number, 'GPU')} {text}" for text, number in Counter(cliques.values()).items())
-        bad[HERE] = (f"no clique has the majority: {texts}",)
-    return Finding(bad=bad, unknown=unknown, kind="gpu", advice=FABRIC_ADVICE)
+        yield HERE, BAD, f"no clique has the majority: {texts}"
 
 
 def _fabric_fault(fabric: GpuFabric) -> str | None:
