@@ -52,6 +52,11 @@ class _Reading:
     remark: str | None = None
     disturbed_by: str | None = None
 
+    @property
+    def is_within(self) -> bool:
+        """Whether the value is within the limit."""
+        return self.limit.holds(self.value)
+
 
 @dataclass(slots=True, kw_only=True)
 class Criterion:
@@ -85,20 +90,19 @@ class Criterion:
             DoesNotApplyError: always; an entry without that key does not come here.
             MeasurementError: the entry needs none of them, so it may not leave.
         """
-        program = self.threshold.needs.program
-        if program is not None:
-            self.left_out = DoesNotApplyError(f"needs {program}, which is not installed {where}", cause=f"no {program}")
-        elif self.threshold.needs.root:
-            text = f"needs to run as root {where}; root would see: {self.threshold.criterion}"
-            self.left_out = DoesNotApplyError(text, cause="not root")
-        elif self.threshold.needs.error_counts:
-            text = f"needs counts of errors (EDAC, AER), which the kernel does not show {where}"
-            self.left_out = DoesNotApplyError(text, cause="no counts of errors")
-        elif (hardware := self.threshold.needs.hardware) is not None:
-            self.left_out = DoesNotApplyError(f"needs {hardware}, not there {where}", cause=f"no {hardware}")
-        else:
-            raise MeasurementError(f"{self.threshold.key}: a criterion may not leave by itself", blame=Blame(part="software"))
-        raise self.left_out
+        needs = self.threshold.needs
+        no_counts = f"needs counts of errors (EDAC, AER), which the kernel does not show {where}"
+        reasons = (
+            (needs.program, f"needs {needs.program}, which is not installed {where}", f"no {needs.program}"),
+            (needs.root, f"needs to run as root {where}; root would see: {self.threshold.criterion}", "not root"),
+            (needs.error_counts, no_counts, "no counts of errors"),
+            (needs.hardware, f"needs {needs.hardware}, not there {where}", f"no {needs.hardware}"),
+        )
+        for is_needed, text, cause in reasons:
+            if is_needed:
+                self.left_out = DoesNotApplyError(text, cause=cause)
+                raise self.left_out
+        raise MeasurementError(f"{self.threshold.key}: a criterion may not leave by itself", blame=Blame(part="software"))
 
     def require(
         self,
@@ -170,7 +174,8 @@ class Criterion:
         readings = {place: self._reading(one, place) for place, one in values.items()}
         clear = {place: reading for place, reading in readings.items() if reading.doubt is None}
         doubtful = {place: reading for place, reading in readings.items() if reading.doubt is not None}
-        if clear and (not self._holds(clear) or not (doubtful or gap)):
+        is_bad = any(not one.is_within for one in clear.values())
+        if clear and (is_bad or not (doubtful or gap)):
             self._judge(clear, finding, blamed, is_final=all(reading.is_final for reading in readings.values()))
             own = [f"{_at(place)}: {one.remark}" if by_place else one.remark for place, one in clear.items() if one.remark]
             self.remarks.update(dict.fromkeys(filter(None, (finding.remark, *own))))
@@ -186,20 +191,15 @@ class Criterion:
 
     def _reading(self, measured: Any, place: Any) -> _Reading:
         """A number as it is; repeats with the doubt about them, measured on while there is one."""
-        if isinstance(measured, Compared):
-            return self._compared_reading(measured, place)
+        if isinstance(measured, Compared):  # the limit grows with the siblings' spread, unless they disagree
+            most, doubt = self.limit.value, measured.doubt
+            limit = replace(self.limit, value=max(most, measured.allowed_percent) if doubt is None else most)
+            return _Reading(value=self._number(measured.shortfall.percent, place), limit=limit, doubt=doubt)
         if not isinstance(measured, Repeats):
             return _Reading(value=self._number(measured, place), limit=self.limit)
         self._number(measured.value, place)
         allowed = self.threshold.noise
         return self._settled_reading(settle(measured, limit=self.limit, allowed=allowed, stalls=self.threshold.stalls), place)
-
-    def _compared_reading(self, compared: Compared, place: Any) -> _Reading:
-        """The distance to siblings. The limit grows with their spread, unless they disagree by more than healthy ones."""
-        value = self._number(compared.shortfall.percent, place)
-        if compared.doubt is not None:
-            return _Reading(value=value, limit=self.limit, doubt=compared.doubt)
-        return _Reading(value=value, limit=replace(self.limit, value=max(self.limit.value, compared.allowed_percent)))
 
     def _settled_reading(self, settled: Settled, place: Any) -> _Reading:
         """The median of all rounds; where that holds and more repeats stalled than the entry allows, their share."""
@@ -258,14 +258,10 @@ class Criterion:
 
         def badness(name: Any) -> tuple[bool, bool, float]:
             reading = readings[name]
-            is_bad = not reading.limit.holds(reading.value)
+            is_bad = not reading.is_within
             return is_bad and reading.disturbed_by is None, is_bad, sign * reading.value
 
         return max(readings, key=badness)
-
-    def _holds(self, readings: Mapping[Any, _Reading]) -> bool:
-        worst = readings[self._worst(readings)]
-        return worst.limit.holds(worst.value)
 
     def _judge(self, readings: Mapping[Any, _Reading], finding: Finding, blamed: tuple[Place, ...], *, is_final: bool) -> None:
         """Pass or fail by the worst reading.
@@ -276,7 +272,7 @@ class Criterion:
         worst = self._worst(readings)
         reading, places = readings[worst], self._places_of(worst)
         facts = _bounded({**finding.evidence, **reading.evidence})
-        if reading.limit.holds(reading.value):
+        if reading.is_within:
             self._keep(self._record(PASSED, reading, facts))
             return
         who = reading.disturbed_by or finding.disturbed_by
@@ -290,6 +286,7 @@ class Criterion:
         culprits = () if among and not blamed else tuple(place.id for place in at.places)
         failed = replace(
             failed,
+            cause=", ".join(names) if among else None,
             culprits=culprits,
             among=among,
             behind={name: tuple(node.id for node in nodes) for name, nodes in finding.behind.items()},
@@ -297,7 +294,7 @@ class Criterion:
             confirmed=reading.confirmed,
             advice=advice,
         )
-        self._keep(replace(failed, cause=", ".join(names)) if among else failed)
+        self._keep(failed)
         if not self._is_advisory:
             raise CriterionFailedError(message)
 
@@ -364,21 +361,14 @@ class Criterion:
         return replace(record, reason=reason, advisory=advisory, waivable=is_final and not advisory)
 
     def _keep(self, record: Record) -> None:
-        if self._is_worse(record):
-            self.judged = record
+        """Keep the worse of this judgement and the one on record: once failed stays failed."""
+        sign = -1 if self.limit.is_floor else 1
 
-    def _is_worse(self, record: Record) -> bool:
-        """Whether a later judgement replaces the one on record: once failed stays failed, the worst is kept."""
-        before = self.judged
-        if before is None:
-            return True
-        if before.outcome != record.outcome:
-            return RANKING.index(record.outcome) > RANKING.index(before.outcome)
-        assert before.value is not None
-        assert record.value is not None
-        if before.advisory != record.advisory:
-            return record.advisory
-        return record.value < before.value if self.limit.is_floor else record.value > before.value
+        def badness(one: Record) -> tuple[int, bool, float]:
+            return RANKING.index(one.outcome), one.advisory, sign * (one.value or 0.0)
+
+        if self.judged is None or badness(record) > badness(self.judged):
+            self.judged = record
 
 
 def _bounded(evidence: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_gpucluster.errors import Part
@@ -23,20 +23,9 @@ from pytest_gpucluster.text import counted, first_line, shortlist, text_of
 
 BAD = (FAILED, ERROR, MISSING)
 MEASURED = (PASSED, FAILED, NOISY)
-HEAVIEST_FIRST: tuple[Part, ...] = (
-    "gpu",
-    "link",
-    "nic",
-    "switch",
-    "path",
-    "node",
-    "host",
-    "unknown",
-    "settings",
-    "software",
-)
-"""Of several parts that are blamed at one place: a suspicion of hardware is not lost behind one of software."""
 HARDWARE: tuple[Part, ...] = ("gpu", "link", "nic", "switch", "path", "node")
+HEAVIEST_FIRST: tuple[Part, ...] = (*HARDWARE, "host", "unknown", "settings", "software")
+"""Of several parts that are blamed at one place: a suspicion of hardware is not lost behind one of software."""
 OF_A_NODE: tuple[Part, ...] = ("node", "settings", "software")
 """What all GPUs of a node may share. A process that died is blamed at its GPU, also if all of a node's did."""
 FEWEST_OF_MOST = 3
@@ -124,9 +113,8 @@ class Culprit:
         """What to do next. Only a confirmed failure of a place asks to replace anything."""
         if self.is_confirmed:
             return self.advice
-        again = "measure it again: the same command"
         arguments = self._selection(tests, places.get(self.place or ""))
-        again += f" with {arguments}" if arguments else ""
+        again = f"measure it again: the same command{f' with {arguments}' if arguments else ''}"
         if self.is_measured and not self._asked and self.kind in (*HARDWARE, "unknown"):
             return f"{again}; {self.advice}"
         return f"{self.advice}; then {again}"
@@ -142,9 +130,7 @@ class Culprit:
         """What to do, without the command that measures again. What a part asks for comes before what is usual."""
         if self._asked:
             return "; ".join(self._asked)
-        if self.is_confirmed:
-            return REPLACE.get(self.kind, REPLACE["node"])
-        return NEXT.get(self.kind, NEXT["unknown"])
+        return REPLACE.get(self.kind, REPLACE["node"]) if self.is_confirmed else NEXT.get(self.kind, NEXT["unknown"])
 
     @property
     def _asked(self) -> tuple[str, ...]:
@@ -179,29 +165,25 @@ def is_most(number: int, total: int) -> bool:
     return 2 * number > total and (number >= FEWEST_OF_MOST or number == total == FEWEST_OF_MOST - 1)
 
 
-def _failed_at_most(rows: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
+def _failed_at_most(rows: Sequence[Record], places: Mapping[str, Place]) -> Iterator[Culprit]:
     """Criteria that most of the measured places failed: one culprit for all criteria that the same places failed."""
     known = (one for one in rows if one.place in places and one.limit is not None and one.outcome in MEASURED)
-    judged = grouped((record.criterion, record) for record in known)
     shared: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     totals: dict[tuple[str, ...], int] = {}
-    for one in judged.values():
+    for one in grouped((record.criterion, record) for record in known).values():
         failed = [record for record in one if record.outcome == FAILED and not _is_explained(record, places)]
         if is_most(len(failed), len(one)):
             names = tuple(str(record.place) for record in failed)
             shared[names] += failed
             totals[names] = len(one)
-    return [
-        Culprit(
-            kind="unknown",
-            place=None,
-            places=names,
-            records=tuple(failed),
-            headline=_describe_shared([places[name] for name in names], totals[names], failed),
-            is_systemic=True,
-        )
-        for names, failed in shared.items()
-    ]
+    for names, records in shared.items():
+        headline = _describe_shared([places[name] for name in names], totals[names], records)
+        yield _systemic("unknown", names, records, headline)
+
+
+def _systemic(kind: Part, places: tuple[str, ...], records: Iterable[Record], headline: str) -> Culprit:
+    """What most places have alike."""
+    return Culprit(kind=kind, place=None, places=places, records=tuple(records), headline=headline, is_systemic=True)
 
 
 def _is_explained(record: Record, places: Mapping[str, Place]) -> bool:
@@ -221,13 +203,12 @@ def _describe_shared(shared: Sequence[Place], total: int, failed: Sequence[Recor
     return f"{number} of {total} {noun} {side} the limit: not the {noun}: {suspects}"
 
 
-def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
+def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> Iterator[Culprit]:
     """Errors of software or settings that hit most GPUs, or most nodes, alike: one culprit for each such error."""
     gpus = [place for place in places.values() if place.gpu is not None]
     answering = [place for place in gpus if place.rank is not None]
     raised = (one for one in bad if one.cause is not None and one.outcome == ERROR)
     alike = grouped(((one.blames, one.cause), one) for one in raised if one.blames in ("software", "settings"))
-    found = []
     for (part, cause), records in alike.items():
         names = tuple(dict.fromkeys(name for record in records for name in record.culprits))
         nodes = [name for name in names if name in places and places[name].gpu is None]
@@ -236,10 +217,7 @@ def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[
             number, total, noun = len(nodes), len({place.node for place in answering or gpus}), "nodes"
         if is_most(number, total):
             headline = f"{number} of {total} {noun} alike: {cause}"
-            found.append(
-                Culprit(kind=part, place=None, places=names, records=tuple(records), headline=headline, is_systemic=True)
-            )
-    return found
+            yield _systemic(part, names, records, headline)
 
 
 def _by_place(left: Sequence[Record], places: Mapping[str, Place], keys: set[str]) -> list[Culprit]:
@@ -266,11 +244,9 @@ def _culprit_at(place: Place, records: Sequence[Record], keys: set[str], places:
         records=tuple(records),
         is_confirmed=is_confirmed and not (_is_alone(place, places) and all(one.place not in places for one in failed)),
     )
-    if not found.is_absent_node:
-        return found
     outcomes = counted(len(records), "expected outcome is", "expected outcomes are")
     headline = f"{place.hostname or UNKNOWN_HOST} is absent: {outcomes} missing with it"
-    return Culprit(kind="node", place=place.id, places=(place.id,), records=found.records, headline=headline)
+    return replace(found, headline=headline) if found.is_absent_node else found
 
 
 def _is_alone(place: Place, places: Mapping[str, Place]) -> bool:
@@ -300,20 +276,12 @@ def _whole_nodes(found: Sequence[Culprit], places: Mapping[str, Place]) -> list[
     for (node, kind, cause), same in alike.items():
         ranks = [str(culprit.place) for culprit in same if culprit.place != nodes.get(node)]
         if node in nodes and len(ranks) == answering[node] > 1:
-            merged.append(_culprit_of_node(nodes[node], kind, cause, ranks, same))
+            records = {_key(record): record for culprit in same for record in culprit.records}
+            headline = f"all {counted(len(ranks), 'rank')} alike: {cause}"
+            every = tuple(records.values())
+            merged.append(Culprit(kind=kind, place=nodes[node], places=tuple(ranks), records=every, headline=headline))
             covered |= set(map(id, same))
     return [*(culprit for culprit in found if id(culprit) not in covered), *merged]
-
-
-def _culprit_of_node(node: str, kind: Part, cause: str, ranks: Sequence[str], same: Sequence[Culprit]) -> Culprit:
-    records = {_key(record): record for culprit in same for record in culprit.records}
-    return Culprit(
-        kind=kind,
-        place=node,
-        places=tuple(ranks),
-        records=tuple(records.values()),
-        headline=f"all {counted(len(ranks), 'rank')} alike: {cause}",
-    )
 
 
 def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
@@ -374,18 +342,18 @@ SHOWN_NAMES = 16
 UNMEASURED = (ERROR, MISSING)
 
 
-def first_seen(records: Iterable[Record]) -> dict[tuple[str, str | None], Record]:
+def first_seen(records: Iterable[Record]) -> dict[Key, Record]:
     """By criterion and place, the record that first had the same error: one call failed, and several criteria read it.
 
     The first one itself is left out, and so is everything whose error no measurement raised.
     """
     firsts: dict[str, Record] = {}
-    found: dict[tuple[str, str | None], Record] = {}
+    found: dict[Key, Record] = {}
     for record in records:
         if record.outcome in UNMEASURED and record.cause is not None and record.reason is not None:
             first = firsts.setdefault(record.reason, record)
             if first is not record:
-                found[record.criterion, record.place] = first
+                found[_key(record)] = first
     return found
 
 

@@ -74,16 +74,12 @@ def format_beside(limit: Limit, *values: float) -> tuple[str, ...]:
 
     A value that misses its limit is never shown as equal to the limit or better, unless it is equal.
     """
-    shown = _with_digits(limit, values, digits=DIGITS)
-    for digits in range(DIGITS + 1, ALL_DIGITS + 1):
+    shown: tuple[str, ...] = ()
+    for digits in range(DIGITS, ALL_DIGITS + 1):
+        shown = tuple(format_number(number, digits=digits) for number in (limit.value, *values))
         if all(_is_true(text, shown[0], value, limit) for text, value in zip(shown[1:], values, strict=True)):
             break
-        shown = _with_digits(limit, values, digits=digits)
     return shown
-
-
-def _with_digits(limit: Limit, values: Sequence[float], *, digits: int) -> tuple[str, ...]:
-    return tuple(format_number(number, digits=digits) for number in (limit.value, *values))
 
 
 def _is_true(shown: str, shown_limit: str, value: float, limit: Limit) -> bool:
@@ -133,19 +129,15 @@ class Located:
 
 def describe_failure(threshold: Threshold, limit: Limit, value: float, *, at: Located, evidence: Mapping[str, Any]) -> str:
     """The text of a failure of one criterion; without :func:`next_step`."""
-    places = at.places
     basis = f"; {limit.basis}" if limit.basis is not None else ""
+    how_much = f"{format_miss(limit, value)} ({shortfall(limit, value)}; {where_written(threshold)}{basis})"
     lines = [
-        (
-            f"{threshold.key} at {one_line(at.text)}: {format_miss(limit, value)} "
-            f"({shortfall(limit, value)}; {where_written(threshold)}{basis})"
-        ),
+        f"{threshold.key} at {one_line(at.text)}: {how_much}",
         barred_below(f"  {threshold.criterion}"),
+        *(f"  {place.label}" for place in at.places),
+        *([f"  {show_evidence(evidence)}"] if evidence else []),
+        barred_below(f"  why: {threshold.why}"),
     ]
-    lines += [f"  {place.label}" for place in places]
-    if evidence:
-        lines.append(f"  {show_evidence(evidence)}")
-    lines.append(barred_below(f"  why: {threshold.why}"))
     return "\n".join(lines)
 
 

@@ -106,21 +106,14 @@ class Forecast:
         without = f", {unknown} without an estimate" if unknown else ""
         rules = f", {self.left_out} not applicable" if self.left_out else ""
         counts = f"{counted(len(self.steps), 'criterion', 'criteria')}, {counted(self.tests, 'check')}{rules}{without},"
-        times = [f"{name} {clock(math.ceil(seconds))}" for name, seconds in self._by_subject()]
+        by_subject = grouped((step.subject, lasts_s) for step in self.steps if (lasts_s := self.lasts_s(step)) is not None)
+        subjects = [name for name in (*SUBJECTS, SOAK, OTHERS) if name in by_subject]
+        times = [f"{name} {clock(math.ceil(sum(by_subject[name])))}" for name in subjects]
         times += [f"{SELFTEST} {clock(math.ceil(self.selftest_s))}"] if self.selftest_s else []
         times += [f"bookkeeping {clock(self.books_s)}"] if self.books_s else []
         parts = [*times, f"start-up {clock(STARTUP_S)})"]
-        return [
-            counts,
-            f"about {clock(math.ceil(self.total_s))}",
-            f"({parts[0]}{',' if times else ''}",
-            *with_commas(parts[1:]),
-        ]
-
-    def _by_subject(self) -> list[tuple[str, float]]:
-        """The estimated time of each subject that has one."""
-        times = grouped((step.subject, lasts_s) for step in self.steps if (lasts_s := self.lasts_s(step)) is not None)
-        return [(name, sum(times[name])) for name in (*SUBJECTS, SOAK, OTHERS) if name in times]
+        total = f"about {clock(math.ceil(self.total_s))}"
+        return [counts, total, f"({parts[0]}{',' if times else ''}", *with_commas(parts[1:])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,12 +211,7 @@ def share_s(planned_s: float, passed_s: float) -> float:
 
 
 def forecast(
-    selected: Mapping[str, int],
-    criteria: Mapping[str, Threshold],
-    suite: Suite,
-    *,
-    gpus_per_node: int,
-    soak_s: float | None,
+    selected: Mapping[str, int], criteria: Mapping[str, Threshold], suite: Suite, *, gpus_per_node: int, soak_s: float | None
 ) -> Forecast:
     """Estimate how long the selected tests will take.
 
@@ -251,7 +239,9 @@ def forecast(
             if threshold.key in suite.absent:
                 due = [0.0]
             takes_s = None if not owners or None in due else sum(one for one in due if one is not None)
-            if takes_s and first_training is None and any(_trains(one) for one in owners):
+            # a training of a size that is compiled; the one of a rehearsal is not
+            is_training = any(one.recipe.get("preset", REHEARSED) != REHEARSED for one in owners)
+            if takes_s and first_training is None and is_training:
                 first_training = key
             counted.update(one.key for one in owners)
         steps.append(Step(criterion=key, subject=subject, tests=tests, takes_s=takes_s))
@@ -267,10 +257,9 @@ def _owners(threshold: Threshold, criteria: Mapping[str, Threshold], fixtures: M
         return [criteria[threshold.measured_with]]
     if threshold.takes_s is not None:
         return [threshold]
-    none: frozenset[str] = frozenset()
-    taken = fixtures.get(threshold.key, none)
+    taken = fixtures.get(threshold.key, frozenset())
     measured = [one for one in criteria.values() if one.takes_s is not None and fixtures.get(one.key)]
-    return [one for one in measured if fixtures.get(one.key, none) <= taken]
+    return [one for one in measured if fixtures[one.key] <= taken]
 
 
 def in_words(seconds: float) -> str:
@@ -293,11 +282,6 @@ def _takes_s(threshold: Threshold, *, places: int) -> float | None:
     at_once = threshold.recipe.get("at_once")
     waves = math.ceil(places / at_once) if isinstance(at_once, int) else 1
     return None if threshold.takes_s is None else waves * threshold.takes_s
-
-
-def _trains(threshold: Threshold) -> bool:
-    """Whether a measurement is a training of a size that is compiled; the one of a rehearsal is not."""
-    return bool(threshold.recipe.get("preset", REHEARSED) != REHEARSED)
 
 
 def selftest_s(*, places: int, is_rehearsal: bool) -> float:

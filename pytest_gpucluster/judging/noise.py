@@ -96,12 +96,9 @@ def spread_of(samples: Sequence[float]) -> Spread:
     """The spread of at least one repeat."""
     deciles = statistics.quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else samples
     lowest, median, highest = min(samples), statistics.median(samples), max(samples)
-    return Spread(  # interpolation rounds: between equal samples it may leave them by a last digit
-        low=min(max(deciles[0], lowest), median),
-        median=median,
-        high=max(min(deciles[-1], highest), median),
-        count=len(samples),
-    )
+    # Interpolation rounds: between equal samples it may leave them by a last digit.
+    low, high = min(max(deciles[0], lowest), median), max(min(deciles[-1], highest), median)
+    return Spread(low=low, median=median, high=high, count=len(samples))
 
 
 def interval_of_median(samples: Sequence[float]) -> tuple[float, float]:

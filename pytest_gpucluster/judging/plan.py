@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 Key = tuple[str, "str | None"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """Why a criterion does not apply here: in a sentence, and as the ``cause`` that all with the same one share."""
 
     text: str
@@ -103,50 +102,41 @@ def rule_against(threshold: Threshold, inventory: Inventory) -> Rule | None:
 def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]:
     needs = threshold.needs
     if threshold.skip is not None:
-        yield Rule(text=threshold.skip, cause=threshold.skip)
+        yield Rule(threshold.skip, threshold.skip)
     if threshold.fabrics is not None and inventory.fabric not in threshold.fabrics:
         text = f"needs the fabric {' or '.join(threshold.fabrics)}, and the profile promises {inventory.fabric}"
-        yield Rule(text=text, cause=f"fabric {inventory.fabric}")
+        yield Rule(text, f"fabric {inventory.fabric}")
     if needs.shared_paths and not inventory.shared_paths:
-        text = "needs a path that the nodes share, and the limits name none (cluster: shared_paths)"
-        yield Rule(text=text, cause="no shared path")
+        yield Rule("needs a path that the nodes share, and the limits name none (cluster: shared_paths)", "no shared path")
     if needs.kernel_log and not inventory.requires_kernel_log:
         text = "needs the kernel log, and the limits do not require that it can be read (cluster: kernel_log: required)"
-        yield Rule(text=text, cause="kernel log not required")
+        yield Rule(text, "kernel log not required")
     if needs.rails and not inventory.measures_rails:
         text = "measures each adapter by itself, and the limits do not ask for it (cluster: rails: measured)"
-        yield Rule(text=text, cause="rails not asked for")
+        yield Rule(text, "rails not asked for")
     if needs.slurm and inventory.slurm_job is None:
         text = "needs a job of Slurm that can be asked: SLURM_JOB_ID is not set, or scontrol is not on the PATH"
-        yield Rule(text=text, cause="no job of Slurm")
-    if inventory.num_domains < needs.domains:
-        yield _domain_rule(needs.domains, inventory)
+        yield Rule(text, "no job of Slurm")
+    if inventory.num_domains < needs.domains and inventory.num_domains == 0:
+        yield Rule("needs an NVLink domain of several nodes, and NVLink ends at the node", "NVLink ends at the node")
+    elif inventory.num_domains < needs.domains:
+        text = f"needs {needs.domains} NVLink domains, and {_expected(inventory.num_domains)}"
+        yield Rule(text, _number_of(inventory.num_domains, "NVLink domain"))
     yield from _too_few(threshold, inventory.facts)
 
 
 def _too_few(threshold: Threshold, facts: Mapping[str, int]) -> Iterator[Rule]:
     """The rules by the number of GPUs and nodes."""
-    needs = threshold.needs
-    group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
+    needs, nodes, gpus = threshold.needs, facts["nodes"], facts["gpus_per_node"]
+    group = gpus if threshold.per == "node" else facts["world_size"]
     if group < needs.places:
         why = "to compare" if threshold.per == "gpu" else "that work together"
-        text = f"needs {counted(needs.places, 'GPU')} {why}, and {_expected(group)}"
-        yield Rule(text=text, cause=_number_of(group, "GPU"))
-    if facts["nodes"] < needs.nodes:
-        text = f"needs {counted(needs.nodes, 'node')}, and {_expected(facts['nodes'])}"
-        yield Rule(text=text, cause=_number_of(facts["nodes"], "node"))
-    if facts["gpus_per_node"] < needs.gpus_per_node:
-        text = f"needs {counted(needs.gpus_per_node, 'GPU')} in each node, and {_expected(facts['gpus_per_node'])}"
-        yield Rule(text=text, cause=f"{_number_of(facts['gpus_per_node'], 'GPU')} a node")
-
-
-def _domain_rule(needed: int, inventory: Inventory) -> Rule:
-    if inventory.num_domains == 0:
-        return Rule(
-            text="needs an NVLink domain of several nodes, and NVLink ends at the node", cause="NVLink ends at the node"
-        )
-    text = f"needs {needed} NVLink domains, and {_expected(inventory.num_domains)}"
-    return Rule(text=text, cause=_number_of(inventory.num_domains, "NVLink domain"))
+        yield Rule(f"needs {counted(needs.places, 'GPU')} {why}, and {_expected(group)}", _number_of(group, "GPU"))
+    if nodes < needs.nodes:
+        yield Rule(f"needs {counted(needs.nodes, 'node')}, and {_expected(nodes)}", _number_of(nodes, "node"))
+    if gpus < needs.gpus_per_node:
+        text = f"needs {counted(needs.gpus_per_node, 'GPU')} in each node, and {_expected(gpus)}"
+        yield Rule(text, f"{_number_of(gpus, 'GPU')} a node")
 
 
 def _expected(number: int) -> str:

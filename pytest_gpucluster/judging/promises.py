@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
-from pytest_gpucluster.config.settings import reaches
+from pytest_gpucluster.config.settings import Expect, reaches
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.text import counted
@@ -24,16 +24,8 @@ NO_SERIAL = {"", "N/A", "[N/A]", "UNKNOWN", "NONE"}
 """What a driver or hypervisor reports in a serial's place, zeros and blanks around it removed."""
 
 
-class PromisedShape(Protocol):
-    """A promised number of nodes and GPUs; None where nothing is promised."""
-
-    @property
-    def nodes(self) -> int | None:
-        """Number of nodes."""
-
-    @property
-    def gpus_per_node(self) -> int | None:
-        """GPUs of each node."""
+PromisedShape: TypeAlias = "Expect | Profile"
+"""A promised number of nodes and GPUs; None where nothing is promised."""
 
 
 def short_soak(profile: Profile, *, level: str, soak_s: float | None) -> str | None:
@@ -130,37 +122,28 @@ def shape(inventory: Inventory, found: Mapping[str, str | None] | None) -> str:
 
 def hidden_gpus(identities: Iterable[Identity]) -> list[str]:
     """How many GPUs each node hides from its ranks, in words; a GPU that one rank sees is not hidden."""
-    hidden: dict[tuple[int, str], tuple[int, int]] = {}
-    for one in identities:
-        if one.hidden_gpus is not None and one.nvml_gpus is not None:
-            seen = (one.hidden_gpus, one.nvml_gpus)
-            node = one.group_rank, one.hostname
-            hidden[node] = min(hidden.get(node, seen), seen)
-    return [
-        f"CUDA_VISIBLE_DEVICES hides {number} of {of} GPUs on {hostname}"
-        for (_, hostname), (number, of) in hidden.items()
-        if number
-    ]
+    found = grouped(
+        ((one.group_rank, one.hostname), (one.hidden_gpus, one.nvml_gpus))
+        for one in identities
+        if one.hidden_gpus is not None and one.nvml_gpus is not None
+    )
+    fewest = [(hostname, *min(seen)) for (_, hostname), seen in found.items()]
+    return [f"CUDA_VISIBLE_DEVICES hides {number} of {of} GPUs on {hostname}" for hostname, number, of in fewest if number]
 
 
 def other_variables(identities: Iterable[Identity]) -> list[str]:
     """The variables of other nodes that differ from the first node's, in words: each with both values and its nodes."""
-    nodes: dict[tuple[int, str], Mapping[str, str]] = {}
-    for one in identities:
-        nodes.setdefault((one.group_rank, one.hostname), one.variables)
-    return _other_texts([(hostname, variables) for (_, hostname), variables in nodes.items()], absent="unset")
+    nodes = grouped(((one.group_rank, one.hostname), one.variables) for one in identities)
+    return other_options([(hostname, variables[0]) for (_, hostname), variables in nodes.items()], absent="unset")
 
 
-def other_options(nodes: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
+def other_options(nodes: Sequence[tuple[str, Mapping[str, str]]], *, absent: str = "not given") -> list[str]:
     """What the options of other nodes ask for otherwise than the first node's, in words.
 
     Args:
         nodes: the hostname of each node and what its options ask for, by option; the controller's first.
+        absent: what an option without a value is called.
     """
-    return _other_texts(nodes, absent="not given")
-
-
-def _other_texts(nodes: Sequence[tuple[str, Mapping[str, str]]], *, absent: str) -> list[str]:
     if not nodes:
         return []
     (first, ours), *others = nodes

@@ -68,10 +68,7 @@ class Selector:
             end = key[0].partition("[")[2]  # of a criterion NAME[...] what is in the brackets, and the last one
             heads[test.partition("[")[0]].append(end if end and test.endswith(end) else "")
         terms = [_term_of_function(head, ends) for head, ends in heads.items()]
-        if len(terms) == 1:
-            return [ONLY, name, "-k", terms[0]]
-        joined = " or ".join(f"({term})" if " " in term else term for term in terms)
-        return [ONLY, name, *(["-k", joined] if len(terms) <= MOST_HEADS else [])]
+        return [ONLY, name, *(["-k", _any_of(terms)] if len(terms) <= MOST_HEADS else [])]
 
     def select(self, keys: Iterable[Key]) -> str:
         """The expression that selects the tests of these records.
@@ -79,10 +76,8 @@ class Selector:
         More than 16 tests of one criterion that have no common part of a name are selected at all places.
         """
         wanted = grouped((key[0], self._chains.get(key) or _chain(key, key[0])) for key in dict.fromkeys(keys))
-        terms = list(dict.fromkeys(term for criterion, own in wanted.items() for term in self._terms(criterion, own)))
-        if len(terms) == 1:
-            return terms[0]
-        return " or ".join(f"({term})" if " " in term else term for term in terms)
+        terms = dict.fromkeys(term for criterion, own in wanted.items() for term in self._terms(criterion, own))
+        return _any_of([*terms])
 
     def _terms(self, criterion: str, own: Sequence[Chain]) -> list[str]:
         if len(own) <= MOST_NAMED:
@@ -138,6 +133,10 @@ class Selector:
     def _are_nested(self) -> bool:
         """Whether some parameter has a bracket of its own."""
         return any("]" in chain[-1][:-1] for chain in self._chains.values())
+
+
+def _any_of(terms: Sequence[str]) -> str:
+    return terms[0] if len(terms) == 1 else " or ".join(f"({term})" if " " in term else term for term in terms)
 
 
 def _term_of_function(head: str, ends: Sequence[str]) -> str:

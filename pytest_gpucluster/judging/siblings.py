@@ -162,7 +162,8 @@ class Healthy:
 
     def most_apart_percent(self, num_hosts: int) -> float:
         """How far two healthy siblings without others may lie apart, on so many hosts."""
-        return 100 * math.sqrt(2) * self._sigma(num_hosts) * _factor(1, tests=1)
+        sigma = self.floor_spread if num_hosts == 1 else math.hypot(self.floor_spread, self.between_hosts)
+        return 100 * math.sqrt(2) * sigma * _factor(1, tests=1)
 
     def lowest_percent(self, number: int, num_hosts: int) -> float:
         """How far below its siblings the lowest of so many healthy GPUs may lie, in per cent.
@@ -190,10 +191,6 @@ class Healthy:
             return None
         sigma = math.hypot(self.between_hosts, self.floor_spread / math.sqrt(min(map(len, hosts))))
         return _unlike([statistics.fmean(rates) for rates in hosts], sigma, tests, "the means of the hosts")
-
-    def _sigma(self, num_hosts: int) -> float:
-        """The relative sigma of single GPUs on so many hosts."""
-        return self.floor_spread if num_hosts == 1 else math.hypot(self.floor_spread, self.between_hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,19 +264,15 @@ def _compare_group(
     siblings: Siblings[Member], group: Mapping[Member, Shortfall], healthy: Healthy, limit_percent: float
 ) -> dict[Member, Compared]:
     """Compare the members of one model. The means of a few hosts may be alike by chance, so healthy ones count too."""
+    hosts = siblings.by_host(group)
     if len(group) == 2:
-        allowed_percent = healthy.most_apart_percent(len(siblings.by_host(group)))
+        allowed_percent = healthy.most_apart_percent(len(hosts))
         apart_percent = max(short.percent for short in group.values())
         why = f"one of two is slow: they differ by {apart_percent:.1f} %, healthy ones by at most {allowed_percent:.1f} %"
         doubt = why if apart_percent > max(limit_percent, allowed_percent) else None
-        return {
-            member: Compared(shortfall=short, allowed_percent=allowed_percent, doubt=doubt) for member, short in group.items()
-        }
-    lowest_percent = healthy.lowest_percent(len(group), len(siblings.by_host(group)))
-    group = {
-        member: replace(short, explained_percent=max(short.explained_percent, lowest_percent))
-        for member, short in group.items()
-    }
+        return {one: Compared(shortfall=short, allowed_percent=allowed_percent, doubt=doubt) for one, short in group.items()}
+    least = healthy.lowest_percent(len(group), len(hosts))
+    group = {one: replace(short, explained_percent=max(short.explained_percent, least)) for one, short in group.items()}
     slow = {member for member, short in group.items() if short.is_named(limit_percent)}
     has_majority = is_majority(len(group) - len(slow), len(group))
     named = slow if has_majority else set()

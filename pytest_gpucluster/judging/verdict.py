@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import (
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,13 +180,10 @@ class Verdict:
         remarks = "".join(f"; {remark}" for remark in self.terms.remarks)
         found = (shown or "nothing was expected") + (f" on {self.terms.shape}" if self.terms.shape else "")
         simulated = f"{SIMULATED}: " if self.terms.simulated else ""
-        return one_line(f"{self.word.replace('_', ' ')}: {simulated}{found}{why}{self._changed}{remarks}")
-
-    @property
-    def _changed(self) -> str:
         limits, terms = self.terms.changed_limits, self.terms.changed_terms
-        shown = f"; limits changed: {shortlist(limits, most=SHOWN_LIMITS)}" if limits else ""
-        return shown + (f"; terms changed: {', '.join(terms)}" if terms else "")
+        changed = f"; limits changed: {shortlist(limits, most=SHOWN_LIMITS)}" if limits else ""
+        changed += f"; terms changed: {', '.join(terms)}" if terms else ""
+        return one_line(f"{self.word.replace('_', ' ')}: {simulated}{found}{why}{changed}{remarks}")
 
 
 def decide(records: Iterable[Record], terms: Terms) -> Verdict:
@@ -201,7 +194,7 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
     """
     rows = list(records)
     outcomes = Counter(counted_as(record) for record in rows)
-    counts = {outcome: outcomes.get(outcome, 0) for outcome in (WAIVED, *OUTCOMES)}
+    counts = {outcome: outcomes[outcome] for outcome in (WAIVED, *OUTCOMES)}
     unknown = set(outcomes) - set(counts)
     if unknown:
         raise ValueError(f"no such outcome: {', '.join(sorted(unknown))}")

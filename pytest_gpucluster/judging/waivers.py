@@ -52,32 +52,25 @@ class Waiver:
         at = f" at {self.place}" if self.place is not None else ""
         return f"{self.criterion}{at} until {self.until} by {self.who}: {self.why} ({self.where})"
 
-    def has_expired(self, today: dt.date) -> bool:
-        """Whether the waiver's last day is over."""
-        return dt.date.fromisoformat(self.until) < today
-
     def covers(self, record: Record, place: Place | None) -> bool:
         """Whether the waiver is for this outcome at this hardware."""
         if record.criterion != self.criterion or not may_be_waived(record):
             return False
-        if record.place is None:
-            return self.place is None
-        return place is not None and self.names(place)
+        return self.place is None if record.place is None else place is not None and self.names(place)
 
     def names(self, place: Place) -> bool:
         """Whether the waiver names this GPU by UUID or serial number, or this node by its hostname."""
-        if self.place is None:
-            return False
-        return self.place in ((place.uuid, place.serial) if place.gpu is not None else (place.hostname,))
+        names = (place.uuid, place.serial) if place.gpu is not None else (place.hostname,)
+        return self.place is not None and self.place in names
 
 
 class Waivers:
     """The waivers of one run, and which of them were used."""
 
     def __init__(self, waivers: Sequence[Waiver], *, today: dt.date) -> None:
-        """Keep every waiver for the reports; an expired one covers nothing."""
+        """Keep every waiver for the reports; one whose last day is over covers nothing."""
         self._all = tuple(waivers)
-        self._valid = [waiver for waiver in waivers if not waiver.has_expired(today)]
+        self._valid = [waiver for waiver in waivers if dt.date.fromisoformat(waiver.until) >= today]
         self._used: set[Waiver] = set()
         self._ambiguous: set[Waiver] = set()
 
@@ -91,9 +84,8 @@ class Waivers:
             named = [place.id if place.gpu is None else place.on_host for place in parts if waiver.names(place)]
             if len(named) > 1:
                 self._ambiguous.add(waiver)
-                none = "neither" if len(named) == 2 else "none"
-                text = f"a waiver for {waiver.criterion} ({waiver.where}) names {' and '.join(named)}, and covers {none}"
-                objections.append(text)
+                covers = f"covers {'neither' if len(named) == 2 else 'none'}"
+                objections.append(f"a waiver for {waiver.criterion} ({waiver.where}) names {' and '.join(named)}, and {covers}")
         self._valid = [waiver for waiver in self._valid if waiver not in self._ambiguous]
         return objections
 

@@ -10,7 +10,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pytest_gpucluster.config.schema_errors import described, did_you_mean, listed
 from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, Where
@@ -40,13 +40,18 @@ _ABSURD = 10_000
 """So many times the largest amount of work in a packaged recipe, none ends."""
 
 
+Fault: TypeAlias = tuple[KeyPath, str]
+"""What is wrong, and the keys where it stands."""
+
+
 def problems_of(file: ThresholdsFile) -> list[Problem]:
     """What is wrong with a file of the right shape."""
     of_versions = versions.problems_of(file.content.versions, file.document, ("versions",))
-    return [*of_versions, *([*_check_profiles(file)] or [*_check_entries(file)])]
+    of_profiles = [file.document.problem(*fault) for fault in _check_profiles(file)]
+    return [*of_versions, *(of_profiles or _check_entries(file))]
 
 
-def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
+def _check_profiles(file: ThresholdsFile) -> Iterator[Fault]:
     """Find unknown GPUs and parents, circles, and profiles that promise nothing."""
     profiles, specs = file.content.profiles, load_specs()
     for name, entry in profiles.items():
@@ -54,54 +59,52 @@ def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
         parent, gpu = entry.inherits, entry.gpu
         chain = resolve.chain_of(profiles, name)
         if not name.isprintable() or name != name.strip() or not name:
-            yield file.document.problem(path, f"{name!r} cannot be a profile's name: printable text without spaces around it.")
+            yield path, f"{name!r} cannot be a profile's name: printable text without spaces around it."
         if parent is not None and parent not in profiles:
             known = ", ".join(profiles)
             text = f"profile {name!r} inherits {parent!r}, which is not a profile. Profiles: {known}."
-            yield file.document.problem((*path, "inherits"), text + did_you_mean(parent, list(profiles)))
+            yield (*path, "inherits"), text + did_you_mean(parent, list(profiles))
         elif parent is not None and profiles[chain[0]].inherits in profiles:
-            yield file.document.problem((*path, "inherits"), f"profile {name!r} inherits itself in a circle.")
+            yield (*path, "inherits"), f"profile {name!r} inherits itself in a circle."
         if gpu is not None and gpu not in specs:
             text = f"profile {name!r} names the GPU {gpu!r}, which has no spec. Specs: {', '.join(specs)}."
-            hint = did_you_mean(gpu, list(specs))
             how = NOT_AMD if names_amd(gpu) else "To add one: a file in pytest_gpucluster/thresholds/specs."
-            yield file.document.problem((*path, "gpu"), f"{text}{hint} {how}")
+            yield (*path, "gpu"), f"{text}{did_you_mean(gpu, list(specs))} {how}"
         terms = ChainMap(*(profiles[ancestor].written() for ancestor in reversed(chain)))
         if not terms.get("gpu") and not terms.get("rehearsal"):
-            text = f"profile {name!r} has no 'gpu' and is not a rehearsal ('rehearsal: true')."
-            yield file.document.problem(path, text)
+            yield path, f"profile {name!r} has no 'gpu' and is not a rehearsal ('rehearsal: true')."
 
 
 def _check_entries(file: ThresholdsFile) -> Iterator[Problem]:
     """Check every entry as written, and sound entries also as every profile sees them."""
-    yield from _check_rules(file)
-    yield from _check_recipes(file, file.base) if file.base else ()
+    faults = [*_check_rules(file), *(_check_recipes(file, file.base) if file.base else ())]
     sound = {}
     for key, entry in file.content.criteria.items():
-        problems = list(_check_written(file, key, entry))
-        yield from problems
-        if not problems:
+        of_entry = list(_check_written(file, key, entry))
+        faults += of_entry
+        if not of_entry:
             sound[key] = entry
+    yield from (file.document.problem(*fault) for fault in faults)
     if len(sound) < len(file.content.criteria):
         file = replace(file, content=file.content.model_copy(update={"criteria": sound}))
     yield from _check_limits(file)
 
 
-def _check_rules(file: ThresholdsFile) -> Iterator[Problem]:
+def _check_rules(file: ThresholdsFile) -> Iterator[Fault]:
     """Check the rules of profiles: each name is that of an entry, and a limit is one."""
     known = list(file.content.criteria)
     for profile, entry in file.content.profiles.items():
         for name, rule in entry.rules.items():
             path: KeyPath = ("profiles", profile, "rules", name)
-            yield from _check_limit_keys(file.document, path, rule)
+            yield from _check_limit_keys(path, rule)
             for key in filter(rule.names, file.content.criteria):
                 yield from _check_unit(file, key, path, rule)
             for text in rule.unused_names(file.document.data.get("criteria", {})):
                 where = f"{text!r} is no criterion{shape.part_of(path).inside}"
-                yield file.document.problem((*path, "for"), f"{where}.{did_you_mean(text, known)}")
+                yield (*path, "for"), f"{where}.{did_you_mean(text, known)}"
 
 
-def _check_recipes(file: ThresholdsFile, base: Document) -> Iterator[Problem]:
+def _check_recipes(file: ThresholdsFile, base: Document) -> Iterator[Fault]:
     """Check the numbers that a file gives the recipes of packaged entries."""
     usual = grouped((path[-1], one) for path, one in _in_recipes(base) if type(one) in (int, float))
     for path, one in _in_recipes(file.document):
@@ -109,7 +112,7 @@ def _check_recipes(file: ThresholdsFile, base: Document) -> Iterator[Problem]:
         wrong = not is_number or not 0 < one <= most if name in _WORK else is_number and one < 0
         if wrong and (path[0] == "profiles" or path[1] in base.data["criteria"]):
             allowed = f"a number above 0, at most {most:g}" if name in _WORK else "at least 0"
-            yield file.document.problem(path, f"{name!r} must be {allowed}, not {described(one)}{shape.part_of(path).inside}.")
+            yield path, f"{name!r} must be {allowed}, not {described(one)}{shape.part_of(path).inside}."
 
 
 def _in_recipes(document: Document) -> Iterator[tuple[KeyPath, Any]]:
@@ -145,18 +148,16 @@ def _blamed(file: ThresholdsFile, threshold: resolve.Threshold) -> resolve.Thres
     return entry if is_changed else threshold
 
 
-def _check_written(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Iterator[Problem]:
+def _check_written(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Iterator[Fault]:
     """Check what does not depend on a profile."""
     path: KeyPath = ("criteria", key)
     if not _KEY.match(key):
-        text = f"{key!r} cannot be a test's name: small letters, digits, _ and [parameter]."
-        yield file.document.problem(path, text)
-    yield from _check_limit_keys(file.document, path, entry)
+        yield path, f"{key!r} cannot be a test's name: small letters, digits, _ and [parameter]."
+    yield from _check_limit_keys(path, entry)
     yield from _check_unit(file, key, path, entry)
     usual = ({} if file.base is None else file.base.data["criteria"]).get(key)
     if usual and usual.get("per", "gpu") != entry.per:
-        text = f"{key!r} is judged per {usual.get('per', 'gpu')}, not per {entry.per}: leave 'per' out."
-        yield file.document.problem((*path, "per"), text)
+        yield (*path, "per"), f"{key!r} is judged per {usual.get('per', 'gpu')}, not per {entry.per}: leave 'per' out."
     if "measured_with" in entry.written():
         yield from _check_measured_with(file, key, entry)
     for name, override in entry.profiles.items():
@@ -164,12 +165,12 @@ def _check_written(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Ite
         if name not in file.content.profiles:
             known = list(file.content.profiles)
             text = f"{name!r} is not a profile (in {key!r}). Profiles: {', '.join(known)}.{did_you_mean(name, known)}"
-            yield file.document.problem(here, text)
-        yield from _check_limit_keys(file.document, here, override)
+            yield here, text
+        yield from _check_limit_keys(here, override)
         yield from _check_unit(file, key, here, override)
 
 
-def _check_unit(file: ThresholdsFile, key: str, path: KeyPath, layer: CriterionEntry | Override) -> Iterator[Problem]:
+def _check_unit(file: ThresholdsFile, key: str, path: KeyPath, layer: CriterionEntry | Override) -> Iterator[Fault]:
     """Check that a file that extends the packaged one leaves the units of its entries: their tests measure in those."""
     if file.base is None or (measured := file.base.data["criteria"].get(key, {}).get("unit")) is None:
         return
@@ -179,27 +180,27 @@ def _check_unit(file: ThresholdsFile, key: str, path: KeyPath, layer: CriterionE
         own = [written[kind] for kind in KINDS if file.document.find((*path, kind)).file != file.base.file and kind in written]
         number = own[0] if len(own) == 1 and isinstance(own[0], (int, float)) and "of" not in written else None
         text = f"{key!r} is measured in {measured}, not in {unit}: leave 'unit' out{shape.part_of(path).inside}."
-        yield file.document.problem((*path, "unit"), text + shape.said_in(number, unit, measured))
+        yield (*path, "unit"), text + shape.said_in(number, unit, measured)
 
 
-def _check_measured_with(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Iterator[Problem]:
+def _check_measured_with(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Iterator[Fault]:
     """Check that ``measured_with`` names another entry, which has the measurement and its ``takes_s``."""
     path: KeyPath = ("criteria", key, "measured_with")
     criteria, other = file.content.criteria, entry.measured_with
     if other == key or (other not in criteria and ("criteria", other) not in file.document.where):
         known = [one for one in criteria if one != key]
         text = f"{key!r} is measured with {other!r}, which is no other criterion.{did_you_mean(other, known)}"
-        yield file.document.problem(path, text)
+        yield path, text
     elif other in criteria and "measured_with" in criteria[other].written():
         owner = criteria[other].measured_with
         text = f"{other!r} is itself measured with {owner!r}: name that one (in {key!r})."
-        yield file.document.problem(path, text)
+        yield path, text
     if any(layer.takes_s is not None for layer in (entry, *entry.profiles.values())):
         text = f"'takes_s' belongs to the entry that has the measurement, {other!r}, or the time counts twice (in {key!r})."
-        yield file.document.problem(path, text)
+        yield path, text
 
 
-def _check_limit_keys(document: Document, path: KeyPath, layer: CriterionEntry | Override) -> Iterator[Problem]:
+def _check_limit_keys(path: KeyPath, layer: CriterionEntry | Override) -> Iterator[Fault]:
     """Check that an entry has one of the four kinds of limit, and an override at most one."""
     inside, written = shape.part_of(path).inside, layer.written()
     kinds = [kind for kind in KINDS if kind in written]
@@ -207,16 +208,16 @@ def _check_limit_keys(document: Document, path: KeyPath, layer: CriterionEntry |
         lowest, highest = written.get("min", 0.0), written.get("max", math.inf)
         nothing = f" Nothing could pass: min {lowest} is above max {highest}." if _exceeds(lowest, highest) else ""
         text = f"one limit only{inside}: found {' and '.join(kinds)}.{nothing}"
-        yield document.problem((*path, kinds[1]), text)
+        yield (*path, kinds[1]), text
     if not kinds and isinstance(layer, shape.CriterionEntry):
-        yield document.problem(path, f"no limit{inside}: one of {', '.join(KINDS)}.")
+        yield path, f"no limit{inside}: one of {', '.join(KINDS)}."
     for name in ("of", "shapes"):
         if not kinds and isinstance(layer, shape.Override) and name in written:
-            yield document.problem((*path, name), f"{name!r} without a limit beside it{inside}: an override replaces both.")
-    yield from _check_references(document, path, written)
+            yield (*path, name), f"{name!r} without a limit beside it{inside}: an override replaces both."
+    yield from _check_references(path, written)
 
 
-def _check_references(document: Document, path: KeyPath, written: Mapping[str, Any]) -> Iterator[Problem]:
+def _check_references(path: KeyPath, written: Mapping[str, Any]) -> Iterator[Fault]:
     """Check that ``of``, ``bound`` and ``requires`` name figures that exist."""
     inside = shape.part_of(path).inside
     for name in ("of", "bound", "requires"):
@@ -228,13 +229,13 @@ def _check_references(document: Document, path: KeyPath, written: Mapping[str, A
             known += [*resolve.OF_FABRIC, *(f"cluster.{field}" for field in CLUSTER_UNITS)] if name == "of" else []
             known += [*(f"gpu.{field}" for field in DERIVED), *resolve.BOUNDS_OF_FABRIC] if name == "bound" else []
             text = f"{name!r} is {reference!r}{inside}. Choose from: {', '.join(known)}."
-            yield document.problem((*path, name), text + did_you_mean(reference, known))
+            yield (*path, name), text + did_you_mean(reference, known)
         elif name == "bound" and not reference.startswith("gpu.") and reference not in resolve.BOUNDS_OF_FABRIC:
             others = f"{', '.join(resolve.BOUNDS_OF_FABRIC)} or a number"
-            yield document.problem((*path, name), f"a bound is physics, so of the form gpu.<field>{inside}, {others}.")
+            yield (*path, name), f"a bound is physics, so of the form gpu.<field>{inside}, {others}."
         elif name == "requires" and not reference.startswith("gpu."):
             text = f"what a GPU may lack stands in its spec, so of the form gpu.<field>{inside}."
-            yield document.problem((*path, name), text)
+            yield (*path, name), text
 
 
 def _exceeds(lowest: object, highest: object) -> bool:
@@ -268,8 +269,8 @@ def _check_resolved(threshold: resolve.Threshold, profile: resolve.Profile | Non
     if isinstance(threshold.bound, str) and threshold.kind in {"below", "max"}:
         yield f"{name}: 'bound' belongs to a floor (above, min), not to a ceiling ({threshold.kind}), unless it is a number."
         return
-    if threshold.bound is not None and not isinstance(threshold.bound, str):
-        yield from _check_plain_bound(threshold, float(threshold.bound))
+    if isinstance(threshold.bound, (int, float)) and not threshold.of:
+        yield from _check_plain_bound(threshold, threshold.bound)
     if profile is not None and threshold.skip is None:
         yield from _check_physics(threshold, profile)
         yield from _check_shapes(threshold, profile)
@@ -293,11 +294,9 @@ def _check_number(threshold: resolve.Threshold, number: float, *, is_part: bool)
 
 def _check_plain_bound(threshold: resolve.Threshold, bound: float) -> Iterator[str]:
     """Find a number as bound that no value can be within beside the limit."""
-    is_ceiling = threshold.kind in {"below", "max"}
-    if threshold.of:
-        return
+    asks_for_more = operator.lt if threshold.kind in {"below", "max"} else operator.gt
     for number in (*threshold.numbers.values(), *threshold.by_shape.values()):
-        if number < bound if is_ceiling else number > bound:
+        if asks_for_more(number, bound):
             yield f"{threshold.key!r}: '{threshold.kind}: {number}' asks for more than its 'bound: {bound:g}' allows."
 
 
