@@ -52,10 +52,9 @@ def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) 
     with_result = {result.test for result in results if result.scope != "other"}
     silent = [f"{test}: no result for GPU {number}" for test in tests if test not in with_result]
     none = [] if any(result.kind == kind for result in own) else [f"dcgmi diag -r {diag.level} ran no test {kind!r}"]
-    bad = [result for result in results if result.word.casefold() in BAD]
-    busy = [result for result in bad if result.errors and all(map(IN_USE.search, result.errors))]
+    bad, busy = _bad_and_busy(results)
     unknown = [*none, *silent, *filter(None, map(_why_unknown, results)), *diag.doubts]
-    found = _found([result for result in bad if result not in busy], [*unknown, *map(_not_idle, busy)], diag, results)
+    found = _found(bad, [*unknown, *map(_not_idle, busy)], diag, results)
     return found if unknown or not busy else replace(found, unknown_kind="software")
 
 
@@ -64,8 +63,7 @@ def judge_whole_diag(diag: DcgmDiag) -> Finding:
 
     Each GPU has to pass a test that loads it: the checks of the software pass without one.
     """
-    bad = [result for result in diag.results if result.word.casefold() in BAD]
-    busy = [result for result in bad if result.errors and all(map(IN_USE.search, result.errors))]
+    bad, busy = _bad_and_busy(diag.results)
     skipped = [result for result in diag.results if result.word.casefold() == SKIPPED]
     of_gpus = [one for one in diag.results if one.scope != "other" and one.word.casefold() == PASSED.casefold()]
     touched = {one.gpu for one in of_gpus}
@@ -75,7 +73,7 @@ def judge_whole_diag(diag: DcgmDiag) -> Finding:
     silent += [] if diag.gpus else ["DCGM has none of the GPUs of this run here"]
     others = [_why_unknown(result) for result in diag.results if result not in skipped]
     unknown = [*silent, *filter(None, others), *map(_not_idle, busy), *diag.doubts]
-    found = _found([result for result in bad if result not in busy], unknown, diag, diag.results)
+    found = _found(bad, unknown, diag, diag.results)
     names = ", ".join(dict.fromkeys(f"{one.test} ({'; '.join(one.errors or one.info) or one.part})" for one in skipped))
     told = f"DCGM {diag.version or '(version unknown)'} -r {diag.level} skipped: {one_line(shortened(names))}"
     return replace(found, remark=told if skipped else None)
@@ -93,6 +91,13 @@ def level_of_round(number: int, takes_s: Mapping[str, float], *, left_s: float) 
     if number > len(levels) or left_s < takes_s[levels[number - 1]]:
         return None
     return int(levels[number - 1].removeprefix("r"))
+
+
+def _bad_and_busy(results: Iterable[DiagResult]) -> tuple[list[DiagResult], list[DiagResult]]:
+    """The tests that failed, without and then with those that something else on the GPU disturbed."""
+    failed = [result for result in results if result.word.casefold() in BAD]
+    busy = [result for result in failed if result.errors and all(map(IN_USE.search, result.errors))]
+    return [result for result in failed if result not in busy], busy
 
 
 def _not_idle(result: DiagResult) -> str:
@@ -113,15 +118,11 @@ def _found(bad: list[DiagResult], unknown: list[str], diag: DcgmDiag, results: I
     severities = [severity for result in bad for severity in result.severities]
     words = [result.word.casefold() for result in results]
     info = [_text(result, result.info) for result in results if result.info]
-    evidence: dict[str, object] = {
-        "DCGM": diag.version or "version unknown",
-        "-r": diag.level,
-        "passed": words.count(PASSED.casefold()),
-    }
-    doubts = tuple(dict.fromkeys(unknown))
+    version = diag.version or "version unknown"
+    evidence = {"DCGM": version, "-r": diag.level, "passed": words.count(PASSED.casefold())}
     return Finding(
-        bad={HERE: tuple(_text(result, result.errors) for result in bad)},
-        unknown={HERE: tuple(f"DCGM {diag.version or '(version unknown)'}: {doubt}" for doubt in doubts)} if doubts else {},
+        bad={HERE: [_text(result, result.errors) for result in bad]},
+        unknown={HERE: [f"DCGM {diag.version or '(version unknown)'}: {doubt}" for doubt in dict.fromkeys(unknown)]},
         kind="settings" if severities and set(severities) == {CONFIG} else "gpu",
         unknown_kind="unknown",
         advice=next((text for severity, text in ADVICE.items() if severity in severities), None),

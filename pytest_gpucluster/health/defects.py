@@ -33,10 +33,8 @@ class Defect:
 def find(machine: Mapping[str, Any]) -> list[Defect]:
     """All that is wrong, GPU by GPU."""
     gpus = machine["gpus"]
-    found = [*_of_driver(machine)]
-    for gpu in gpus["gpus"]:
-        found += [Defect(f"GPU {gpu['index']}", what, advice) for what, advice in _of_gpu(gpu)]
-    return found
+    found = [Defect("NVML", gpus["error"], LOOK)] if gpus["status"] == "error" else []
+    return found + [Defect(f"GPU {gpu['index']}", what, advice) for gpu in gpus["gpus"] for what, advice in _of_gpu(gpu)]
 
 
 def unseen(machine: Mapping[str, Any]) -> dict[str, str]:
@@ -49,21 +47,13 @@ def unseen(machine: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(on_bus, int) and on_bus > gpus["count"]:
         known = {sysfs_address(gpu["pci"]) for gpu in gpus["gpus"]}
         hidden = ", ".join(address for address in machine["gpu_ways"] if address not in known)
-        more = (
-            f"NVML shows {gpus['count']} of the {on_bus} NVIDIA GPUs on the PCI bus, not {hidden} "
-            "(a container may have a part of them)"
-        )
-        found["gpus"] = "; ".join([*([found["gpus"]] if "gpus" in found else []), more])
+        more = f"NVML shows {gpus['count']} of the {on_bus} NVIDIA GPUs on the PCI bus, not {hidden}"
+        more += " (a container may have a part of them)"
+        found["gpus"] = f"{found['gpus']}; {more}" if "gpus" in found else more
     why = unavailable(nics)
     if why is not None or not nics:
         found["nics"] = f"{NO_ADAPTER}: {why}" if why and why.startswith(os.strerror(errno.ENOENT)) else why or NO_ADAPTER
     return found
-
-
-def _of_driver(machine: Mapping[str, Any]) -> Iterator[Defect]:
-    gpus = machine["gpus"]
-    if gpus["status"] == "error":
-        yield Defect("NVML", gpus["error"], LOOK)
 
 
 def _of_gpu(gpu: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -90,10 +80,8 @@ def _of_links(gpu: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     links, fabric = gpu["nvlinks"], gpu["fabric"]
     down = [str(one["link"]) for one in links if one["is_up"] is False] if isinstance(links, list) else []
     if down and len(down) < len(links):  # a GPU alone has all of them down
-        yield (
-            f"NVLink {', '.join(down)} down",
-            "look at the GPU and at the switch: nvidia-smi nvlink --status, kernel log (SXid)",
-        )
+        where = "look at the GPU and at the switch: nvidia-smi nvlink --status, kernel log (SXid)"
+        yield f"NVLink {', '.join(down)} down", where
     if gpu["nvlink_peer"] == "switch" and unavailable(fabric) is None:
         troubles = fabric["troubles"] if isinstance(fabric["troubles"], list) else []
         wrong = [*troubles, *([fabric["error"]] if fabric["error"] else [])]

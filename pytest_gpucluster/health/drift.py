@@ -116,18 +116,23 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _row(group: Sequence[Fact], demanded: str | None, rules: DriftRules) -> FactRow:
-    words = _in_words(group, rules.percent)
+    numbers = [one.value for one in group if isinstance(one.value, int | float) and not isinstance(one.value, bool)]
+    median = statistics.median(numbers) if numbers else 0.0
+    words = [_text(one.value, median, rules.percent) for one in group]
     usual = majority([text for text in words if text is not None])
-    pairs = list(zip(group, words, strict=True))
-    right = [text is not None and text == usual and (demanded is None or meets(text, demanded)) for text in words]
-    outliers = [_odd(fact, text) for (fact, text), good in zip(pairs, right, strict=True) if text is not None and not good]
-    unread = [_odd(fact, str(fact.value)) for fact, text in pairs if text is None]
+    outliers, unread = [], []
+    for fact, text in zip(group, words, strict=True):
+        one = Deviation(node=fact.node, part=fact.part, value=str(fact.value) if text is None else text)
+        if text is None:
+            unread.append(one)
+        elif text != usual or (demanded is not None and not meets(text, demanded)):
+            outliers.append(one)
     return FactRow(
         kind=group[0].kind,
         name=group[0].name,
         among=group[0].among,
         usual=usual,
-        alike=sum(right),
+        alike=len(group) - len(outliers) - len(unread),
         demanded=demanded,
         outliers=tuple(outliers),
         unread=tuple(unread),
@@ -135,18 +140,8 @@ def _row(group: Sequence[Fact], demanded: str | None, rules: DriftRules) -> Fact
     )
 
 
-def _odd(fact: Fact, text: str) -> Deviation:
-    return Deviation(node=fact.node, part=fact.part, value=text)
-
-
-def _in_words(group: Sequence[Fact], percent: float) -> list[str | None]:
-    """Each value as text; numbers near the median of all are the median. None: it was not read."""
-    numbers = [one.value for one in group if isinstance(one.value, int | float) and not isinstance(one.value, bool)]
-    median = statistics.median(numbers) if numbers else 0.0
-    return [_text(one.value, median, percent) for one in group]
-
-
 def _text(value: Value | NotAvailable, median: float, percent: float) -> str | None:
+    """The value in words; a number near the median of all is the median. None: it was not read."""
     if isinstance(value, NotAvailable):
         return None
     if isinstance(value, bool):
@@ -258,28 +253,30 @@ OF_ONE_HOST = ("NCCL_HOSTID",)
 def facts_of_hosts(states: Mapping[str, HostState]) -> Iterator[Fact]:
     """The facts of each host by its node's id. A variable or version that some hosts have is ``unset`` on the others."""
     for node, state in states.items():
-        for field, name in OF_HOST.items():
-            value = getattr(state.facts, field)
-            yield Fact(
-                kind="host", name=name, node=node, part=node, value=", ".join(value) if isinstance(value, list) else value
-            )
-    tables = {"": {node: state.versions for node, state in states.items()}}
-    tables["variable "] = {
+        yield from _facts(OF_HOST, state.facts, kind="host", node=node, part=node)
+    versions = {node: state.versions for node, state in states.items()}
+    variables = {
         node: {name: value for name, value in state.variables.items() if name not in OF_ONE_HOST}
         for node, state in states.items()
     }
-    for prefix, table in tables.items():
+    for prefix, table in (("", versions), ("variable ", variables)):
         for key in dict.fromkeys(key for one in table.values() for key in one):
             for node, one in table.items():
                 yield Fact(kind="host", name=f"{prefix}{key}", node=node, part=node, value=one.get(key, UNSET))
+
+
+def _facts(names: Mapping[str, str], readings: Any, **of_part: Any) -> Iterator[Fact]:
+    """One fact for each of these fields."""
+    for field, name in names.items():
+        value = getattr(readings, field)
+        yield Fact(name=name, value=", ".join(value) if isinstance(value, list) else value, **of_part)
 
 
 def facts_of_gpus(node: str, states: Mapping[str, GpuState]) -> Iterator[Fact]:
     """The facts of the GPUs of a node, by the GPU's id, among GPUs of their model."""
     for part, state in states.items():
         yield Fact(kind="gpu", name="GPU model", node=node, part=part, value=state.name)
-        for field, name in OF_GPU.items():
-            yield Fact(kind="gpu", name=name, node=node, part=part, value=getattr(state, field), among=state.name)
+        yield from _facts(OF_GPU, state, kind="gpu", node=node, part=part, among=state.name)
 
 
 def facts_of_nics(node: str, nics: list[Nic] | NotAvailable) -> Iterator[Fact]:
@@ -300,8 +297,7 @@ def facts_of_nics(node: str, nics: list[Nic] | NotAvailable) -> Iterator[Fact]:
             value = apply(lambda found: "; ".join(sorted({str(one) for one in found})), all_or_why(values))
             yield Fact(kind="host", name=name, node=node, part=node, value=value)
     for nic, kind in zip(nics, kinds, strict=True):
-        for field, name in OF_NIC.items():
-            yield Fact(kind="nic", name=name, node=node, part=f"{node} {nic.device}", value=getattr(nic, field), among=kind)
+        yield from _facts(OF_NIC, nic, kind="nic", node=node, part=f"{node} {nic.device}", among=kind)
 
 
 def _keys_in_words(keys: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.health.gpu import HEALTHY, advice_for
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["judge_sxids", "judge_sxids_between", "judge_xids", "judge_xids_between"]
 
+Line = TypeVar("Line", "XidSeen", "NodeSxid")
 XID_KINDS = ("hardware", "link", "driver", "unknown", "application", "test")
 """Kinds of codes: the advice for the first one that a GPU has is given."""
 FEWEST = 3
@@ -96,11 +97,6 @@ class _Xid:
         return min(causes, key=lambda one: XID_KINDS.index(one.kind), default=error_codes.xid_of(self.code))
 
     @property
-    def urgency(self) -> tuple[bool, int, int]:
-        """The recovery action that the driver asks for comes first, then by kind."""
-        return self.action is None, XID_KINDS.index(self.cause.kind), self.code
-
-    @property
     def action(self) -> str | None:
         """What the driver asks for, by the last line that says it."""
         return next((one.action for one in reversed(self.details) if one.action is not None), None)
@@ -135,10 +131,10 @@ def _describe(details: Sequence[XidDetail]) -> str:
 
 
 def _xids(found: GpuXids) -> list[_Xid]:
-    """One for each code, the most urgent first. A test message counts nowhere."""
+    """One for each code, the most urgent first: those with a recovery action, then by kind. A test message counts nowhere."""
     codes = {xid.code for source in (found.nvml, found.kernel_log, found.before) for xid in source}
     known = [_of_code(code, found) for code in codes]
-    return sorted(known, key=lambda one: one.urgency)
+    return sorted(known, key=lambda one: (one.action is None, XID_KINDS.index(one.cause.kind), one.code))
 
 
 def _of_code(code: int, found: GpuXids) -> _Xid:
@@ -261,37 +257,31 @@ def judge_xids_between(before: GpuXids, after: GpuXids) -> Finding:
 
     The end of a run can cause those of programs, and other programs may have run since then: they are shown.
     """
-    known, logged = _equal_ones((*before.before, *before.kernel_log)), _equal_ones(after.before)
-    missed = logged - known
-    kinds = {(xid.code, xid.detail): xid for xid in after.before}
-    is_own = {xid.code: error_codes.xid_of(xid.code).kind == "application" for xid in after.before}
-    seen = [replace(kinds[one], is_own=is_own[one[0]], count=count) for one, count in missed.items()]
+    same = {"pid": None, "is_own": False, "age_s": None}
+    known, logged = _counted((*before.before, *before.kernel_log), **same), _counted(after.before, **same)
+    seen = [
+        replace(xid, is_own=error_codes.xid_of(xid.code).kind == "application", count=count)
+        for xid, count in (logged - known).items()
+    ]
     lost = [line for line in after.lost_before if line not in (*before.lost, *before.lost_before)]
     why = before.kernel_log_why or after.kernel_log_why or (LOST if known - logged else None)
     logs = replace(after, kernel_log=seen, kernel_log_why=why, before=[], lost=lost, lost_before=[], lost_elsewhere=[])
     return judge_xids(replace(logs, nvml=[], nvml_why="nobody listened"))
 
 
-def _equal_ones(xids: Iterable[XidSeen]) -> Counter[tuple[int, XidDetail | None]]:
-    counts: Counter[tuple[int, XidDetail | None]] = Counter()
-    for xid in xids:
-        counts[xid.code, xid.detail] += xid.count
-    return counts
-
-
 def judge_sxids_between(before: NodeSxids, after: NodeSxids) -> Finding:
     """The SXids of a host after the last reading of one run and before the first one of another."""
-    known = _counted((*before.before, *before.seen))
-    logged = _counted(after.before)
+    known, logged = _counted((*before.before, *before.seen), is_before=False), _counted(after.before, is_before=False)
     seen = [replace(line, count=count) for line, count in (logged - known).items()]
     why = before.kernel_log_why or after.kernel_log_why or (LOST if known - logged else None)
     return judge_sxids(replace(after, seen=seen, before=[], kernel_log_why=why))
 
 
-def _counted(lines: Iterable[NodeSxid]) -> Counter[NodeSxid]:
-    counts: Counter[NodeSxid] = Counter()
+def _counted(lines: Iterable[Line], **same: Any) -> Counter[Line]:
+    """How often each line was seen; ``same``: fields that tell no lines apart, each with its one value."""
+    counts: Counter[Line] = Counter()
     for line in lines:
-        counts[replace(line, count=1, is_before=False)] += line.count
+        counts[replace(line, count=1, **same)] += line.count
     return counts
 
 
@@ -348,16 +338,15 @@ class _Error:
 def _errors(lines: Iterable[NodeSxid]) -> list[_Error]:
     """One for each switch and code, the most urgent first."""
     by_code = grouped(((f"NVSwitch {line.switch} ({line.pci})", line.code), line) for line in lines)
-    found = [_error(switch, code, of_code) for (switch, code), of_code in by_code.items()]
+    found = [
+        _Error(
+            switch=switch,
+            code=code,
+            severities=tuple(sorted({line.severity for line in alike if line.severity is not None})),
+            links=tuple(sorted({line.link for line in alike if line.link is not None})),
+            # Lines of details tell one error where no other line does: the log may begin in the middle of it.
+            count=sum(line.count for line in alike if not line.is_detail) or 1,
+        )
+        for (switch, code), alike in by_code.items()
+    ]
     return sorted(found, key=lambda one: (SXID_KINDS.index(error_codes.sxid_of(one.code).kind), one.code, one.switch))
-
-
-def _error(switch: str, code: int, lines: Sequence[NodeSxid]) -> _Error:
-    """Lines of details tell one error where no other line does: the log may begin in the middle of it."""
-    return _Error(
-        switch=switch,
-        code=code,
-        severities=tuple(sorted({line.severity for line in lines if line.severity is not None})),
-        links=tuple(sorted({line.link for line in lines if line.link is not None})),
-        count=sum(line.count for line in lines if not line.is_detail) or 1,
-    )

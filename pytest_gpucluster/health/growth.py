@@ -92,12 +92,10 @@ def read_limits(recipe: Mapping[str, Mapping[str, float]]) -> dict[str, CounterL
     """
     found = {}
     for counter, limit in recipe.items():
-        form = (
-            f"limits: {counter}: {limit!r} is not a limit; write one of {', '.join(PERIODS_S)} and a number: {{per_hour: 120}}"
-        )
         ((period, most),) = limit.items() if isinstance(limit, dict) and len(limit) == 1 else (("", None),)
         if period not in PERIODS_S or not is_finite(most) or most < 0:
-            raise ConfigurationError(form)
+            form = f"write one of {', '.join(PERIODS_S)} and a number: {{per_hour: 120}}"
+            raise ConfigurationError(f"limits: {counter}: {limit!r} is not a limit; {form}")
         found[counter] = CounterLimit(most=most, period_s=PERIODS_S[period])
     if not found:
         raise ConfigurationError("limits: no counter has a limit, so nothing would be judged")
@@ -179,12 +177,7 @@ def _at_its_end(value: float) -> NotAvailable:
 
 
 def compare_counters(
-    groups: Iterable[CounterGroup],
-    *,
-    seconds: float,
-    limits: Limits,
-    shown: Iterable[str] = (),
-    summed: Collection[str] = (),
+    groups: Iterable[CounterGroup], *, seconds: float, limits: Limits, shown: Iterable[str] = (), summed: Collection[str] = ()
 ) -> Finding:
     """What grew beyond its limit in ``seconds``, by part; in ``evidence["within"]`` what grew and is not judged as bad.
 

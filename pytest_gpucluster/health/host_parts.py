@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, split
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding, gather
 from pytest_gpucluster.text import counted, shortlist
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.measurements.host_parts import Disk, DiskHealth, HostParts, MemoryModule
+    from pytest_gpucluster.measurements.host_parts import Disk, HostParts, MemoryModule
 
 __all__ = ["judge_disks", "judge_modules", "why_no_logs", "why_no_modules"]
 
@@ -39,7 +39,7 @@ def why_no_modules(parts: HostParts) -> str | None:
 def judge_modules(modules: Sequence[MemoryModule]) -> Finding:
     """A module that runs slower than most of its host; without a majority none is named. Sizes and empty slots are shown."""
     present = _present(modules)
-    speeds = {one.slot: one.runs_at_mt_s for one in present if not isinstance(one.runs_at_mt_s, NotAvailable)}
+    speeds, unread = split({one.slot: one.runs_at_mt_s for one in present})
     fastest, usual = max(speeds.values(), default=0), majority(speeds.values())
     sizes = Counter(f"{one.size_gib:g} GiB" for one in present if not isinstance(one.size_gib, NotAvailable))
     rated = [one for one in present if not isinstance(one.rated_mt_s, NotAvailable) and one.rated_mt_s > fastest]
@@ -49,9 +49,7 @@ def judge_modules(modules: Sequence[MemoryModule]) -> Finding:
     remarks += [f"{shortlist(faster, most=NAMED)} faster than the others"] if faster else []
     return Finding(
         bad=_slower(speeds, usual),
-        unknown={
-            one.slot: (f"its speed is {one.runs_at_mt_s}",) for one in present if isinstance(one.runs_at_mt_s, NotAvailable)
-        },
+        unknown={slot: (f"its speed is {why}",) for slot, why in unread.items()},
         kind="host",
         remark="; ".join(remarks) or None,
         advice="a module of another kind, or one that did not train at its speed: look at the firmware's log, seat it anew",
@@ -88,15 +86,13 @@ def judge_disks(disks: Sequence[Disk]) -> Finding:
 
     A log that nobody can ask for here is a remark. One that was asked for and not read may hide a disk that fails: unknown.
     """
-    logs = {one.name: one.health for one in disks}
-    read = {name: log for name, log in logs.items() if not isinstance(log, NotAvailable)}
-    unread = {name: log.why for name, log in logs.items() if isinstance(log, NotAvailable)}
-    closed = Counter(why for why in unread.values() if _is_closed(why))
+    read, unread = split({one.name: one.health for one in disks})
+    closed = Counter(log.why for log in unread.values() if _is_closed(log.why))
     remarks = [f"health log of {n} of {len(disks)} disks not read: {why}" for why, n in closed.items()]
     errors = {name: one.media_errors for name, one in read.items() if one.media_errors}
     remarks += [f"{name} has counted {counted(number, 'error')} of its medium" for name, number in errors.items()]
     unknown = [(one.name, f"its state is {one.state}") for one in disks if isinstance(one.state, NotAvailable)]
-    unknown += [(name, f"its health log was not read: {why}") for name, why in unread.items() if not _is_closed(why)]
+    unknown += [(name, f"its health log was not read: {log.why}") for name, log in unread.items() if not _is_closed(log.why)]
     return Finding(
         bad={one.name: tuple(_faults(one)) for one in disks},
         unknown=gather(unknown),
@@ -116,17 +112,14 @@ def _faults(disk: Disk) -> Iterator[str]:
         yield f"the kernel calls it {disk.state}"
     if isinstance(disk.health, NotAvailable):
         return
-    yield from (text for bit, text in enumerate(WARNINGS) if disk.health.critical_warning >> bit & 1)
-    yield from _worn(disk.health)
-    if disk.health.passed is False and not disk.health.critical_warning:
-        yield "it fails its own test (smartctl)"
-
-
-def _worn(log: DiskHealth) -> Iterator[str]:
+    log = disk.health
+    yield from (text for bit, text in enumerate(WARNINGS) if log.critical_warning >> bit & 1)
     if log.spare_percent < log.spare_threshold_percent and not log.critical_warning & 1:
         yield f"{log.spare_percent} % of its spare blocks are left, and {log.spare_threshold_percent} % are the least"
     if log.used_percent >= WORN_PERCENT:
         yield f"{log.used_percent} % of its life are used"
+    if log.passed is False and not log.critical_warning:
+        yield "it fails its own test (smartctl)"
 
 
 def _shown(disk: Disk) -> str:

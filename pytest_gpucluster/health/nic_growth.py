@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pytest_gpucluster.health.growth import CounterGroup, Counters, Limits, compare_counters
 from pytest_gpucluster.health.nics import ACTIVE, LINK_UP, label, own_ports, unread_adapters
 from pytest_gpucluster.inventory.nics import Nic, NicPort
-from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why
+from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, or_none
 from pytest_gpucluster.judging.finding import HERE, Finding, merge
 
 __all__ = ["NicReadings", "judge_flaps", "judge_nic_counters"]
@@ -59,11 +59,10 @@ def judge_nic_counters(readings: NicReadings, *, fabric: str, limits: Limits) ->
     groups = [group for name, pair in pairs.items() for group in _groups(name, *pair)]
     pauses = [_pauses(name, *pair) for name, pair in pairs.items()]
     shown = (*UNJUDGED, *dict.fromkeys(counter for group in pauses for counter in group.first))
-    groups += pauses if groups else []
-    counted = [compare_counters(groups, seconds=readings.seconds, limits=limits, shown=shown)] if groups else []
-    states = [_judge_port(name, first, last, limits) for name, (first, last) in pairs.items()]
-    unknown = {HERE: doubts}
-    return merge([Finding(kind="nic", unknown=unknown), *states, *counted])
+    found = [Finding(kind="nic", unknown={HERE: doubts})]
+    found += [_judge_port(name, first, last, limits) for name, (first, last) in pairs.items()]
+    found += [compare_counters([*groups, *pauses], seconds=readings.seconds, limits=limits, shown=shown)] if groups else []
+    return merge(found)
 
 
 def judge_flaps(readings: NicReadings, *, fabric: str, limits: Limits) -> Finding:
@@ -92,34 +91,29 @@ def _ports(readings: NicReadings, fabric: str) -> tuple[list[str], dict[str, tup
 def _groups(name: str, first: NicPort, last: NicPort | None) -> Iterator[CounterGroup]:
     """The counters of the architecture, and those of the driver with the changes of the interfaces."""
     if last is not None:
-        for of, wraps_at in ((_of_architecture, None), (_of_driver, WRAP)):
-            yield CounterGroup(part=name, first=of(first), last=of(last), greatest=GREATEST, wraps_at=wraps_at)
+        before, after = or_none(first.counters) or {}, or_none(last.counters) or {}
+        yield CounterGroup(part=name, first=before, last=after, greatest=GREATEST)
+        yield CounterGroup(part=name, first=_of_driver(first), last=_of_driver(last), greatest=GREATEST, wraps_at=WRAP)
 
 
 def _pauses(name: str, first: NicPort, last: NicPort | None) -> CounterGroup:
     """The pause counters that did not fall. Whoever resets them leaves the counters of errors as they are."""
-    before = first.pauses if isinstance(first.pauses, dict) else {}
-    after = last.pauses if last is not None and isinstance(last.pauses, dict) else {}
+    before, after = or_none(first.pauses) or {}, (or_none(last.pauses) if last is not None else None) or {}
     kept = {counter: value for counter, value in before.items() if after.get(counter, -1) >= value}
     return CounterGroup(part=name, first=kept, last={counter: after[counter] for counter in kept})
 
 
-def _of_architecture(port: NicPort) -> Counters:
-    return port.counters if isinstance(port.counters, dict) else {}
-
-
 def _of_driver(port: NicPort) -> Counters:
     """The driver's counters, and the changes of the interfaces where there are any: InfiniBand needs none."""
-    own = port.hw_counters if isinstance(port.hw_counters, dict) else {}
+    own = or_none(port.hw_counters) or {}
     has_none = isinstance(port.carrier_changes, NotAvailable) and port.fabric != "roce"
     return own if has_none else {**own, CARRIER: port.carrier_changes}
 
 
 def _losses(group: CounterGroup) -> int:
     """How often a link was lost. Its interfaces change twice each time, down and up; there may be several."""
-    downs, changes = (group.growth(name) for name in ("link_downed", CARRIER))
-    lost = 0 if isinstance(downs, NotAvailable) else int(downs)
-    return lost if isinstance(changes, NotAvailable) else max(lost, math.ceil(changes / 2))
+    downs, changes = (or_none(group.growth(name)) or 0 for name in ("link_downed", CARRIER))
+    return max(int(downs), math.ceil(changes / 2))
 
 
 def _judge_port(name: str, first: NicPort, last: NicPort | None, limits: Limits) -> Finding:
@@ -148,7 +142,7 @@ def _unread_counters(port: NicPort, limits: Limits) -> Iterator[str]:
     if isinstance(counted, NotAvailable) and isinstance(own, NotAvailable):
         yield f"its counters are {counted}"
         return
-    known = {*(() if isinstance(counted, NotAvailable) else counted), *(() if isinstance(own, NotAvailable) else own)}
+    known = {*(or_none(counted) or ()), *(or_none(own) or ())}
     if isinstance(own, NotAvailable) and (port.fabric == "roce" or ABSENT not in own.why):
         yield f"its hw_counters are {own}"
     elif port.fabric in ("infiniband", "roce") and not known & {*limits}:

@@ -110,17 +110,18 @@ def judge_ports(hosts: Mapping[str, Sequence[Nic] | NotAvailable], promise: Port
     usual = _usual_by_key(voters)
     has_peers = len(hosts) > 1 or promise.ports is not None
     names = {host: _names(nics, promise.fabric) for host, nics in hosts.items()}
-    alone = [] if has_peers else [_nothing_to_compare(promise)]
+    write_it = "measure it beside others, or write it: nic_ports: {profiles: {NAME: {recipe: {ports: N}}}}"
+    nothing = f"one host answers, so nothing says how many of its {promise.fabric} ports should be up; {write_it}"
+    alone = [] if has_peers else [nothing]
     doubts = {host: {HERE: unread[host], NOBODY: alone} for host in hosts}
-    return {
-        host: Finding(kind="nic", unknown=doubts[host], evidence={"expected": _in_words(expected)})
-        if isinstance(hosts[host], NotAvailable)
-        else replace(
-            _judged(ports, expected, usual, doubts[host], promise).with_evidence(**_special(hosts[host])),
-            remark=_other_names(host, names),
-        )
-        for host, ports in found.items()
-    }
+    judged = {}
+    for host, ports in found.items():
+        if isinstance(hosts[host], NotAvailable):
+            judged[host] = Finding(kind="nic", unknown=doubts[host], evidence={"expected": _in_words(expected)})
+        else:
+            of_host = _judged(ports, expected, usual, doubts[host], promise).with_evidence(**_special(hosts[host]))
+            judged[host] = replace(of_host, remark=_other_names(host, names))
+    return judged
 
 
 def _other_names(host: str, names: Mapping[str, Sequence[str]]) -> str | None:
@@ -161,9 +162,10 @@ def _ports(nics: Sequence[Nic] | NotAvailable, fabric: str) -> list[_Port]:
 
 def _port(nic: Nic, port: NicPort) -> _Port:
     values = {"fabric": port.fabric, "state": port.state, "physical state": port.physical_state, "rate": port.rate_gbit_s}
-    unread = [f"{name} {value}" for name, value in values.items() if isinstance(value, NotAvailable)]
+    unread = [f"{name} {why}" for name, why in split(values)[1].items()]
     is_up = port.state == ACTIVE and port.physical_state == LINK_UP
-    is_down = any(not isinstance(value, NotAvailable) and value != up for value, up in _states(port))
+    states = ((port.state, ACTIVE), (port.physical_state, LINK_UP))
+    is_down = any(not isinstance(value, NotAvailable) and value != up for value, up in states)
     rate = port.rate_gbit_s
     unread += [f"rate {port.rate} though it is up"] if is_up and rate == 0 else []
     name = label(nic, port)
@@ -178,21 +180,10 @@ def _port(nic: Nic, port: NicPort) -> _Port:
     )
 
 
-def _states(port: NicPort) -> tuple[tuple[str | NotAvailable, str], ...]:
-    return (port.state, ACTIVE), (port.physical_state, LINK_UP)
-
-
 def _unread(nics: Sequence[Nic] | NotAvailable, ports: Iterable[_Port], fabric: str) -> list[str]:
     if isinstance(nics, NotAvailable):
         return [f"no {fabric} adapter could be read: {nics.why}; no RDMA driver is loaded, or the container hides it"]
     return [*unread_adapters(nics), *(port.unknown for port in ports if port.unknown is not None)]
-
-
-def _nothing_to_compare(promise: PortPromise) -> str:
-    return (
-        f"one host answers, so nothing says how many of its {promise.fabric} ports should be up; measure it beside others, "
-        "or write it: nic_ports: {profiles: {NAME: {recipe: {ports: N}}}}"
-    )
 
 
 def _rates(ports: Iterable[_Port]) -> list[float]:
@@ -308,9 +299,8 @@ def judge_transport(traffic: Mapping[Any, NodeTraffic], unknown: Sequence[str] =
     the fabric too. If no node uses it, nobody is blamed.
     """
     others = [node for node in traffic.values() if not node.is_off_fabric and node.connections > 0]
-    bad = {
-        name: ("no connection is on the promised fabric",) for name, node in traffic.items() if others and node.is_off_fabric
-    }
+    off_fabric = [name for name, node in traffic.items() if others and node.is_off_fabric]
+    bad = dict.fromkeys(off_fabric, ("no connection is on the promised fabric",))
     off = {str(name): f"{one.off_fabric} of {one.connections} connections" for name, one in traffic.items() if one.off_fabric}
     return Finding(
         bad=bad,
@@ -346,7 +336,7 @@ def judge_redirection(
     then counts 0 bridges.
     """
     listed = or_none(gpus) or {}
-    lost = {name: way for name, way in {**nics, **listed}.items() if isinstance(way, NotAvailable)}
+    lost = split({**nics, **listed})[1]
     pairs = [(name, nic, address, gpu) for name, nic in nics.items() for address, gpu in listed.items()]
     states: dict[str, bool | NotAvailable] = {}
     between: dict[str, list[str]] = {}
@@ -357,7 +347,7 @@ def judge_redirection(
             between.setdefault(bridge, []).append(f"{name} and GPU {address}")
     if states and all(isinstance(state, NotAvailable) for state in states.values()):
         return None
-    unknown = {bridge: state for bridge, state in states.items() if isinstance(state, NotAvailable)}
+    unknown = split(states)[1]
     refused = {HERE: (f"the GPUs on the PCI bus are {gpus}",)} if isinstance(gpus, NotAvailable) else {}
     return Finding(
         bad={bridge: [f"is between {', '.join(between[bridge])}"] for bridge, state in states.items() if state is True},
@@ -370,9 +360,8 @@ def judge_redirection(
 
 def nearest_gpus(nic: PciPath, gpus: Mapping[str, PciPath | NotAvailable]) -> tuple[str, ...]:
     """The GPUs below the nearest bridge that a NIC has in common with any; otherwise those of its NUMA node."""
-    known = {address: path for address, path in gpus.items() if not isinstance(path, NotAvailable)}
-    bridges = [node.address for node in nic.nodes[1:]]
-    for bridge in bridges:
+    known, _ = split(gpus)
+    for bridge in (node.address for node in nic.nodes[1:]):
         below = [address for address, path in known.items() if bridge in {node.address for node in path.nodes[1:]}]
         if below:
             return tuple(below)

@@ -96,32 +96,21 @@ def _evidence(path: str, seen: PathObservations, host: str) -> dict[str, object]
 
 
 def _faults(seen: PathObservations, required: PathRequirements) -> Iterator[tuple[str, str]]:
-    yield from _unusable(seen, required)
-    yield from _not_shared(seen)
-    yield from _locks_that_fail(seen.counted, "locks")
-    yield from _locks_that_fail(seen.flocked, "locks by flock")
-    yield from _renames_that_show(seen)
-
-
-def _unusable(seen: PathObservations, required: PathRequirements) -> Iterator[tuple[str, str]]:
-    """What is wrong with a path whatever other hosts see."""
     for host, mark in seen.marks.items():
-        for why in _own(mark, required):
-            yield host, why
+        yield from ((host, why) for why in _own(mark, required))
     for host, mark in seen.rewritten.items():
         if mark.problem is not None and seen.marks[host].problem is None:
             yield host, f"{mark.problem}, at the second writing"
     for host, why in seen.left.items():
         yield host, f"{why}, so this run's own folder could not be removed"
-
-
-def _not_shared(seen: PathObservations) -> Iterator[tuple[str, str]]:
-    """Files of other hosts that were missed: all, or some."""
     apart, others = _apart(seen), len(seen.usable) - 1
     nothing = f"no file of the {others} other hosts shows here" if others > 1 else "the other host's file does not show here"
     for host in apart:
         yield host, f"is not shared: {nothing} ({seen.marks[host].mount})"
     yield from _unseen(seen, apart)
+    yield from _locks_that_fail(seen.counted, "locks")
+    yield from _locks_that_fail(seen.flocked, "locks by flock")
+    yield from _renames_that_show(seen)
 
 
 def _unknown(seen: PathObservations, required: PathRequirements, host: str, *, is_one_of_many: bool) -> str | None:

@@ -51,17 +51,17 @@ def judge_versions(
             found["nic_firmware"].append((nic.device, nic.firmware))
     switches = state.software.nvswitches
     found["nvswitch"] = [("", switches)] if isinstance(switches, NotAvailable) else [*switches.items()]
-    return _judged(found, {name: _that_apply(faults, state.software, num_nodes) for name, faults in known.items()})
+    machines = (None, state.software.machine)
+    apply_here = {
+        name: [one for one in faults if one.machine in machines and num_nodes >= one.nodes] for name, faults in known.items()
+    }
+    return _judged(found, apply_here)
 
 
 def judge_container_versions(software: Software, known: Mapping[str, Sequence[KnownFault]]) -> Finding | None:
     """Runc, Docker and NVIDIA's container toolkit with a known fault; None where none is there, or a container hides them."""
     found = {name: [("", getattr(software, name))] for name in OF_CONTAINERS}
     return None if all(version == NONE for ((_, version),) in found.values()) else _judged(found, known)
-
-
-def _that_apply(faults: Sequence[KnownFault], software: Software, num_nodes: int) -> list[KnownFault]:
-    return [one for one in faults if one.machine in (None, software.machine) and num_nodes >= one.nodes]
 
 
 def _judged(
@@ -71,16 +71,16 @@ def _judged(
     bad, remarks, unknown, updates = [], [], [], {}
     shown: dict[str, Any] = {}
     for component, parts in found.items():
+        title, faults = SCHEMES[component].title, known.get(component, ())
         for version, where in _by_version(parts).items():
-            name = f"{SCHEMES[component].title} of {shortlist(where, most=NAMED)}" if where else SCHEMES[component].title
+            name = f"{title} of {shortlist(where, most=NAMED)}" if where else title
             shown[name] = str(version)
-            faults, own = known.get(component, ()), None if isinstance(version, NotAvailable) else parse(component, version)
             if version == NONE or not faults:
                 continue
+            own = None if isinstance(version, NotAvailable) else parse(component, version)
             if own is None:
-                unknown.append(
-                    f"{name} is {version}" if isinstance(version, NotAvailable) else _no_version(component, name, version)
-                )
+                none = f"{version!r}, which is no version of {title} that is known here"
+                unknown.append(f"{name} is {version if isinstance(version, NotAvailable) else none}")
                 continue
             for fault, update in _old(component, own, faults):
                 text = f"{name} {version} is older than {update}: {fault.fault} ({fault.source}, {fault.date})"
@@ -88,7 +88,7 @@ def _judged(
                     unknown.append(f"{text}; a distribution has built it, and may have mended it: ask its tracker of security")
                 elif fault.older == "failure":
                     bad.append(text)
-                    updates[SCHEMES[component].title] = update
+                    updates[title] = update
                 else:
                     remarks.append(text)
     advice = "; ".join(f"update {title} to {update} or newer" for title, update in updates.items())
@@ -115,7 +115,3 @@ def _by_version(parts: Sequence[tuple[str, str | NotAvailable]]) -> dict[str | N
     for name, version in parts:
         found[version] += [name] if name else []
     return found
-
-
-def _no_version(component: str, name: str, text: str) -> str:
-    return f"{name} is {text!r}, which is no version of {SCHEMES[component].title} that is known here"
