@@ -86,8 +86,13 @@ def read_source(path: Path | None) -> SourceFile:
         refused = (document.problem(("extends",), "the packaged file extends nothing."),)
         return SourceFile(path=real, is_packaged=True, document=replace(document, data=data), refused=refused)
     base = _read(packaged)
-    whole = base if base.problems else _overlay(base, document)
-    return SourceFile(path=real, document=whole, base=base, refused=_refused(document))
+    whole, extends = base, document.data["extends"]
+    if not base.problems:  # entry by entry over the packaged file, each key keeping the line it came from
+        data = _overlaid(base.data, {key: one for key, one in document.data.items() if key != "extends"}, ())
+        whole = replace(document, data=data, where={**base.where, **document.where})
+    text = f"'extends' must be 'packaged', not {extends!r}.{did_you_mean(str(extends), ['packaged'])}"
+    refused = () if extends == "packaged" else (document.problem(("extends",), text),)
+    return SourceFile(path=real, document=whole, base=base, refused=refused)
 
 
 def _read(path: Path) -> Document:
@@ -120,14 +125,6 @@ def _spell_needs(document: Document, path: KeyPath, layer: Any) -> None:
         document.where[(*path, "needs", OLD_NEEDS[old])] = document.find((*path, old))
     if needs:
         layer["needs"] = needs
-
-
-def _refused(document: Document) -> tuple[Problem, ...]:
-    extends = document.data["extends"]
-    if extends == "packaged":
-        return ()
-    text = f"'extends' must be 'packaged', not {extends!r}.{did_you_mean(str(extends), ['packaged'])}"
-    return (document.problem(("extends",), text),)
 
 
 def layer(path: KeyPath, written: Mapping[str, Any]) -> Layer:
@@ -179,13 +176,6 @@ def _merge_keys(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> Data:
         both = key in MAPPINGS and isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = {**merged[key], **value} if both else value
     return merged
-
-
-def _overlay(base: Document, top: Document) -> Document:
-    """``extends: packaged``: entry by entry over the packaged file, each key keeping the line it came from."""
-    data = _overlaid(base.data, top.data, ())
-    del data["extends"]
-    return replace(top, data=data, where={**base.where, **top.where})
 
 
 def _overlaid(below: Any, above: Any, path: KeyPath) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pytest_gpucluster.config.yaml_lines import Document
 from pytest_gpucluster.errors import ConfigurationError
@@ -218,20 +217,17 @@ class Threshold(EntryKeys):
 
     def _most(self, gpus: int, cluster: Mapping[str, float]) -> float | None:
         if self.bound in BOUNDS_OF_FABRIC:
-            most = self._most_of_fabric(str(self.bound), cluster)
+            if self.rates is None or not {"nodes", "gpus_per_node"} <= {*cluster}:
+                return None
+            rates, seen = self.rates, cluster.get(SEEN_PORTS)
+            if rates.nic_gb_s_per_gpu is not None and seen is not None:
+                rates = replace(rates, nic_gb_s_per_gpu=max(rates.nic_gb_s_per_gpu, seen))
+            nodes, gpus_per_node = int(cluster["nodes"]), int(cluster["gpus_per_node"])
+            most = rates.most_gb_s(str(self.bound), nodes=nodes, gpus_per_node=gpus_per_node)
             return None if most is None else most * SHEETS_ROUND
         if self.bound in OF_SUMS and self.bound_value is not None and gpus > 1:
             return most_by_nvlink_gb_s(gpus=gpus, nvlink_gb_s=self.bound_value)
         return self.bound_value
-
-    def _most_of_fabric(self, bound: str, cluster: Mapping[str, float]) -> float | None:
-        if self.rates is None or not {"nodes", "gpus_per_node"} <= {*cluster}:
-            return None
-        rates, seen = self.rates, cluster.get(SEEN_PORTS)
-        if rates.nic_gb_s_per_gpu is not None and seen is not None:
-            rates = replace(rates, nic_gb_s_per_gpu=max(rates.nic_gb_s_per_gpu, seen))
-        nodes, gpus_per_node = int(cluster["nodes"]), int(cluster["gpus_per_node"])
-        return rates.most_gb_s(bound, nodes=nodes, gpus_per_node=gpus_per_node)
 
     def _number(self, *, gpus: int, cluster: Mapping[str, int]) -> tuple[float, str | None]:
         """The number to compare with, and which one of several it is, in words."""
@@ -275,10 +271,8 @@ def chain_of(profiles: Mapping[str, ProfileEntry], name: str) -> list[str]:
 def resolve_profile(profiles: Mapping[str, ProfileEntry], name: str, *, specs: Mapping[str, GpuSpec] | None = None) -> Profile:
     """A profile with what it inherits; ``specs`` are the figures of GPUs, None for the installed ones."""
     chain = chain_of(profiles, name)
-    merged: dict[str, Any] = {}
-    for ancestor in chain:
-        merged.update(profiles[ancestor].written())
-    merged = {term: value for term, value in merged.items() if term in ProfileTerms.model_fields}
+    written = {term: value for ancestor in chain for term, value in profiles[ancestor].written().items()}
+    merged = {term: value for term, value in written.items() if term in ProfileTerms.model_fields}
     spec = (load_specs() if specs is None else specs).get(merged.get("gpu") or "")
     return Profile(name=name, spec=spec, chain=tuple(chain), **merged)
 
@@ -287,11 +281,12 @@ def resolve(key: str, said: Mapping[str, list[Statement]], document: Document, *
     """The entry that is left of what its layers say for a profile. ``document`` knows where the limit is written."""
     spec = profile.spec if profile else None
     merged = winners(said)
-    merged["skip"] = merged.get("skip") or _missing_figure(merged.get("requires"), spec)
+    of, requires = merged.get("of"), merged.get("requires")
+    if requires is not None and spec is not None and _figure(requires, spec) is None:
+        merged["skip"] = merged.get("skip") or f"needs {requires}, and {spec.title} has none"
     file, line = document.find(said[THE_LIMIT][-1].path if THE_LIMIT in said else ("criteria", key))
-    needs_rates = merged.get("of") in OF_FABRIC or merged.get("bound") in BOUNDS_OF_FABRIC
+    needs_rates = of in OF_FABRIC or merged.get("bound") in BOUNDS_OF_FABRIC
     rates = rates_of(profile) if profile is not None and needs_rates else None
-    of = merged.get("of")
     # A floor that is a share of what one GPU has: no GPU has more.
     is_share = merged.get("per") == "gpu" and not merged.keys().isdisjoint({"above", "min"})
     of_value, bound_value = _figure(of, spec), _most(merged.get("bound") or (of if is_share else None), profile)
@@ -325,10 +320,3 @@ def _figure(reference: str | None, spec: GpuSpec | None) -> float | None:
         return None
     figure: float | None = getattr(spec, reference.removeprefix("gpu."), None)
     return figure
-
-
-def _missing_figure(requires: str | None, spec: GpuSpec | None) -> str | None:
-    """Why a criterion does not apply to a GPU: its spec has no figure for what the criterion requires. None if it has."""
-    if requires is None or spec is None or _figure(requires, spec) is not None:
-        return None
-    return f"needs {requires}, and {spec.title} has none"

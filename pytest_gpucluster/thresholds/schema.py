@@ -103,7 +103,7 @@ Shapes = Annotated[
     expecting("a table of numbers by nodes x GPUs of a node, such as {2x8: 350}"),
 ]
 Count = Annotated[int, Field(ge=1), expecting("a whole number above 0")]
-_UP_TO = "a whole number from 1 to"
+_UP_TO_NODES, _UP_TO_GPUS = (f"a whole number from 1 to {MOST_EXPECTED[name]}" for name in ("nodes", "gpus_per_node"))
 _Nodes = Annotated[int, Field(ge=1, le=MOST_EXPECTED["nodes"])]
 _Gpus = Annotated[int, Field(ge=1, le=MOST_EXPECTED["gpus_per_node"])]
 _Plain = Annotated[Any, GetPydanticSchema(lambda _type, handler: handler(JsonValue))]
@@ -136,10 +136,8 @@ class ClusterSection(_StrictModel):
     """``cluster:``."""
 
     name: Text | None = None
-    nodes: Annotated[Literal["auto"] | _Nodes, expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['nodes']}")] = "auto"
-    gpus_per_node: Annotated[Literal["auto"] | _Gpus, expecting(f"'auto' or {_UP_TO} {MOST_EXPECTED['gpus_per_node']}")] = (
-        "auto"
-    )
+    nodes: Annotated[Literal["auto"] | _Nodes, expecting(f"'auto' or {_UP_TO_NODES}")] = "auto"
+    gpus_per_node: Annotated[Literal["auto"] | _Gpus, expecting(f"'auto' or {_UP_TO_GPUS}")] = "auto"
     shared_paths: SharedPaths = []
     kernel_log: Literal["required", "optional"] = "optional"
     rails: Literal["measured", "skipped"] = "skipped"
@@ -154,8 +152,8 @@ class ProfileTerms(_StrictModel):
     accept_soak_s: Seconds = SOAK_S
     fabric: Fabric = "none"
     rehearsal: bool = False
-    nodes: Annotated[_Nodes, expecting(f"{_UP_TO} {MOST_EXPECTED['nodes']}")] | None = None
-    gpus_per_node: Annotated[_Gpus, expecting(f"{_UP_TO} {MOST_EXPECTED['gpus_per_node']}")] | None = None
+    nodes: Annotated[_Nodes, expecting(_UP_TO_NODES)] | None = None
+    gpus_per_node: Annotated[_Gpus, expecting(_UP_TO_GPUS)] | None = None
     nic_gb_s_per_gpu: Annotated[float, Field(gt=0), _AS_WRITTEN] | None = None
     nodes_per_domain: Count = 1
 
@@ -381,28 +379,30 @@ def _plain_number(document: Document, path: KeyPath) -> float | None:
 
 def part_of(path: tuple[str | int, ...]) -> FileSection:
     """The mapping a path of keys points to, for messages."""
-    keys: tuple[str, ...]
-    noun, inside, keys = "a thresholds file", "", _TOP_KEYS
     match path:
         case (_, key, *_, "needs"):
-            noun, inside, keys = "'needs'", f" ('needs' of {str(key)!r})", tuple(Needs.model_fields)
+            found = _section("'needs'", f"'needs' of {str(key)!r}", Needs)
         case ("cluster", *_):
-            noun, inside, keys = "the cluster section", " (in 'cluster')", tuple(ClusterSection.model_fields)
+            found = _section("the cluster section", "in 'cluster'", ClusterSection)
         case ("versions",):
-            noun, inside, keys = "the section of versions", " (in 'versions')", tuple(Versions.model_fields)
+            found = _section("the section of versions", "in 'versions'", Versions)
         case ("versions", name, *_):
-            noun, inside, keys = "a fault of versions", f" (in 'versions' of {name!r})", tuple(KnownFault.model_fields)
+            found = _section("a fault of versions", f"in 'versions' of {name!r}", KnownFault)
         case ("profiles", name, "rules", rule, *_):
-            noun, keys = "a rule", ("for", *Override.model_fields)
-            inside = f" (in rule {str(rule)!r} of profile {str(name)!r})"
+            found = _section("a rule", f"in rule {str(rule)!r} of profile {str(name)!r}", Override, "for")
         case ("profiles", name, *_):
-            noun, inside, keys = "a profile", f" (in profile {str(name)!r})", tuple(ProfileEntry.model_fields)
+            found = _section("a profile", f"in profile {str(name)!r}", ProfileEntry)
         case ("criteria", key, "profiles", name, *_):
-            noun, keys = "an override", tuple(Override.model_fields)
-            inside = f" (in {str(key)!r}, profile {str(name)!r})"
+            found = _section("an override", f"in {str(key)!r}, profile {str(name)!r}", Override)
         case ("criteria", key, *_):
-            noun, inside, keys = "a threshold", f" (in {str(key)!r})", tuple(CriterionEntry.model_fields)
-    return FileSection(noun=noun, inside=inside, keys=keys)
+            found = _section("a threshold", f"in {str(key)!r}", CriterionEntry)
+        case _:
+            found = FileSection(noun="a thresholds file", inside="", keys=_TOP_KEYS)
+    return found
+
+
+def _section(noun: str, inside: str, model: type[BaseModel], *more_keys: str) -> FileSection:
+    return FileSection(noun=noun, inside=f" ({inside})", keys=(*more_keys, *model.model_fields))
 
 
 # Units that a file does not take, converted to one that it does take.

@@ -115,15 +115,10 @@ class GpuSpec(SpecFile):
         """What a GPU sends to others of its node, in GB/s one way: by its NVLinks, by PCIe where it has none."""
         return self.nvlink_gb_s or self.pcie_gb_s or math.inf
 
-    @property
-    def nvlink_copy_gb_s(self) -> float:
-        """What the NVLinks (:attr:`peer_gb_s`) carry of copies, which no switch can add up; in GB/s."""
-        return self.peer_gb_s
-
-    @property
-    def nvlink_sum_gb_s(self) -> float:
-        """What they carry of a sum, in GB/s; where switches add up (NVLS), its bus bandwidth may be higher."""
-        return self.peer_gb_s
+    nvlink_copy_gb_s = peer_gb_s
+    """What the NVLinks carry of copies, which no switch can add up; in GB/s."""
+    nvlink_sum_gb_s = peer_gb_s
+    """What they carry of a sum, in GB/s; where switches add up (NVLS), its bus bandwidth may be higher."""
 
     def most(self, figure: str) -> float | None:
         """More than this the GPU cannot reach, in the unit of the figure; None if the GPU has no such figure.
