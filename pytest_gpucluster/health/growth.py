@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_gpucluster.errors import ConfigurationError, Part
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.health.gpu import HEALTHY, judge_recovery, judge_repair
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import is_majority
@@ -271,22 +271,20 @@ def judge_gpu_counters(first: GpuCounters, last: GpuCounters, *, seconds: float,
     return merge([own, *links])
 
 
-def judge_counters(
-    first: Counters | NotAvailable, last: Counters | NotAvailable, *, seconds: float, limits: Limits, kind: Part = "gpu"
-) -> Finding:
+def judge_counters(first: Counters | NotAvailable, last: Counters | NotAvailable, *, seconds: float, limits: Limits) -> Finding:
     """Counters of one part, by name: those that grew beyond their limit are bad. Those without a limit are shown.
 
     A part need not have each counter with a limit, but without any of them nothing is known.
     """
     both = all_or_why((first, last))
     if isinstance(both, NotAvailable):
-        return Finding(unknown={HERE: (f"the counters are {both}",)}, kind=kind)
+        return Finding(unknown={HERE: (f"the counters are {both}",)}, kind="gpu")
     before, after = both
     if not limits.keys() & (before.keys() | after.keys()):
-        return Finding(unknown={HERE: (f"none of the counters {', '.join(limits)} is given",)}, kind=kind)
+        return Finding(unknown={HERE: (f"none of the counters {', '.join(limits)} is given",)}, kind="gpu")
     group = CounterGroup(first=before, last=after)
     shown = [name for name in after if name not in limits]
-    return merge([Finding(kind=kind), compare_counters([group], seconds=seconds, limits=limits, shown=shown)])
+    return merge([Finding(kind="gpu"), compare_counters([group], seconds=seconds, limits=limits, shown=shown)])
 
 
 def judge_nvlink_counters(

@@ -42,12 +42,6 @@ class PathObservations:
         """The hosts that could write below the path."""
         return [host for host, mark in self.marks.items() if mark.problem is None]
 
-    @property
-    def turns(self) -> Iterator[tuple[str, Mapping[str, PathMark], Mapping[str, MarksSeen]]]:
-        """Each turn of writing and reading: what was written, in words, by whom, and what was seen of it."""
-        yield "the file", self.marks, self.seen
-        yield "the file, written again,", self.rewritten, self.seen_again
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathRequirements:
@@ -60,21 +54,15 @@ class PathRequirements:
 
 def judge_path(path: str, seen: PathObservations, required: PathRequirements, *, hosts: Sequence[str]) -> dict[str, Finding]:
     """What is wrong at each host; ``hosts`` are all that should share the path, measured or not."""
-    bad = gather((host, f"{path} {why}") for host, why in _faults(seen, required))
-    doubts = {
-        host: f"{path}: {doubt}"
-        for host in seen.usable
-        if host not in bad and (doubt := _unknown(seen, required, host, is_one_of_many=len(hosts) > 1)) is not None
-    }
-    return {
-        host: Finding(
-            bad={HERE: bad[host]} if host in bad else {},
-            unknown={HERE: (doubts[host],)} if host in doubts else {},
-            kind=None if host in bad else "host",
-            evidence=_evidence(path, seen, host),
-        )
-        for host in hosts
-    }
+    faults = gather((host, f"{path} {why}") for host, why in _faults(seen, required))
+    found = {}
+    for host in hosts:
+        bad, is_usable = faults.get(host, ()), host in seen.usable and host not in faults
+        doubt = _unknown(seen, required, host, is_one_of_many=len(hosts) > 1) if is_usable else None
+        unknown = () if doubt is None else (f"{path}: {doubt}",)
+        evidence = _evidence(path, seen, host)
+        found[host] = Finding(bad={HERE: bad}, unknown={HERE: unknown}, kind=None if bad else "host", evidence=evidence)
+    return found
 
 
 def _evidence(path: str, seen: PathObservations, host: str) -> dict[str, object]:
@@ -149,11 +137,13 @@ def _own(mark: PathMark, required: PathRequirements) -> Iterator[str]:
 def _missed(seen: PathObservations) -> list[tuple[str, str, str, str]]:
     """Every file that a host did not see in time: reader, writer, which file, and what the reader saw."""
     found = []
-    for what, marks, read in seen.turns:
+    turns = (("the file", seen.marks, seen.seen), ("the file, written again,", seen.rewritten, seen.seen_again))
+    for what, marks, read in turns:
         writer_of = {mark.folder: host for host, mark in marks.items() if mark.problem is None}
         for reader, its in read.items():
-            found += [(reader, writer_of[folder], what, why) for folder, why in its.missed.items() if folder in writer_of]
-    return [one for one in found if one[0] in seen.usable]
+            missed = its.missed.items() if reader in seen.usable else ()
+            found += [(reader, writer_of[folder], what, why) for folder, why in missed if folder in writer_of]
+    return found
 
 
 def _apart(seen: PathObservations) -> list[str]:

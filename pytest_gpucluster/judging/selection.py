@@ -12,14 +12,11 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.forecast import SUBJECTS
+from pytest_gpucluster.judging.plan import Key
 from pytest_gpucluster.places import Place
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.judging.plan import Key
 
 WORD = re.compile(r"[\w:+\-.\[\]\\/]+")
 """What ``-k`` takes for one word."""

@@ -306,12 +306,9 @@ class Knowledge:
     def report(self) -> SearchReport:
         """What was found."""
         doubtful = [number for number in self.open_suspects() if self.chance[number] >= 0.5]
-        known = {*self.named, *doubtful}
-        left = [chance for number, chance in enumerate(self.chance) if number not in known]
         return SearchReport(
             culprits=tuple(self.findings()),
             unconfirmed=tuple(map(self.finding, doubtful)),
-            expected_missed=math.fsum(left),
             rest=next((test for test in reversed(self.tests) if test.group.purpose == "rest"), None),
             tests=tuple(self.tests),
             rounds=self.rounds,

@@ -104,7 +104,6 @@ class SearchReport:
     Attributes:
         culprits: what is named, most probable first.
         unconfirmed: suspects that are more probably culprits than not, and that were not confirmed.
-        expected_missed: culprits that are expected among all others, by the error rates of the tests.
         rest: what became of the last large group without culprits and suspects; None where there was none.
         tests: all tests, in their order.
         rounds: how many rounds were measured.
@@ -112,7 +111,6 @@ class SearchReport:
 
     culprits: tuple[NamedPart, ...]
     unconfirmed: tuple[NamedPart, ...]
-    expected_missed: float
     rest: GroupTest | None
     tests: tuple[GroupTest, ...]
     rounds: int

@@ -29,7 +29,6 @@ def search(
     measure: Callable[[Sequence[MemberGroup]], Sequence[Result]],
     *,
     rates: ErrorRates | None = None,
-    group_size: int | None = None,
     most_rounds: int | None = None,
 ) -> SearchReport:
     """Find the culprits among parts of which a group failed.
@@ -38,14 +37,13 @@ def search(
         parts: at least 2, each with a name of its own. Parts of one container should stand together.
         measure: the results of the groups of a round, in their order. The groups have no common part, and at least 2 each.
         rates: how often a test is wrong.
-        group_size: of the groups of the first two rounds, about; chosen by the number of parts where absent.
         most_rounds: the search ends after so many rounds, whatever is still open; :func:`bound` by default.
 
     Raises:
         ValueError: fewer than 2 parts, a name twice or of a part and a container, or not one result for each group.
     """
     known = Knowledge(parts, rates or ErrorRates())
-    size = max(2, group_size or math.ceil(BLOCK * math.sqrt(len(parts))))
+    size = max(2, math.ceil(BLOCK * math.sqrt(len(parts))))
     last = bound(len(parts)) if most_rounds is None else most_rounds
     groups = blocks(known, size)
     while known.rounds < last and groups:
@@ -304,22 +302,17 @@ class _Draft:
     def pool(self, names: Sequence[str], size: int) -> None:
         """Groups of low suspicion, so large that most of them pass; of neighbours where too many containers are connected."""
         waiting = list(names)
-        number = max(
-            math.ceil(len(waiting) / size),
-            math.ceil(math.fsum(map(self.known.probability_of, waiting)) / POOL_AT_MOST_EXPECTED),
-        )
-        number = min(number, len(waiting))
+        expected = math.fsum(map(self.known.probability_of, waiting))
+        number = min(max(math.ceil(len(waiting) / size), math.ceil(expected / POOL_AT_MOST_EXPECTED)), len(waiting))
         if not self.roster.has_pairs:
             waiting.sort(key=lambda name: self.roster.parts[name].within)
         for at in range(number):
             a, b = len(waiting) * at // number, len(waiting) * (at + 1) // number
-            self._pool(waiting[at::number] if self.roster.has_pairs else waiting[a:b])
-
-    def _pool(self, members: Sequence[str]) -> None:
-        if len(members) > 1:
-            self.add(members, "pool")
-        else:
-            self._with_partner(members[0])
+            members = waiting[at::number] if self.roster.has_pairs else waiting[a:b]
+            if len(members) > 1:
+                self.add(members, "pool")
+            else:
+                self._with_partner(members[0])
 
     def add_halves(self, beliefs_of_pairs: ConnectionBeliefs) -> None:
         """Groups of parts that pass each by itself, to find the two that fail together."""

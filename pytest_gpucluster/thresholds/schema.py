@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
@@ -370,9 +371,7 @@ def _unknown_entries(errors: Sequence[Any], document: Document, packaged: Collec
 
 def _plain_number(document: Document, path: KeyPath) -> float | None:
     """The limit that a layer of an entry has, if it is one number in the entry's unit."""
-    layer: Any = document.data
-    for key in path:
-        layer = layer[key]
+    layer: Any = functools.reduce(operator.getitem, path, document.data)
     numbers = [layer[kind] for kind in ("above", "below", "min", "max") if kind in layer and "of" not in layer]
     return numbers[0] if len(numbers) == 1 and isinstance(numbers[0], (int, float)) else None
 

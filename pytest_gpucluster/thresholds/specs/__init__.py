@@ -176,12 +176,10 @@ def spec_for_gpu(nvml_name: str) -> GpuSpec:
     Raises:
         ConfigurationError: no spec has this name; says how to add one.
     """
-    specs = load_specs()
-    for spec in specs.values():
-        if nvml_name in spec.names:
-            return spec
-    by_name = {name: spec.id for spec in specs.values() for name in spec.names}
-    raise ConfigurationError(_unknown(nvml_name, by_name))
+    by_name = {name: spec for spec in load_specs().values() for name in spec.names}
+    if nvml_name not in by_name:
+        raise ConfigurationError(_unknown(nvml_name, {name: spec.id for name, spec in by_name.items()}))
+    return by_name[nvml_name]
 
 
 def names_amd(name: str) -> bool:
