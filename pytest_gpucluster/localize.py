@@ -71,12 +71,8 @@ def localize(
         return [_result(value, limit) for value in values]
 
     rate = min(max(noise, LEAST_NOISE), MOST_NOISE)
-    report = search(
-        [SearchPart(name=name) for name in by_name],
-        measure,
-        rates=ErrorRates(false_failure=rate, missed=rate),
-        most_rounds=max_rounds,
-    )
+    parts, rates = [SearchPart(name=name) for name in by_name], ErrorRates(false_failure=rate, missed=rate)
+    report = search(parts, measure, rates=rates, most_rounds=max_rounds)
     named = [tuple(by_name[name] for name in found.suspect.names) for found in report.culprits]
     return Findings(
         culprits=tuple(names[0] for names in named if len(names) == 1),

@@ -189,9 +189,8 @@ def _is_harmless(code: int, detail: XidDetail | None) -> bool:
     """Whether the driver goes on as before: an NVLink error that is not fatal, or the end of a recovery."""
     if detail is None:
         return False
-    return (code in error_codes.NVLINK_XIDS and detail.severity == "Nonfatal") or (
-        code == error_codes.ACTION_CHANGED and detail.action == HEALTHY
-    )
+    is_over = code == error_codes.ACTION_CHANGED and detail.action == HEALTHY
+    return is_over or (code in error_codes.NVLINK_XIDS and detail.severity == "Nonfatal")
 
 
 def _advice(found: GpuXids, bad: Sequence[_Xid]) -> str | None:
@@ -221,9 +220,8 @@ def _roots(found: GpuXids, bad: Sequence[_Xid], peers: Callable[[], Mapping[Plac
 
 def _suffers(xid: _Xid) -> bool:
     """Whether a GPU gets such an Xid when a link of another one goes down."""
-    return xid.code == error_codes.LINK_SUFFERED or (
-        xid.code == error_codes.REMOVED and xid.cause.code in (error_codes.LINK_DOWN, error_codes.LINK_SUFFERED)
-    )
+    code = xid.cause.code if xid.code == error_codes.REMOVED else xid.code
+    return code == error_codes.LINK_SUFFERED or (xid.code == error_codes.REMOVED and code == error_codes.LINK_DOWN)
 
 
 def _follows(xid: _Xid) -> bool:
@@ -259,10 +257,8 @@ def judge_xids_between(before: GpuXids, after: GpuXids) -> Finding:
     """
     same = {"pid": None, "is_own": False, "age_s": None}
     known, logged = _counted((*before.before, *before.kernel_log), **same), _counted(after.before, **same)
-    seen = [
-        replace(xid, is_own=error_codes.xid_of(xid.code).kind == "application", count=count)
-        for xid, count in (logged - known).items()
-    ]
+    kinds = {xid.code: error_codes.xid_of(xid.code).kind for xid in logged}
+    seen = [replace(xid, is_own=kinds[xid.code] == "application", count=n) for xid, n in (logged - known).items()]
     lost = [line for line in after.lost_before if line not in (*before.lost, *before.lost_before)]
     why = before.kernel_log_why or after.kernel_log_why or (LOST if known - logged else None)
     logs = replace(after, kernel_log=seen, kernel_log_why=why, before=[], lost=lost, lost_before=[], lost_elsewhere=[])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.health.gpu import HEALTHY, judge_recovery, judge_repair
+from pytest_gpucluster.health.nvlink import JOINED
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.failure_text import format_number
@@ -423,16 +424,12 @@ def _fabric(before: GpuFabric | NotAvailable, now: GpuFabric | NotAvailable) -> 
         return Finding()
     if isinstance(now, NotAvailable):
         return _unclear(f"the fabric is {now}")
-    changed = [name for name in ("state", "error", "cluster_uuid", "clique") if _differs(before, now, name)]
-    facts = [f"fabric {name} is {getattr(now, name)}, was {getattr(before, name)}" for name in changed]
+    facts = []
+    for name in ("state", "error", "cluster_uuid", "clique"):
+        was, value = getattr(before, name), getattr(now, name)
+        if value != was and (name, value) not in (("state", JOINED), ("error", None)):
+            facts.append(f"fabric {name} is {value}, was {was}")
     known = or_none(before.troubles) or ()
     facts += [f"fabric: {trouble}" for trouble in or_none(now.troubles) or () if trouble not in known]
     is_unclear = isinstance(now.troubles, NotAvailable) and now.troubles != before.troubles
     return merge([_worse(*facts), _unclear(f"the fabric's health is {now.troubles}") if is_unclear else Finding()])
-
-
-def _differs(before: GpuFabric, now: GpuFabric, name: str) -> bool:
-    """Whether a part of the fabric is another one, and not the good one."""
-    good = {"state": "completed", "error": None}
-    value = getattr(now, name)
-    return value != getattr(before, name) and not (name in good and value == good[name])

@@ -60,14 +60,12 @@ def judge_modules(modules: Sequence[MemoryModule]) -> Finding:
 def _slower(speeds: Mapping[str, int], usual: int | None) -> dict[str, tuple[str, ...]]:
     """By slot, the modules below the speed that most have; the host itself where no speed has a majority."""
     counts = Counter(speeds.values())
-    if usual is None and counts:
+    if usual is None:
         listed = ", ".join(f"{number} x {speed}" for speed, number in sorted(counts.items(), reverse=True))
-        return {HERE: (f"its modules run at different speeds: {listed} MT/s; which of them is right is not known",)}
-    return {
-        slot: (f"runs at {speed} MT/s, and {counts[usual]} others at {usual}",)
-        for slot, speed in speeds.items()
-        if usual is not None and speed < usual
-    }
+        text = f"its modules run at different speeds: {listed} MT/s; which of them is right is not known"
+        return {HERE: (text,)} if counts else {}
+    others = f"{counts[usual]} others at {usual}"
+    return {slot: (f"runs at {speed} MT/s, and {others}",) for slot, speed in speeds.items() if speed < usual}
 
 
 def _present(modules: Sequence[MemoryModule]) -> list[MemoryModule]:

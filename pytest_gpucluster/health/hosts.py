@@ -320,11 +320,8 @@ def read_skews(
     deadline_s, best = now_s() + terms.wait_s, dict(ask(hosts))
     for look in itertools.count(1):
         found, is_waiting = skews(best), look > terms.looks
-        unclear = [
-            host
-            for host, skew in found.items()
-            if not (skew.is_known(terms.within_s) if is_waiting else skew.is_within(terms.within_s))
-        ]
+        is_clear = Skew.is_known if is_waiting else Skew.is_within
+        unclear = [host for host, skew in found.items() if not is_clear(skew, terms.within_s)]
         if not unclear or (is_waiting and now_s() >= deadline_s):
             break
         if is_waiting:

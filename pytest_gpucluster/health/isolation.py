@@ -44,9 +44,8 @@ def _up(found: NicPaths, fabric: str) -> list[tuple[Nic, NicPort]]:
 
 def _rdma_mtu(found: NicPaths, nic: Nic, port: NicPort) -> int | NotAvailable:
     """By ibv_devinfo, otherwise by the kernel's rule for Ethernet."""
-    said = apply(
-        lambda sizes: sizes.get(f"{nic.device}:{port.number}", NotAvailable("ibv_devinfo does not list it")), found.rdma_mtus
-    )
+    unlisted = NotAvailable("ibv_devinfo does not list it")
+    said = apply(lambda sizes: sizes.get(f"{nic.device}:{port.number}", unlisted), found.rdma_mtus)
     return apply(roce_mtu, port.mtu) if isinstance(said, NotAvailable) and port.fabric == "roce" else said
 
 

@@ -226,11 +226,8 @@ def _memory(node: SlurmNode, share: SlurmShare, ranks: Sequence[RankBinding]) ->
         if given_mib not in (0, node.memory_mib):
             yield HERE, BAD, f"the job has {given_mib} MiB here, and no cgroup holds it to that (ConstrainRAMSpace)"
     elif given_mib and abs(limit - given_mib * MIB) > PAGE_BYTES:
-        yield (
-            HERE,
-            BAD,
-            f"the cgroups give the ranks {limit // MIB} MiB, and the job has {given_mib} MiB here (AllowedRAMSpace)",
-        )
+        text = f"the cgroups give the ranks {limit // MIB} MiB, and the job has {given_mib} MiB here (AllowedRAMSpace)"
+        yield HERE, BAD, text
 
 
 def _foreign_gpus(node: SlurmNode, share: SlurmShare, state: SlurmState) -> Iterator[Said]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyError, MeasurementError, Part
 from pytest_gpucluster.judging import failure_text
@@ -20,10 +20,7 @@ from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import shortened, shortlist, text_of
 from pytest_gpucluster.thresholds.limit import Limit
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.thresholds.resolve import Threshold
-
+from pytest_gpucluster.thresholds.resolve import Threshold
 
 PART = re.compile(r"(node\d+|(node\d+-)?[gc]pu\d+)\Z")
 """A text that names a part, whole or in short; a host may be called so too."""
@@ -234,10 +231,8 @@ class Criterion:
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""
         if isinstance(value, bool) or not isinstance(value, (float, int, numbers.Real)):
-            raise MeasurementError(
-                f"{self.threshold.key}{where}: {text_of(value, repr)} is {type(value).__name__}, "
-                f"not a number in {self.limit.unit}"
-            )
+            what = f"{text_of(value, repr)} is {type(value).__name__}, not a number in {self.limit.unit}"
+            raise MeasurementError(f"{self.threshold.key}{where}: {what}")
         try:
             number = float(value)
         except Exception:  # noqa: BLE001 -- too large, or a class whose values are no numbers after all

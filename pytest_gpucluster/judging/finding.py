@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from pytest_gpucluster.errors import Blame, MeasurementError, Part
 from pytest_gpucluster.grouping import grouped
+from pytest_gpucluster.judging.noise import Repeats
+from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.places import Place
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.judging.noise import Repeats
-    from pytest_gpucluster.judging.siblings import Compared
 
 HERE = ""
 """The subject of facts about the judged place itself."""

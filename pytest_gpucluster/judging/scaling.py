@@ -58,9 +58,8 @@ def sharded_peak_gib(*, single_rank_gib: float, sharded_gib: float, layer_gib: f
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, not {ranks}")
     if single_rank_gib < sharded_gib:
-        raise ValueError(
-            f"a rank alone holds {sharded_gib:.3g} GiB that can be sharded, and its peak was {single_rank_gib:.3g} GiB"
-        )
+        peak = f"its peak was {single_rank_gib:.3g} GiB"
+        raise ValueError(f"a rank alone holds {sharded_gib:.3g} GiB that can be sharded, and {peak}")
     gathered_gib = 0.0 if ranks == 1 else GATHERED_LAYERS * layer_gib
     return single_rank_gib - sharded_gib * (1 - 1 / ranks) + gathered_gib
 

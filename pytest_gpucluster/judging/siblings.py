@@ -281,10 +281,9 @@ def _compare_group(
     doubt = healthy.objection(siblings.by_host(rest)) if is_far else None
     if not has_majority:
         doubt = f"nobody can be named: {len(slow)} of {len(group)} siblings are slower, and the others are no majority"
-    return {
-        member: Compared(shortfall=short, allowed_percent=short.explained_percent, doubt=None if member in named else doubt)
-        for member, short in group.items()
-    }
+    doubts = {member: None if member in named else doubt for member in group}
+    allowed = {member: short.explained_percent for member, short in group.items()}
+    return {one: Compared(shortfall=group[one], allowed_percent=allowed[one], doubt=doubts[one]) for one in group}
 
 
 def _unlike(rates: Sequence[float], sigma: float, tests: int, what: str) -> str | None:
@@ -292,10 +291,8 @@ def _unlike(rates: Sequence[float], sigma: float, tests: int, what: str) -> str 
     spread, healthy = statistics.stdev(rates) / statistics.fmean(rates), sigma * _factor(len(rates) - 1, tests=tests)
     if spread <= healthy:
         return None
-    return (
-        f"nobody can be named: {what} differ by {100 * spread:.1f} % (standard deviation), "
-        f"healthy ones by at most {100 * healthy:.1f} %"
-    )
+    most = f"healthy ones by at most {100 * healthy:.1f} %"
+    return f"nobody can be named: {what} differ by {100 * spread:.1f} % (standard deviation), {most}"
 
 
 def _factor(free: int, *, tests: int) -> float:

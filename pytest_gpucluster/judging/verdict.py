@@ -198,7 +198,12 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
     unknown = set(outcomes) - set(counts)
     if unknown:
         raise ValueError(f"no such outcome: {', '.join(sorted(unknown))}")
-    objections = [*_reasons(rows), *_objections(counts, terms)]
+    # Why tests did not run that no part took along: Ctrl-C, SIGTERM, a controller that died. The first one stands for all.
+    why = dict.fromkeys(row.message for row in rows if row.outcome == MISSING and row.blames is None and row.reason is not None)
+    objections = [shortlist([*why], most=1)] if why else []
+    objections += [] if counts[PASSED] else ["nothing was measured and passed"]
+    objections += [] if terms.level_reached or terms.rehearsal else ["the level is lower than the profile asks for"]
+    objections += terms.objections
     if counts[FAILED]:
         word = REJECTED
     elif objections or any(counts[outcome] for outcome in OPEN):
@@ -246,17 +251,3 @@ def may_be_waived(record: Record) -> bool:
 def worse(one: Record, other: Record) -> Record:
     """The record with the worse outcome; the first if both are equally bad."""
     return other if SEVERITY.index(other.outcome) > SEVERITY.index(one.outcome) else one
-
-
-def _reasons(rows: Iterable[Record]) -> list[str]:
-    """Why tests did not run that no part took along: Ctrl-C, SIGTERM, a controller that died. The first one stands for all."""
-    why = dict.fromkeys(row.message for row in rows if row.outcome == MISSING and row.blames is None and row.reason is not None)
-    return [shortlist([*why], most=1)] if why else []
-
-
-def _objections(counts: Mapping[str, int], terms: Terms) -> list[str]:
-    """What keeps a run without failures from being accepted, beside the counts of outcomes that are open."""
-    found = [] if counts[PASSED] else ["nothing was measured and passed"]
-    if not terms.level_reached and not terms.rehearsal:
-        found.append("the level is lower than the profile asks for")
-    return [*found, *terms.objections]

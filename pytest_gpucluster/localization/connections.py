@@ -109,9 +109,8 @@ def _look_inside(
     boundary = weight * number if sides and is_boundary_open else 0.0
     others *= 2 * number if sides and is_boundary_open else number
     total = math.fsum(map(math.fsum, rows)) + boundary + others
-    return ConnectionBeliefs(
-        units=units, pairs=_heaviest(rows, total), boundary=boundary / total, chance=1 - others / total, sides=sides
-    )
+    pairs, chance = _heaviest(rows, total), 1 - others / total
+    return ConnectionBeliefs(units=units, pairs=pairs, boundary=boundary / total, chance=chance, sides=sides)
 
 
 def probability_explained_by(
@@ -125,9 +124,8 @@ def probability_explained_by(
         known: pairs of parts that are left out.
     """
     units, place = found.units, _place(found.units)
-    pairs = {
-        pair: chance for pair, chance in found.pairs.items() if tuple(sorted(units[pair[0]] + units[pair[1]])) not in known
-    }
+    names = {(one, other): tuple(sorted(units[one] + units[other])) for one, other in found.pairs}
+    pairs = {pair: chance for pair, chance in found.pairs.items() if names[pair] not in known}
     explained = [0.0] * len(tests)
     for at, test in enumerate(tests):
         inside = _inside(units, place, test) if test.factor > 1 + SAYS_NOTHING else []

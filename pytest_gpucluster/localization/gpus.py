@@ -213,9 +213,8 @@ def describe_ways(node: Mapping[str, float | None], good: Mapping[str, float | N
     if not slow:
         return f"each of its GPUs by itself is as fast as elsewhere ({format_number(min(known.values()))}; {between})"
     if len(slow) == len(known):
-        return (
-            f"each of its {counted(len(known), 'GPU')} is slow by itself (best {format_number(max(known.values()))}; {between})"
-        )
+        best = format_number(max(known.values()))
+        return f"each of its {counted(len(known), 'GPU')} is slow by itself (best {best}; {between})"
     rates = ", ".join(f"{name} {format_number(known[name])}" for name in slow)
     return f"by itself only the way of {rates} is slow ({between})"
 

@@ -197,9 +197,8 @@ class Knowledge:
             self._weight(at, chance if named.isdisjoint(self.covered[at]) else 1.0)
             for at, chance in zip(measured, explained, strict=True)
         ]
-        self.connection = found = connections.find_bad_connection(
-            roster.units(set(self.parts_without_culprits())), tests, is_boundary_open=not roster.has_pairs
-        )
+        units = roster.units(set(self.parts_without_culprits()))
+        self.connection = found = connections.find_bad_connection(units, tests, is_boundary_open=not roster.has_pairs)
         is_new = False
         if found.chance >= SUSPECTED_PROBABILITY and found.ends is not None and max(map(len, found.ends)) == 1:
             is_new = roster.add_connection(found.ends[0][0], found.ends[1][0])
@@ -212,14 +211,11 @@ class Knowledge:
         self.explained = dict(zip(measured, connections.probability_explained_by(found, tests, known), strict=True))
 
     def _weigh_suspects(self, measured: Sequence[int], explained: Mapping[int, float], left_out: Collection[int]) -> Beliefs:
-        seen = [
-            Observed(
-                tuple(number for number in self.covered[at] if number not in left_out) if left_out else self.covered[at],
-                not self.tests[at].result.passed,
-                explained.get(at, 0.0),
-            )
-            for at in measured
-        ]
+        covered = [self.covered[at] for at in measured]
+        if left_out:
+            covered = [tuple(number for number in numbers if number not in left_out) for numbers in covered]
+        tests = [(not self.tests[at].result.passed, explained.get(at, 0.0)) for at in measured]
+        seen = [Observed(numbers, *test) for numbers, test in zip(covered, tests, strict=True)]
         weights = [WEIGHTS[suspect.kind] for suspect in self.roster.suspects]
         return weigh_suspects(seen, weights, parts=len(self.roster.parts), rates=self.rates)
 
@@ -263,9 +259,8 @@ class Knowledge:
     def is_clean(self, at: int, number: int) -> bool:
         """Whether nothing but this suspect explains that a test failed."""
         most = max(CONFIRMING_PROBABILITY, CONFIRMING_TIMES_PRIOR * self.share)
-        return self.explained.get(at, 0.0) < CONFIRMING_PROBABILITY and all(
-            self.chance[one] < most for one in self.covered[at] if one != number
-        )
+        others = (self.chance[one] for one in self.covered[at] if one != number)
+        return self.explained.get(at, 0.0) < CONFIRMING_PROBABILITY and all(chance < most for chance in others)
 
     def finding(self, number: int) -> NamedPart:
         """A suspect with the tests that speak for and against it."""

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Literal
 
 from pytest_gpucluster.grouping import grouped
@@ -158,9 +158,8 @@ class Roster:
     def __init__(self, parts: Sequence[SearchPart]) -> None:
         self.parts = {part.name: part for part in parts}
         if len(self.parts) < 2 or len(self.parts) < len(parts):
-            raise ValueError(
-                f"{len(self.parts)} names of {len(parts)} parts: expected at least 2 parts, each with its own name"
-            )
+            names = f"{len(self.parts)} names of {len(parts)} parts"
+            raise ValueError(f"{names}: expected at least 2 parts, each with its own name")
         if shared := sorted(self.parts.keys() & {name for part in parts for name in part.within}):
             raise ValueError(f"{shared[0]} names a part and what parts are in: expected different names")
         sizes = Counter(name for part in parts for name in dict.fromkeys(part.within))
@@ -219,9 +218,8 @@ class Roster:
     def units(self, good: Collection[str]) -> list[tuple[str, ...]]:
         """Good parts by their first container where the connections of these are no suspects; else parts or blocks of them."""
         names, number = tuple(self.parts), min(len(self.parts), MOST_UNITS)
-        units: list[Sequence[str]] = [
-            names[len(names) * at // number : len(names) * (at + 1) // number] for at in range(number)
-        ]
+        ends = [len(names) * at // number for at in range(number + 1)]
+        units: list[Sequence[str]] = [names[a:b] for a, b in pairwise(ends)]
         by_container = grouped((self.first_container(name) or name, name) for name in names)
         if not self.has_pairs and len(by_container) <= MOST_UNITS:
             units = list(by_container.values())

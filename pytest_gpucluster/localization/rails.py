@@ -85,14 +85,12 @@ def rails_of_nics(hosts: Mapping[str, Sequence[Nic] | NotAvailable], fabric: str
 
 def rails_of_interfaces(hosts: Mapping[str, Sequence[NetInterface] | NotAvailable]) -> list[Rail]:
     """A rail for each network interface that is up on any node, for sockets."""
-    found = grouped(
-        (one.name, (node, or_none(one.rate_gbit_s))) for node, listed in hosts.items() for one in or_none(listed) or []
-    )
-    sockets = {"NCCL_IB_DISABLE": "1", **NETWORK}
-    return [
-        Rail(name, {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name, **sockets}, dict(rates))
-        for name, rates in found.items()
-    ]
+    every = [(node, one) for node, listed in hosts.items() for one in or_none(listed) or []]
+    found = []
+    for name, rates in grouped((one.name, (node, or_none(one.rate_gbit_s))) for node, one in every).items():
+        sockets = {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name, "NCCL_IB_DISABLE": "1", **NETWORK}
+        found.append(Rail(name, sockets, dict(rates)))
+    return found
 
 
 def rates_of(rail: Rail, measured: Mapping[str, RailRates]) -> list[RailRate]:
@@ -170,11 +168,8 @@ def slow_rails(rates: Sequence[RailRate], percent: Mapping[Quantity, float]) -> 
 def better_of(first: Sequence[RailRate], second: Sequence[RailRate]) -> list[RailRate]:
     """What was seen first, with the better values where an adapter was measured again: a slow one is slow each time."""
     again = {(one.node, one.rail): one for one in second}
-    return [
-        one if other is None else replace(one, gb_s=max(one.gb_s, other.gb_s), latency_us=min(one.latency_us, other.latency_us))
-        for one in first
-        for other in (again.get((one.node, one.rail)),)
-    ]
+    both = [(one, again.get((one.node, one.rail), one)) for one in first]
+    return [replace(a, gb_s=max(a.gb_s, b.gb_s), latency_us=min(a.latency_us, b.latency_us)) for a, b in both]
 
 
 def gpus_near(name: str, paths: NicPaths, gpus: Mapping[int, GpuState | None]) -> list[int]:

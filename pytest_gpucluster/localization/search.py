@@ -106,10 +106,8 @@ def _bad_pair_probabilities(way: Mapping[int, Hashable], pairs: Mapping[Pair, fl
 def _expected_bits(explained: Iterable[float], rates: ErrorRates) -> float:
     """What the outcomes of groups are expected to say: the less, the rarer a group fails for any other reason than by error."""
     wrong = [_bits(rates.false_failure), _bits(rates.missed)]
-    return math.fsum(
-        _bits(rates.outcome(failed=True, explained=chance)) - (1 - chance) * wrong[0] - chance * wrong[1]
-        for chance in explained
-    )
+    failures = [(chance, rates.outcome(failed=True, explained=chance)) for chance in explained]
+    return math.fsum(_bits(failure) - (1 - chance) * wrong[0] - chance * wrong[1] for chance, failure in failures)
 
 
 def _bits(chance: float) -> float:
@@ -208,9 +206,8 @@ class _Draft:
         """The probability that a test with this part fails for its sake, roughly."""
         roster, chance = self.roster, self.known.chance
         around = [at for at in roster.parts[name].within if at in roster.sizes]
-        return self.known.probability_of(name) + sum(
-            chance[roster.number(kind, at)] for at in around for kind in roster.in_container
-        )
+        of_containers = sum(chance[roster.number(kind, at)] for at in around for kind in roster.in_container)
+        return self.known.probability_of(name) + of_containers
 
     def add(self, parts: Sequence[str], purpose: Purpose) -> None:
         """One more group."""

@@ -168,23 +168,17 @@ def winners(said: Mapping[str, list[Statement]]) -> dict[str, Any]:
     return merged
 
 
-def _merge_keys(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> Data:
-    """Lay the keys that ``above`` has over those of ``below``; neither is changed."""
-    has_limit = any(kind in above for kind in KINDS)
-    merged = {key: value for key, value in below.items() if not (has_limit and key in LIMIT)}
-    for key, value in above.items():
-        both = key in MAPPINGS and isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = {**merged[key], **value} if both else value
-    return merged
-
-
 def _overlaid(below: Any, above: Any, path: KeyPath) -> Any:
     """Merge entries and profiles one by one, each key by key, and the overrides of an entry as entries are merged."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     if path in ((), ("criteria",), ("profiles",)) or path[2:] == ("profiles",):
         return {**below, **{key: _overlaid(below.get(key), value, (*path, key)) for key, value in above.items()}}
-    merged = _merge_keys(below, above)
+    has_limit = any(kind in above for kind in KINDS)
+    merged = {key: value for key, value in below.items() if not (has_limit and key in LIMIT)}
+    for key, value in above.items():
+        both = key in MAPPINGS and isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if both else value
     if "profiles" in above:
         merged["profiles"] = _overlaid(below.get("profiles"), above["profiles"], (*path, "profiles"))
     return merged

@@ -206,7 +206,8 @@ def _check_limit_keys(path: KeyPath, layer: CriterionEntry | Override) -> Iterat
     kinds = [kind for kind in KINDS if kind in written]
     if len(kinds) > 1:
         lowest, highest = written.get("min", 0.0), written.get("max", math.inf)
-        nothing = f" Nothing could pass: min {lowest} is above max {highest}." if _exceeds(lowest, highest) else ""
+        are_numbers = isinstance(lowest, (int, float)) and isinstance(highest, (int, float))  # tables are not compared
+        nothing = f" Nothing could pass: min {lowest} is above max {highest}." if are_numbers and lowest > highest else ""
         text = f"one limit only{inside}: found {' and '.join(kinds)}.{nothing}"
         yield (*path, kinds[1]), text
     if not kinds and isinstance(layer, shape.CriterionEntry):
@@ -236,11 +237,6 @@ def _check_references(path: KeyPath, written: Mapping[str, Any]) -> Iterator[Fau
         elif name == "requires" and not reference.startswith("gpu."):
             text = f"what a GPU may lack stands in its spec, so of the form gpu.<field>{inside}."
             yield (*path, name), text
-
-
-def _exceeds(lowest: object, highest: object) -> bool:
-    """Whether two plain numbers are the wrong way round; tables are not compared."""
-    return isinstance(lowest, (int, float)) and isinstance(highest, (int, float)) and lowest > highest
 
 
 def _unit_of(reference: str) -> str | None:

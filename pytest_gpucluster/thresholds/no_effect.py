@@ -57,15 +57,12 @@ def _deprecated(file: ThresholdsFile) -> Iterator[Problem]:
 
 def remarks_of_run(file: ThresholdsFile, profile: Profile) -> list[Problem]:
     """What has no effect on a run with this profile though another file has the last word, or another profile was taken."""
-    document = file.document
-    found = [
-        document.problem(
-            ("profiles", name),
-            f"no effect: profile {name!r} is not the profile of this run, {profile.name}; say --gpucluster-profile {name}.",
-        )
-        for name in _taken_by_name_only(file)
-        if name not in profile.chain
-    ]
+    found = []
+    for name in _taken_by_name_only(file):
+        if name not in profile.chain:
+            other = f"profile {name!r} is not the profile of this run, {profile.name}"
+            text = f"no effect: {other}; say --gpucluster-profile {name}."
+            found.append(file.document.problem(("profiles", name), text))
     return _sorted([*found, *(_remark(file, [fate]) for fate in _lost(file, profile))])
 
 
