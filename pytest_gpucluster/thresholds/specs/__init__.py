@@ -34,18 +34,9 @@ def _not_empty(value: Any) -> Any:
 
 _POSITIVE = Field(gt=0)
 _Text = Annotated[str, AfterValidator(_not_empty)]
-_Names = Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_not_empty)]
 _Count = Annotated[int, _POSITIVE, Unit("count")]
-_LinksIfAny = Annotated[int | None, _POSITIVE, Unit("links")]
 _TFlops = Annotated[float, _POSITIVE, Unit("TFLOPS")]
 _TFlopsIfAny = Annotated[float | None, _POSITIVE, Unit("TFLOPS")]
-_TOpsIfAny = Annotated[float | None, _POSITIVE, Unit("TOPS")]
-_TBPerS = Annotated[float, _POSITIVE, Unit("TB/s")]
-_GBPerSIfAny = Annotated[float | None, _POSITIVE, Unit("GB/s")]
-_GiB = Annotated[float, _POSITIVE, Unit("GiB")]
-_Watt = Annotated[float, _POSITIVE, Unit("W")]
-_RatioIfAny = Annotated[float | None, _POSITIVE, Unit("ratio")]
-_MHz = Annotated[float, _POSITIVE, Unit("MHz")]
 
 
 UNTRIED = "never"
@@ -77,7 +68,7 @@ class SpecFile(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     title: _Text
-    names: _Names
+    names: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_not_empty)]
     sms: _Count
     bf16_tflops: _TFlops
     fp16_tflops: _TFlops
@@ -85,16 +76,16 @@ class SpecFile(BaseModel):
     tf32_tflops: _TFlopsIfAny
     fp32_tflops: _TFlops
     fp64_tflops: _TFlops
-    int8_tops: _TOpsIfAny
-    hbm_tb_s: _TBPerS
-    memory_gib: _GiB
-    nvlink_links: _LinksIfAny
-    nvlink_gb_s: _GBPerSIfAny
-    nvlink_ber: _RatioIfAny
+    int8_tops: Annotated[float | None, _POSITIVE, Unit("TOPS")]
+    hbm_tb_s: Annotated[float, _POSITIVE, Unit("TB/s")]
+    memory_gib: Annotated[float, _POSITIVE, Unit("GiB")]
+    nvlink_links: Annotated[int | None, _POSITIVE, Unit("links")]
+    nvlink_gb_s: Annotated[float | None, _POSITIVE, Unit("GB/s")]
+    nvlink_ber: Annotated[float | None, _POSITIVE, Unit("ratio")]
     pcie_gen: _Count
     pcie_width: _Count
-    power_w: _Watt
-    boost_mhz: _MHz
+    power_w: Annotated[float, _POSITIVE, Unit("W")]
+    boost_mhz: Annotated[float, _POSITIVE, Unit("MHz")]
     source: _Text
     seen: _Text
 
