@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -17,7 +17,7 @@ from pytest_gpucluster.health.nvlink import JOINED
 from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import is_majority
 from pytest_gpucluster.judging.failure_text import format_number
-from pytest_gpucluster.judging.finding import HERE, Finding, Subject, gather, merge
+from pytest_gpucluster.judging.finding import BAD, HERE, UNKNOWN, Finding, Said, Subject, finding_of, gather, merge
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.thresholds.limit import is_finite
 
@@ -193,24 +193,23 @@ def compare_counters(
         return Finding(unknown={HERE: ("no time passed between the two readings",)})
     every = list(groups)
     resets = [(group.part, f"{group.prefix}{text}") for group in every if (text := next(group.resets(), None)) is not None]
-    bad: list[tuple[Subject, str]] = []
+    said: list[Said] = [(part, UNKNOWN, f"{text}: the counters were reset during the run") for part, text in resets]
     within: list[tuple[Subject, str]] = []
-    unknown = [(part, f"{text}: the counters were reset during the run") for part, text in resets]
     for part, counter, name, growth, full in _growths(every, (*limits, *shown), summed):
         limit = limits.get(counter)
         if isinstance(growth, NotAvailable):
-            unknown += [(part, f"{name} is {growth}")] if limit is not None else []
+            said += [(part, UNKNOWN, f"{name} is {growth}")] if limit is not None else []
             continue
         number = f"{growth:.6g}" if growth % 1 else f"{int(growth)}"
         text = f"{name} +{number} in {in_words(seconds)} ({format_number(growth * 3600 / seconds)} an hour)"
         if limit is not None and not limit.holds(growth, seconds):
-            bad.append((part, f"{text}, {limit.text}"))
+            said.append((part, BAD, f"{text}, {limit.text}"))
         elif limit is not None and full is not None:
-            unknown.append((part, f"{name} {full}"))
+            said.append((part, UNKNOWN, f"{name} {full}"))
         elif growth != 0:
             within.append((part, text))
     shown_texts = Finding(bad=gather(within)).facts
-    return Finding(bad=gather(bad), unknown=gather(unknown), evidence={"within": shown_texts} if shown_texts else {})
+    return replace(finding_of(said), evidence={"within": shown_texts} if shown_texts else {})
 
 
 def _growths(

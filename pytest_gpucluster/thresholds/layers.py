@@ -91,8 +91,8 @@ def read_source(path: Path | None) -> SourceFile:
         data = _overlaid(base.data, {key: one for key, one in document.data.items() if key != "extends"}, ())
         whole = replace(document, data=data, where={**base.where, **document.where})
     text = f"'extends' must be 'packaged', not {extends!r}.{did_you_mean(str(extends), ['packaged'])}"
-    refused = () if extends == "packaged" else (document.problem(("extends",), text),)
-    return SourceFile(path=real, document=whole, base=base, refused=refused)
+    problems = [] if extends == "packaged" else [document.problem(("extends",), text)]
+    return SourceFile(path=real, document=whole, base=base, refused=tuple(problems))
 
 
 def _read(path: Path) -> Document:
