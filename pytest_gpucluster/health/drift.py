@@ -104,10 +104,10 @@ def compare_facts(facts: Iterable[Fact], rules: DriftRules) -> list[FactRow]:
     """
     groups = grouped(((one.kind, one.name, one.among), one) for one in facts if not _fits(one.name, rules.ignore))
     demanded = rules.demanded or {}
-    unknown = sorted({*demanded} - {name for _, name, _ in groups})
-    if unknown:
-        known = ", ".join(sorted({name for _, name, _ in groups}))
-        raise ValueError(f"nothing is known of {', '.join(unknown)}, which the recipe demands; known are {known}")
+    known = sorted({name for _, name, _ in groups})
+    if unknown := sorted({*demanded}.difference(known)):
+        what = f"nothing is known of {', '.join(unknown)}, which the recipe demands"
+        raise ValueError(f"{what}; known are {', '.join(known)}")
     return [_row(group, demanded.get(name), rules) for (_, name, _), group in groups.items()]
 
 

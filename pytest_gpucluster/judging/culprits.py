@@ -223,12 +223,9 @@ def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> Itera
 def _by_place(left: Sequence[Record], places: Mapping[str, Place], keys: set[str]) -> list[Culprit]:
     """One culprit for each place that is blamed. ``keys``: the criteria of the run."""
     node_of = absent_nodes(places)
-    blaming: dict[str, list[Record]] = {}
-    for record in left:
-        absent = node_of.get(record.place or "") if record.outcome == MISSING else None
-        for name in record.culprits or ((absent,) if absent is not None else ()):
-            if name in places:
-                blaming.setdefault(name, []).append(record)
+    missing = {_key(one): (node_of[one.place],) for one in left if one.outcome == MISSING and one.place in node_of}
+    blamed = ((name, record) for record in left for name in record.culprits or missing.get(_key(record), ()))
+    blaming = grouped((name, record) for name, record in blamed if name in places)
     return [_culprit_at(places[name], records, keys, places) for name, records in blaming.items()]
 
 

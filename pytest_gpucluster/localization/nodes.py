@@ -67,9 +67,7 @@ class NodeSearch:
         """What it found, in words: for each node that is named, for connections, for the rest, and for suspects."""
         spent = f"{counted(self.measured, 'smaller group')} in {counted(self.report.rounds, 'round')}, {self.seconds:.0f} s"
         cut = "; no time was left for more" if self.is_cut else ""
-        shown: dict[str, Any] = {}
-        for found in self.report.culprits:
-            shown[_in_words(found.suspect)] = self._with(found)
+        shown: dict[str, Any] = {_in_words(found.suspect): self._with(found) for found in self.report.culprits}
         rest = self.report.rest
         if rest is not None and rest.result.passed and rest.result.value is not None:
             shown["the rest"] = f"{format_number(rest.result.value)} {self.unit} on {counted(len(rest.group.parts), 'node')}"

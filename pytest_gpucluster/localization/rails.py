@@ -100,12 +100,9 @@ def rates_of(rail: Rail, measured: Mapping[str, RailRates]) -> list[RailRate]:
     healthy adapter is not blamed for a partner. Of two nodes each has one partner, and both are blamed.
     """
     nodes = list(measured)
-    ends = [(nodes[end.source], nodes[end.target], end) for one in measured.values() for end in one.ends]
-    transfer_s: dict[tuple[str, str], float] = {}
-    trip_s: dict[tuple[str, str], float] = {}
-    for source, target, end in ends:
-        transfer_s[source, target] = max(end.transfer_s, transfer_s.get((source, target), 0.0))
-        trip_s[source, target] = max(end.round_trip_s, trip_s.get((source, target), 0.0))
+    by_pair = grouped(((nodes[end.source], nodes[end.target]), end) for one in measured.values() for end in one.ends)
+    transfer_s = {pair: max(end.transfer_s for end in ends) for pair, ends in by_pair.items()}
+    trip_s = {pair: max(end.round_trip_s for end in ends) for pair, ends in by_pair.items()}
     return [_rate_of(rail, node, measured[node].size_bytes, transfer_s, trip_s) for node in nodes]
 
 

@@ -27,6 +27,7 @@ from pytest_gpucluster.config.schema_errors import FileSection, described, did_y
 from pytest_gpucluster.config.settings import MOST_EXPECTED, SOAK_S
 from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, read
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.grouping import grouped
 
 PartOf = Callable[[KeyPath], FileSection]
 
@@ -355,16 +356,11 @@ def read_model(path: Path, model: type[Model], *, file: str, part_of: PartOf) ->
 
 def _unknown_entries(errors: Sequence[Any], document: Document, packaged: Collection[str]) -> dict[str | int, Problem]:
     """New entries of an overlay that lack keys, and are called almost like a packaged one: one problem for each."""
-    lacks: dict[str | int, list[str]] = {}
-    for error in errors:
-        match error["type"], error["loc"]:
-            case "missing", ("criteria", key, name) if key not in packaged:
-                lacks.setdefault(key, []).append(str(name))
+    missing = [error["loc"][1:] for error in errors if error["type"] == "missing" and error["loc"][:1] == ("criteria",)]
     found: dict[str | int, Problem] = {}
-    for key, names in lacks.items():
-        hint = did_you_mean(str(key), list(packaged))
-        text = f"{key!r} is no packaged criterion, and a new one also needs {', '.join(names)}.{hint}"
-        if hint:
+    for key, names in grouped((loc[0], str(loc[1])) for loc in missing if len(loc) == 2 and loc[0] not in packaged).items():
+        if hint := did_you_mean(str(key), list(packaged)):
+            text = f"{key!r} is no packaged criterion, and a new one also needs {', '.join(names)}.{hint}"
             found[key] = document.problem(("criteria", key), text)
     return found
 
