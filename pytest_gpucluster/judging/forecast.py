@@ -238,7 +238,7 @@ def forecast(
             due = [_takes_s(one, places=min(tests, gpus_per_node)) for one in owners if one.key not in counted]
             if threshold.key in suite.absent:
                 due = [0.0]
-            takes_s = None if not owners or None in due else sum(one for one in due if one is not None)
+            takes_s = None if not owners or None in due else sum(one or 0.0 for one in due)
             # a training of a size that is compiled; the one of a rehearsal is not
             is_training = any(one.recipe.get("preset", REHEARSED) != REHEARSED for one in owners)
             if takes_s and first_training is None and is_training:

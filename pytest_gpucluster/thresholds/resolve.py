@@ -244,18 +244,15 @@ class Threshold(EntryKeys):
         if self.of is None:
             return number, None
         is_of_fabric = self.of in OF_FABRIC
-        factor = self._fabric_gb_s(cluster) if is_of_fabric else self.of_value or cluster.get(self.of.removeprefix("cluster."))
+        factor = self.of_value or cluster.get(self.of.removeprefix("cluster."))
+        if is_of_fabric and self.rates is not None and {"nodes", "gpus_per_node"} <= {*cluster}:
+            factor = self.rates.bound_gb_s(self.of, nodes=cluster["nodes"], gpus_per_node=cluster["gpus_per_node"])
         if factor is None:
             message = f"{where}: '{self.key}' is a part of {self.of}, which is not known here."
             need = "" if self.of == DOMAIN else "'nic_gb_s_per_gpu' in the profile, or "
             how = f" Say {need}the limit for {shape} under 'shapes'." if is_of_fabric else ""
             raise ConfigurationError(message + how)
         return number * factor, f"{number:g} of {self.of}, {factor:g} {self.unit}" if is_of_fabric else None
-
-    def _fabric_gb_s(self, cluster: Mapping[str, int]) -> float | None:
-        if self.rates is None or not {"nodes", "gpus_per_node"} <= {*cluster}:
-            return None
-        return self.rates.bound_gb_s(self.of, nodes=cluster["nodes"], gpus_per_node=cluster["gpus_per_node"])
 
 
 def chain_of(profiles: Mapping[str, ProfileEntry], name: str) -> list[str]:
