@@ -63,6 +63,8 @@ OF_SEVERAL = ("all_reduce", "adapter_digest", "step_time_spread")
 KEPT = {("ddp", 1): 1.0, ("ddp", 2): 0.985, ("ddp", 3): 0.965, ("fsdp", 1): 0.99, ("fsdp", 2): 0.9, ("fsdp", 3): 0.6}
 """What is left of a GPU's training rate, by strategy and reach: 1 alone, 2 in a node, 3 between nodes."""
 KEPT_ON_SOCKETS = {"ddp": 0.66, "fsdp": 0.11}
+NOT_MEASURED = ("tokens_per_s_per_gpu", "positions_per_s_per_gpu", "mfu", "step_ms", "resumed_at", "saved_step", "compile_s")
+"""None of an outcome that is not made for its rate, not resumed and not compiled."""
 ALONE_GIB, SHARDED_GIB, LAYERS = 51.9, 12.1, 28
 
 
@@ -129,15 +131,16 @@ def _time_us(call: SimulatedCall, operation: str, size_bytes: int) -> float:
     return max(size_bytes / algbw / 1e3, LATENCY_US)
 
 
-def _timing(call: SimulatedCall, operation: str) -> Any:
+def collective(call: SimulatedCall) -> Any:
+    """A collective in a node or between nodes."""
+    operation = call.kwargs.get("operation", "all_reduce")
     ranks, size, iterations = len(call.group.ranks), call.kwargs["size_bytes"], call.kwargs["iterations"]
     busbw, time_us = _busbw_gb_s(call, operation), _time_us(call, operation, size)
-    algbw = busbw / BUSBW_FACTOR[operation](ranks)
     return made(
         "measurements.collectives:CollectiveTiming",
         operation=operation,
         busbw_gb_s=busbw,
-        algbw_gb_s=algbw,
+        algbw_gb_s=busbw / BUSBW_FACTOR[operation](ranks),
         time_us=time_us,
         p50_us=time_us,
         p99_us=1.02 * time_us,
@@ -156,14 +159,7 @@ def _timing(call: SimulatedCall, operation: str) -> Any:
     )
 
 
-def all_reduce(call: SimulatedCall) -> Any:
-    """Bus bandwidth in a node or between nodes."""
-    return _timing(call, "all_reduce")
-
-
-def collective(call: SimulatedCall) -> Any:
-    """Another collective in a node or between nodes."""
-    return _timing(call, call.kwargs["operation"])
+all_reduce = collective
 
 
 def by_size(call: SimulatedCall) -> Any:
@@ -269,18 +265,13 @@ def _outcome(call: SimulatedCall, **measured: Any) -> Any:
         "heldout_loss": 0.09,
         "steps": len(losses),
         "world_size": len(call.group.ranks),
-        "tokens_per_s_per_gpu": None,
-        "mfu": None,
-        "step_ms": None,
         "adapter_digest": "simulated",
         "checks": _checks(call),
         "train_s": 10.0,
         "setup_s": 3.0,
         "eval_s": 1.0,
         "stopped": False,
-        "resumed_at": None,
         "notes": [],
-        "saved_step": None,
         "strategy": "none",
         "step_rows": 8 * len(call.group.ranks),
         "trained_parameters": 40_370_176,
@@ -288,13 +279,12 @@ def _outcome(call: SimulatedCall, **measured: Any) -> Any:
         "memory_peak_gib": [12.0] * min(8, len(call.group.ranks)),
         "sharded_gib": 0.0,
         "layer_gib": 0.0,
-        "compile_s": None,
         "rows_s": 0.1,
         "left_out": {},
-        "positions_per_s_per_gpu": None,
         "window_rates": [],
         "timed_steps": 0,
         "timed_s": 0.0,
+        **dict.fromkeys(NOT_MEASURED),
         **measured,
     }
     return {"$dataclass": "finetune_smoke.reporting.outcome:Outcome", "fields": fields}
@@ -330,14 +320,8 @@ def train(call: SimulatedCall) -> Any:
         step_rows=4 * len(call.group.ranks),
         wire_gb_per_step=0.0 if reach == 1 else 1.3,
     )
-    peak_tflops = call.kwargs.get("peak_bf16_tflops")
-    return made(
-        "measurements.training:Trained",
-        outcome=outcome,
-        telemetry=_telemetry(call),
-        device=call.device,
-        peak_tflops=peak_tflops,
-    )
+    measured = {"outcome": outcome, "telemetry": _telemetry(call), "device": call.device}
+    return made("measurements.training:Trained", peak_tflops=call.kwargs.get("peak_bf16_tflops"), **measured)
 
 
 def _peak_gib(strategy: str, ranks: int) -> float:
@@ -359,27 +343,23 @@ def pair_matrix(call: SimulatedCall) -> Any:
     """Every ordered pair of a node's GPUs: equal, unless one is planted that takes the host, or that has slow NVLinks."""
     ranks = range(len(call.group.ranks))
     bad = [{first, (first + 1) % len(ranks)} for first in call.group.with_fault("pair")]
-    found = [[OVER_HOST if {source, target} in bad else DIRECT for target in ranks] for source in ranks]
-    shares, latencies_us, paths = ([_of_row(row, number, column) for number, row in enumerate(found)] for column in range(3))
     kept = {number: share for kind, share in PAIR_KEPT.items() for number in call.group.with_fault(kind)}
-    left = [[min(kept.get(source, 1.0), kept.get(target, 1.0)) for target in ranks] for source in ranks]
     full_gb_s = call.spec.peer_gb_s
+
+    def values(value: Callable[[set[int], float, float, str], Any]) -> list[list[Any]]:
+        """One value of each pair, from its ranks and its way; None for the GPU itself."""
+        pairs = [[{source, target} for target in ranks] for source in ranks]
+        return [[value(one, *(OVER_HOST if one in bad else DIRECT)) if len(one) > 1 else None for one in row] for row in pairs]
+
     return made(
         "measurements.pair_matrix:PairMatrix",
-        gb_s=[
-            [None if row[to] is None else row[to] * left[at][to] * full_gb_s for to in ranks] for at, row in enumerate(shares)
-        ],
-        latency_us=latencies_us,
-        paths=paths,
-        peer_access=[[None if one is None else one == DIRECT[2] for one in row] for row in paths],
+        gb_s=values(lambda pair, share, _us, _path: share * min(kept.get(one, 1.0) for one in pair) * full_gb_s),
+        latency_us=values(lambda _pair, _share, latency_us, _path: latency_us),
+        paths=values(lambda _pair, _share, _us, path: path),
+        peer_access=values(lambda _pair, _share, _us, path: path == DIRECT[2]),
         shortened=0,
         device=call.device,
     )
-
-
-def _of_row(row: list[tuple[float, float, str]], source: int, column: int) -> list[Any]:
-    """One value of each target; None for the GPU itself."""
-    return [None if target == source else one[column] for target, one in enumerate(row)]
 
 
 # --- One adapter at a time ---

@@ -49,9 +49,7 @@ def kubernetes_node(_call: SimulatedCall) -> Any:
     return made("measurements.host:KubernetesState", why_none=SIMULATED, node=None, cluster=None, gpus_on_bus=None)
 
 
-def kubernetes_cluster(call: SimulatedCall) -> Any:
-    """As of a host."""
-    return kubernetes_node(call)
+kubernetes_cluster = kubernetes_node
 
 
 def host_errors(_call: SimulatedCall) -> Any:
@@ -246,17 +244,14 @@ def identity(call: SimulatedCall) -> Any:
     )
 
 
-def read_occupancy(call: SimulatedCall) -> Any:
-    """What uses the GPU before the run: nothing, unless that is planted."""
-    return _occupancy(call, busy=call.has("busy") or call.has("guest"))
-
-
 def read_occupancy_again(call: SimulatedCall) -> Any:
-    """The same at the end of the run: a guest has left."""
-    return _occupancy(call, busy=call.has("busy"))
+    """As before the run, but a guest has left."""
+    return read_occupancy(call, has_guest=False)
 
 
-def _occupancy(call: SimulatedCall, *, busy: bool) -> Any:
+def read_occupancy(call: SimulatedCall, *, has_guest: bool = True) -> Any:
+    """What uses the GPU before the run: nothing, unless that is planted."""
+    busy = call.has("busy") or (has_guest and call.has("guest"))
     return Occupancy(
         uuid=call.uuid,
         memory_used_gib=23.5 if busy else 0.004,
