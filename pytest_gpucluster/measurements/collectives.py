@@ -12,6 +12,7 @@ import os
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,12 +28,8 @@ from pytest_gpucluster.text import one_line
 
 BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "all_gather": lambda ranks: (ranks - 1) / ranks,
-    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
-    "all_to_all": lambda ranks: (ranks - 1) / ranks,
-    "broadcast": lambda _ranks: 1.0,
-    "reduce": lambda _ranks: 1.0,
-    "send_recv": lambda _ranks: 1.0,
+    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), lambda ranks: (ranks - 1) / ranks),
+    **dict.fromkeys(("broadcast", "reduce", "send_recv"), lambda _ranks: 1.0),
 }
 """busbw / algbw by operation and number of ranks (nccl-tests, doc/PERFORMANCE.md). Bytes are the whole buffer."""
 
@@ -139,11 +136,18 @@ def collective(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
             case.sent.fill_(content)
 
     wrong = case.wrong_elements()  # connects the ranks, too
-    times = _timed_launches(case.call, full, Budget(budget_s), reset=reset)
+    budget = Budget(budget_s)
+    reset()
+    launches = warm_up(case.call, full, budget)
+    with Snapshots(timing.gpu_uuid()) as snapshots:
+        spans_s, single_s = _time_launches(case.call, launches, snapshots.of("spans"), reset=reset)
+    telemetry = gather_telemetry(snapshots.summary("spans"))
     wrong += case.wrong_elements()
-    times_s = _of_each_rank(times.own_s, wrong, f"{operation} gave wrong elements")
+    times_s = _of_each_rank([*spans_s, *(single_s or spans_s)], wrong, f"{operation} gave wrong elements")
     whole = max(case.sent, case.received, key=lambda tensor: tensor.numel())
-    return _with_choice(_timed(operation, whole, times_s, times), case.call)
+    shortened = launches.words_beside(full, budget.seconds or 0.0)
+    timed = _timed(operation, whole, times_s, spans=len(spans_s), telemetry=telemetry, shortened=shortened)
+    return _with_choice(timed, case.call)
 
 
 def launches_of(size_bytes: int, *, iterations: int, warmup: int) -> Launches:
@@ -159,34 +163,12 @@ def launches_of(size_bytes: int, *, iterations: int, warmup: int) -> Launches:
     return Launches(warmup=warmup, spans=spans, each=min(most, iterations), singles=singles)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """This rank's seconds per launch of each span, then of each single launch; ``telemetry`` is of all ranks."""
-
-    own_s: list[float]
-    spans: int
-    telemetry: GroupTelemetry | None
-    shortened: str | None
-
-
-def _timed_launches(call: Callable[[], object], full: Launches, budget: Budget, *, reset: Callable[[], object]) -> _Times:
-    """Warm up, and time what the budget allows; ``reset`` keeps sums from overflowing."""
-    reset()
-    launches = warm_up(call, full, budget)
-    with Snapshots(timing.gpu_uuid()) as snapshots:
-        spans_s, single_s = _time_launches(call, launches, snapshots.of("spans"), reset=reset)
-    return _Times(
-        own_s=[*spans_s, *(single_s or spans_s)],
-        spans=len(spans_s),
-        telemetry=gather_telemetry(snapshots.summary("spans")),
-        shortened=launches.words_beside(full, budget.seconds or 0.0),
-    )
-
-
-def _timed(operation: str, buffer: torch.Tensor, of_each_rank_s: list[list[float]], own: _Times) -> CollectiveTiming:
+def _timed(
+    operation: str, buffer: torch.Tensor, of_each_rank_s: list[list[float]], *, spans: int, **seen: Any
+) -> CollectiveTiming:
     """From each rank's seconds of the spans, then of the single launches; ``buffer`` is the whole one."""
-    ranks, spans = dist.get_world_size(), own.spans
-    times_s = _slowest(of_each_rank_s)
+    ranks = dist.get_world_size()
+    times_s = [max(column) for column in zip(*of_each_rank_s, strict=True)]
     time_s = statistics.median(times_s[:spans])
     rates = [busbw_gb_s(operation, size_bytes=buffer.nbytes, time_s=one_s, ranks=ranks) for one_s in times_s]
     singles_us = sorted(one_s * 1e6 for one_s in times_s[spans:])
@@ -204,10 +186,8 @@ def _timed(operation: str, buffer: torch.Tensor, of_each_rank_s: list[list[float
         spans_busbw_gb_s=[timing.rounded(rate) for rate in rates[:spans]],
         slowest_rank=max(range(ranks), key=lambda rank: statistics.median(of_each_rank_s[rank][:spans])),
         device=timing.device_name(),
-        nccl_version=_nccl_version(),
-        nvls=_nvls_setting(),
-        telemetry=own.telemetry,
-        shortened=own.shortened,
+        **_nccl_facts(),
+        **seen,
     )
 
 
@@ -232,7 +212,7 @@ def nodes_reached(*, node: int | None = None, iterations: int = 10) -> Reachabil
         num_nodes=len(hostnames),
         hostnames=hostnames,
         world_size=dist.get_world_size(),
-        round_trip_us=statistics.median(_slowest(_of_each_rank(trips_s))) * 1e6,
+        round_trip_us=statistics.median(timing.slowest(*trips_s)) * 1e6,
     )
 
 
@@ -288,7 +268,7 @@ def _time_launches(
     return spans_s, single_s
 
 
-def _of_each_rank(times_s: list[float], wrong: int = 0, fault: str = "") -> list[list[float]]:
+def _of_each_rank(times_s: list[float], wrong: int, fault: str) -> list[list[float]]:
     """The times of every rank, in rank order; ``fault`` says what a wrong element is.
 
     Raises:
@@ -305,15 +285,12 @@ def _of_each_rank(times_s: list[float], wrong: int = 0, fault: str = "") -> list
     return [one[1:] for one in rows]
 
 
-def _slowest(of_each_rank_s: list[list[float]]) -> list[float]:
-    """Each time's maximum over the ranks."""
-    return [max(column) for column in zip(*of_each_rank_s, strict=True)]
-
-
-def _nccl_version() -> str | None:
+def _nccl_facts() -> dict[str, str | None]:
+    """NCCL's version, and whether NVLink SHARP is forbidden; None without NCCL."""
     if dist.get_backend() != "nccl":
-        return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+        return {"nccl_version": None, "nvls": None}
+    version = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return {"nccl_version": version, "nvls": "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "default"}
 
 
 def _with_choice(timed: CollectiveTiming, call: Callable[[], object]) -> CollectiveTiming:
@@ -324,9 +301,3 @@ def _with_choice(timed: CollectiveTiming, call: Callable[[], object]) -> Collect
     timing.synchronize()
     texts = gather_texts(" ".join(chosen) if isinstance(chosen, tuple) else "")[0].split()
     return replace(timed, algorithm=texts[0], protocol=texts[1]) if texts else timed
-
-
-def _nvls_setting() -> str | None:
-    if dist.get_backend() != "nccl":
-        return None
-    return "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "default"
