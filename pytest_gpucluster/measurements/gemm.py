@@ -88,16 +88,6 @@ class GemmRate(Watched):
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """When each size is timed: in ``bursts``, each after its own rest and warm-up."""
-
-    rest_s: float
-    warmup_s: float
-    iterations: int
-    bursts: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Product:
     """One square product ready to run; calling it overwrites ``out``."""
@@ -173,9 +163,12 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     require_units(dtype)
     with at_precision(kind.precision):
         products = [product_of(size, kind) for size in sizes]
-        timed, telemetry = _time_sizes(products, _Window(rest_s, warmup_s, iterations, bursts))
+        ends = [iterations * burst // bursts for burst in range(bursts + 1)]
+        shares = [end - start for start, end in itertools.pairwise(ends)]
+        bursts_s, telemetry = _time_sizes(products, shares, rest_s=rest_s, warmup_s=warmup_s)
         for product in products:
             check(product, kind)
+    timed = {size: Timing(samples_s=[*itertools.chain(*parts_s)]) for size, parts_s in bursts_s.items()}
     rates = {size: _tflops(size, one.median_s) for size, one in timed.items()}
     best = max(rates, key=rates.__getitem__)
     return GemmRate(
@@ -183,9 +176,7 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         dtype=dtype,
         best_size=best,
         by_size={str(size): _spread(size, one) for size, one in timed.items()},
-        bursts_tflops=[
-            timing.rounded(_tflops(best, statistics.median(part))) for part in _in_parts(timed[best].samples_s, bursts)
-        ],
+        bursts_tflops=[timing.rounded(_tflops(best, statistics.median(part_s))) for part_s in bursts_s[best]],
         samples_tflops=[timing.rounded(_tflops(best, seconds)) for seconds in timed[best].samples_s],
         device=timing.device_name(),
         telemetry=telemetry,
@@ -258,8 +249,12 @@ def product_of(size: int, kind: ProductKind) -> _Product:
     return _Product(size=size, a=a, b=b, out=out, scale=torch.ones((), device=device))
 
 
-def _time_sizes(products: list[_Product], recipe: _Window) -> tuple[dict[int, Timing], Telemetry | None]:
-    """Rest, warm up and time each size in bursts, so that no size inherits the power debt of another.
+def _time_sizes(
+    products: list[_Product], shares: list[int], *, rest_s: float, warmup_s: float
+) -> tuple[dict[int, list[list[float]]], Telemetry | None]:
+    """Rest, warm up and time a share of each size's products in each burst; the seconds of each product, by size and burst.
+
+    So no size inherits the power debt of another.
 
     At full power the chip's limiter cuts the clock after 50 to 100 ms, in the middle of 50 products of order 8192: one
     long window then reads 680 or 800 TFLOPS by chance, five short ones read 800 (docs/decisions/0007).
@@ -267,32 +262,19 @@ def _time_sizes(products: list[_Product], recipe: _Window) -> tuple[dict[int, Ti
     for product in products:
         product()  # loads and chooses its kernel now, not in a timed window
     timing.synchronize()
-    timed: dict[int, Timing] = {}
+    bursts_s: dict[int, list[list[float]]] = {}
     with Sampler(timing.gpu_uuid(), interval_s=0.01) as sampler:
         start_s = time.monotonic()
         for index, product in enumerate(products):
             progress.report(f"size {product.size}", index / len(products))
-            samples_s: list[float] = []
-            for burst in range(recipe.bursts):
-                time.sleep(recipe.rest_s)
-                timing.keep_busy(product, seconds=recipe.warmup_s)
-                share = _end_of(burst, recipe.bursts, recipe.iterations) - len(samples_s)
-                samples_s += timing.time_each(product, iterations=share).samples_s
-            timed[product.size] = Timing(samples_s=samples_s)
+            bursts_s[product.size] = []
+            for share in shares:
+                time.sleep(rest_s)
+                timing.keep_busy(product, seconds=warmup_s)
+                bursts_s[product.size].append(timing.time_each(product, iterations=share).samples_s)
         telemetry = sampler.summary(since_s=start_s)
     progress.report("checking the products", 1.0)
-    return timed, telemetry
-
-
-def _end_of(burst: int, bursts: int, iterations: int) -> int:
-    """How many products are timed by the end of this burst."""
-    return iterations * (burst + 1) // bursts
-
-
-def _in_parts(samples_s: list[float], bursts: int) -> list[list[float]]:
-    """The samples of each burst."""
-    ends = [0, *(_end_of(burst, bursts, len(samples_s)) for burst in range(bursts))]
-    return [samples_s[start:end] for start, end in itertools.pairwise(ends)]
+    return bursts_s, telemetry
 
 
 def check(product: _Product, kind: ProductKind) -> None:
