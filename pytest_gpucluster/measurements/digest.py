@@ -21,6 +21,7 @@ import itertools
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -213,24 +214,26 @@ def digests(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     planted = [Flip(**flip) for flip in flips]
     _require(kinds, rounds, size, planted, last=None if seconds else rounds * (2 if heat_s > 0 else 1) - 1)
     excluded = {kind: reason for kind in kinds if (reason := _why_excluded(KINDS[kind].capability, kind))}
-    tally = _Tally()
     start_s = time.perf_counter()
     with _repeatable():
         works = {kind: KINDS[kind].prepare(size, _drawing(seed, kind)) for kind in kinds if kind not in excluded}
         if not works:
             raise RuntimeError(f"nothing to compute: {excluded}")
-        work = _Rounds(works=works, weights=weights(timing.current_device()), flips=planted, tally=tally)
+        work = _Rounds(works=works, weights=weights(timing.current_device()), flips=planted)
         if heat_s > 0:
             work.run(rounds, seconds=0.0)
             progress.report(f"heating for {heat_s:g} s")
             timing.keep_busy(gemm.bf16_product(size), seconds=heat_s)
-        cold = tally.rounds
+        cold = work.rounds
         interval_s = max(0.1, (seconds or 0.0) / SAMPLES)
         with Sampler(timing.gpu_uuid(), interval_s=interval_s) as sampler:
             work.run(rounds, seconds=seconds or 0.0)
     return Digests(
-        **tally.found(),
-        hot_rounds=tally.rounds - cold if heat_s > 0 else 0,
+        digests={kind: _text(*first) for kind, first in work.first.items()},
+        rounds=work.rounds,
+        hot_rounds=work.rounds - cold if heat_s > 0 else 0,
+        differing={kind: work.differing[kind] for kind in work.first},
+        differing_rounds=work.listed,
         excluded=excluded,
         seconds=time.perf_counter() - start_s,
         model=_model(),
@@ -288,43 +291,17 @@ def normal(*shape: int, key: int, device: torch.device) -> torch.Tensor:
     return ((total - FIELDS * unit).float() / unit).view(shape)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The first round's sums by kind, and which rounds differed from them."""
-
-    rounds: int = 0
-    first: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
-    differing: dict[str, int] = field(default_factory=dict)
-    listed: dict[str, list[int]] = field(default_factory=dict)
-
-    def add(self, found: Mapping[str, tuple[torch.Tensor, int]]) -> None:
-        """One more round: the sums (on the CPU) and the number of bytes that they stand for, by kind."""
-        for kind, (sums, num_bytes) in found.items():
-            first_sums, first_bytes = self.first.setdefault(kind, (sums, num_bytes))
-            if num_bytes != first_bytes or not torch.equal(sums, first_sums):
-                self.differing[kind] = self.differing.get(kind, 0) + 1
-                if len(self.listed.setdefault(kind, [])) < ROUNDS_LISTED:
-                    self.listed[kind].append(self.rounds)
-        self.rounds += 1
-
-    def found(self) -> dict[str, Any]:
-        """The fields of :class:`Digests` that are counted here."""
-        return {
-            "digests": {kind: _text(*first) for kind, first in self.first.items()},
-            "rounds": self.rounds,
-            "differing": {kind: self.differing.get(kind, 0) for kind in self.first},
-            "differing_rounds": self.listed,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Rounds:
-    """All works in turn, again and again."""
+    """All works in turn, again and again; the first round's sums by kind, and which rounds differed from them."""
 
     works: Mapping[str, Work]
     weights: torch.Tensor
     flips: Sequence[Flip]
-    tally: _Tally
+    rounds: int = 0
+    first: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    differing: Counter[str] = field(default_factory=Counter)
+    listed: dict[str, list[int]] = field(default_factory=dict)
 
     def run(self, rounds: int, *, seconds: float) -> None:
         """At least ``rounds`` more rounds, for at least ``seconds``; one wait for the device in each."""
@@ -333,13 +310,19 @@ class _Rounds:
             elapsed_s = time.perf_counter() - start_s
             if done >= rounds and elapsed_s >= seconds:
                 return
-            progress.report(f"round {self.tally.rounds}", min(done / rounds, elapsed_s / seconds if seconds else 1.0))
-            self.tally.add(self._round())
+            progress.report(f"round {self.rounds}", min(done / rounds, elapsed_s / seconds if seconds else 1.0))
+            for kind, (sums, num_bytes) in self._round().items():
+                first_sums, first_bytes = self.first.setdefault(kind, (sums, num_bytes))
+                if num_bytes != first_bytes or not torch.equal(sums, first_sums):
+                    self.differing[kind] += 1
+                    if len(self.listed.setdefault(kind, [])) < ROUNDS_LISTED:
+                        self.listed[kind].append(self.rounds)
+            self.rounds += 1
 
     def _round(self) -> dict[str, tuple[torch.Tensor, int]]:
-        index = self.tally.rounds
+        """One more round: the sums (on the CPU) and the number of bytes that they stand for, by kind."""
         made = {
-            kind: self._sums(work, [bit for flip in self.flips for bit in flip.bits(kind, index)])
+            kind: self._sums(work, [bit for flip in self.flips for bit in flip.bits(kind, self.rounds)])
             for kind, work in self.works.items()
         }
         read = torch.cat([sums.flatten() for sums, _ in made.values()]).cpu()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -141,31 +141,24 @@ class _Search:
     """Writes and checks blocks; counts traffic and errors in ``found``."""
 
     def __init__(self, memory: _Memory, found: _Errors, *, flip: int | None, expected_bytes: int) -> None:
+        self.up = range(len(memory.blocks))
+        """Numbers of the blocks, lowest address first."""
+        self.down = self.up[::-1]
         self._memory = memory
         self._found = found
         self._flip = flip
-        self._unplanted = False
+        self._unplanted: int | None = None
         self._expected_bytes = expected_bytes
         self._kind = ""
         self._seed = 0
         self._generator = torch.Generator(memory.drawn.device)
-
-    @property
-    def up(self) -> Iterable[int]:
-        """Numbers of the blocks, lowest address first."""
-        return range(len(self._memory.blocks))
-
-    @property
-    def down(self) -> Iterable[int]:
-        """Numbers of the blocks, highest address first."""
-        return reversed(range(len(self._memory.blocks)))
 
     def begin(self, kind: str, *, test: int) -> None:
         """Errors found from now on belong to this kind; its random numbers to pass number ``test``."""
         self._kind = kind
         self._found.errors_by_kind.setdefault(kind, 0)
         self._seed = test * len(self._memory.blocks)  # small: torch's CPU generator takes 32 bits of it
-        self._unplanted = self._flip is not None
+        self._unplanted = self._flip
 
     def say(self, step: str) -> None:
         """Report how far the whole test is."""
@@ -195,10 +188,9 @@ class _Search:
 
     def plant(self) -> None:
         """Invert the lowest bit of the byte to be flipped, once in each kind: the fault that shows that errors show."""
-        if self._flip is None or not self._unplanted:
+        offset_bytes, self._unplanted = self._unplanted, None
+        if offset_bytes is None:
             return
-        self._unplanted = False
-        offset_bytes = self._flip
         for block in self._memory.blocks:
             if offset_bytes < block.nbytes:
                 block.view(-1)[offset_bytes // 8] ^= 1 << (offset_bytes % 8 * 8)
