@@ -11,12 +11,14 @@ The loop is torch's, in one thread for each core: docs/readings-platform.md comp
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,21 +167,19 @@ def _triad(cpus: Sequence[int], size_bytes: int, repeats: int, *, budget_s: floa
     if elements < 1 or repeats < 1:
         raise ValueError(f"{size_bytes} bytes, {repeats} times, on {counted(len(cpus), 'CPU')} are nothing to measure")
     together = _Together(len(cpus), repeats, time.perf_counter() + budget_s)
-    parts = [_Part(cpu, elements, together) for cpu in cpus]
     before = torch.get_num_threads()
     try:
-        for part in parts:
-            part.start()
-        for part in parts:
-            part.join()
+        with ThreadPoolExecutor(len(cpus)) as threads:  # each waits for all others, so no thread gets two parts
+            parts = [threads.submit(_work_on, cpu, elements, together) for cpu in cpus]
     finally:
         torch.set_num_threads(before)
-    for part in parts:
-        part.check()
+    for error in filter(None, (part.exception() for part in parts)):
+        if not isinstance(error, threading.BrokenBarrierError):  # which only waited for another one
+            raise error
     moved_bytes = PASSES * ARRAYS * ELEMENT_BYTES * elements * len(cpus)
-    turns = range(len(parts[0].ends_s))
-    spans = [max(part.ends_s[turn] for part in parts) - min(part.starts_s[turn] for part in parts) for turn in turns]
-    return [round(moved_bytes / span_s / 1e9, 6) for span_s in spans]
+    turns = zip(*(part.result() for part in parts), strict=True)
+    spans_s = [max(ended_s for _, ended_s in turn) - min(began_s for began_s, _ in turn) for turn in turns]
+    return [round(moved_bytes / span_s / 1e9, 6) for span_s in spans_s]
 
 
 class _Together:
@@ -200,42 +200,23 @@ class _Together:
         self._left, self._is_first = self._left - 1, False
 
 
-class _Part(threading.Thread):
-    """One CPU's part of the arrays, and when each of its spans began and ended."""
-
-    def __init__(self, cpu: int, elements: int, together: _Together) -> None:
-        super().__init__(daemon=True)
-        self.together = together
-        self.starts_s: list[float] = []
-        self.ends_s: list[float] = []
-        self._cpu = cpu
-        self._elements = elements
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Work on this CPU alone, beside the other parts."""
-        try:
-            os.sched_setaffinity(0, {self._cpu})
-            torch.set_num_threads(1)
-            self._work()
-        except BaseException as error:  # noqa: BLE001 -- raised again by whoever waits
-            self._error = error
-            self.together.barrier.abort()
-
-    def _work(self) -> None:
-        a, b, c = (torch.full((self._elements,), float(value), dtype=torch.float64) for value in (0, 1, 2))
-        while self.together.next_begins():
-            self.starts_s.append(time.perf_counter())
+def _work_on(cpu: int, elements: int, together: _Together) -> list[tuple[float, float]]:
+    """Work on this CPU alone, on its part of the arrays and beside the other parts; when each span began and ended."""
+    spans_s = []
+    with contextlib.ExitStack() as until_done:
+        until_done.callback(together.barrier.abort)
+        os.sched_setaffinity(0, {cpu})
+        torch.set_num_threads(1)
+        a, b, c = (torch.full((elements,), float(value), dtype=torch.float64) for value in (0, 1, 2))
+        while together.next_begins():
+            began_s = time.perf_counter()
             for _ in range(PASSES):
                 torch.add(b, c, alpha=SCALAR, out=a)
-            self.ends_s.append(time.perf_counter())
+            spans_s.append((began_s, time.perf_counter()))
         if not bool((a == 1 + 2 * SCALAR).all()):
-            raise ArithmeticError(f"a sum of the triad on CPU {self._cpu} is wrong")
-
-    def check(self) -> None:
-        """Raise what this part raised, unless it was only waiting for another one."""
-        if self._error is not None and not isinstance(self._error, threading.BrokenBarrierError):
-            raise self._error
+            raise ArithmeticError(f"a sum of the triad on CPU {cpu} is wrong")
+        until_done.pop_all()
+    return spans_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
