@@ -25,7 +25,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,17 +150,23 @@ def _cache_of(folder: Folder, mount: Mount | NotAvailable) -> str:
     if isinstance(mount, Mount) and mount.is_in_memory:
         return IN_MEMORY
     try:
-        file = folder.open_at("probe", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
-        try:
-            with _mapped(PAGE_BYTES) as page:
-                os.write(file, page)
-        finally:
-            os.close(file)
+        with _opened(folder, "probe", os.O_WRONLY | os.O_CREAT | os.O_EXCL, cache=DIRECT) as file, _mapped(PAGE_BYTES) as page:
+            os.write(file, page)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         return DROPPED
     return DIRECT
+
+
+@contextlib.contextmanager
+def _opened(folder: Folder, name: str, flags: int, *, cache: str) -> Iterator[int]:
+    """The descriptor of a file in the folder, past the page cache where that is how it is defeated; closed at the end."""
+    file = folder.open_at(name, flags | (os.O_DIRECT if cache == DIRECT else 0))
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager
@@ -187,10 +193,8 @@ def _fill(stream: _Stream) -> None:
 
 def _write(stream: _Stream, *, cache: str, end_s: float) -> int:
     """Write, flush and close one file; the bytes written before the time was over."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if cache == DIRECT else 0)
-    file = stream.folder.open_at(stream.name, flags)
     done = 0
-    try:
+    with _opened(stream.folder, stream.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, cache=cache) as file:
         with memoryview(stream.source) as source:
             while done < len(source) and (not done or time.perf_counter() < end_s):
                 with source[done : done + CHUNK_BYTES] as chunk:
@@ -198,8 +202,6 @@ def _write(stream: _Stream, *, cache: str, end_s: float) -> int:
         os.fsync(file)
         if cache == DROPPED:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(file)
     return done
 
 
@@ -209,18 +211,14 @@ def _read(stream: _Stream, size_bytes: int, *, cache: str, end_s: float) -> int:
     Raises:
         ArithmeticError: the file is shorter than what was written.
     """
-    file = stream.folder.open_at(stream.name, os.O_RDONLY | (os.O_DIRECT if cache == DIRECT else 0))
     done = 0
-    try:
-        with memoryview(stream.target) as target:
-            while done < size_bytes and (not done or time.perf_counter() < end_s):
-                with target[done : min(done + CHUNK_BYTES, size_bytes)] as chunk:
-                    got = os.preadv(file, [chunk], done)
-                if not got:
-                    raise ArithmeticError(f"{stream.file} ends after {done} bytes of {size_bytes}")
-                done += got
-    finally:
-        os.close(file)
+    with _opened(stream.folder, stream.name, os.O_RDONLY, cache=cache) as file, memoryview(stream.target) as target:
+        while done < size_bytes and (not done or time.perf_counter() < end_s):
+            with target[done : min(done + CHUNK_BYTES, size_bytes)] as chunk:
+                got = os.preadv(file, [chunk], done)
+            if not got:
+                raise ArithmeticError(f"{stream.file} ends after {done} bytes of {size_bytes}")
+            done += got
     return done
 
 
@@ -325,40 +323,30 @@ def _lay_out(work: _Work) -> None:
 
 def _by_threads(work: _Work, way: str) -> Requests:
     """Each thread makes one request after the other. Its own page of memory begins at a page, as O_DIRECT asks."""
-    file = work.folder.open_at("requests", os.O_RDWR | (os.O_DIRECT if work.cache == DIRECT else 0))
     ends_s = time.perf_counter() + work.seconds
 
-    def one_by_one(_number: int) -> list[float]:
+    def one_by_one(file: int) -> list[float]:
         made: list[float] = []
         with _mapped(PAGE_BYTES) as page:
-            call: Callable[[int], Any] = functools.partial(_read_page if way == "read" else _write_page, file, page)
             while not made or time.perf_counter() < ends_s:
                 at = random.randrange(work.size_bytes // PAGE_BYTES) * PAGE_BYTES
                 begun_s = time.perf_counter()
-                call(at)
+                if way == "read":
+                    os.preadv(file, [page], at)
+                else:
+                    os.pwrite(file, page, at)
+                    os.fdatasync(file)
                 if work.cache == DROPPED:
                     os.posix_fadvise(file, at, PAGE_BYTES, os.POSIX_FADV_DONTNEED)
                 made.append(time.perf_counter() - begun_s)
         return made
 
-    start_s = time.perf_counter()
-    try:
-        with ThreadPoolExecutor(work.depth) as threads:
-            took_s = sorted(one for made in threads.map(one_by_one, range(work.depth)) for one in made)
-    finally:
-        os.close(file)
-    all_s = time.perf_counter() - start_s
+    with _opened(work.folder, "requests", os.O_RDWR, cache=work.cache) as file, ThreadPoolExecutor(work.depth) as threads:
+        start_s = time.perf_counter()
+        took_s = sorted(one for made in threads.map(one_by_one, [file] * work.depth) for one in made)
+        all_s = time.perf_counter() - start_s
     p99_s = took_s[min(len(took_s) - 1, int(0.99 * len(took_s)))]
     return Requests(iops=len(took_s) / all_s, mean_us=1e6 * statistics.fmean(took_s), p99_us=1e6 * p99_s)
-
-
-def _read_page(file: int, page: mmap.mmap, at: int) -> None:
-    os.preadv(file, [page], at)
-
-
-def _write_page(file: int, page: mmap.mmap, at: int) -> None:
-    os.pwrite(file, page, at)
-    os.fdatasync(file)
 
 
 def _by_fio(fio: str, work: _Work, way: str) -> Requests:
