@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,6 @@ import torch
 from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls, pci_tree
 from pytest_gpucluster.inventory.driver_events import pci_key
 from pytest_gpucluster.inventory.error_codes import xid_of
-from pytest_gpucluster.inventory.gpu_index import expected_index
-from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import gemm, progress, timing
@@ -189,20 +187,24 @@ def gpu_xids() -> GpuXids:
 
     A GPU that is lost, or whose driver hangs, is left alone: the listener knows the GPUs of its node.
     """
+    heard = _heard(_ask_when_ready)
+    if isinstance(heard, str):
+        return _nothing(heard)
+    gpu = _own_gpu(heard) if heard.gpus else None
+    why = "NVML does not show this GPU" if heard.gpus else heard.nvml_why or "NVML shows no GPU"
+    found = _nothing(why) if gpu is None else xids_of(gpu, heard, own_workers())
+    return replace(found, lost_elsewhere=lost_elsewhere(heard, or_none(pci_tree.read_nvidia_gpus()) or ()))
+
+
+def _heard(ask: Callable[[str], NodeEvents]) -> NodeEvents | str:
+    """What the listener of this node heard, or why nobody says it."""
     name = os.environ.get(node_events.VARIABLE)
     if not name:
-        return _nothing("no listener was started")
+        return "no listener was started"
     try:
-        heard = _ask_when_ready(name)
+        return ask(name)
     except (OSError, MalformedMessageError) as error:
-        return _nothing(f"the listener of this node does not answer: {error}")
-    gpu = _own_gpu(heard) if heard.gpus else None
-    if gpu is None:
-        why = "NVML does not show this GPU" if heard.gpus else heard.nvml_why or "NVML shows no GPU"
-        found = _nothing(why)
-    else:
-        found = xids_of(gpu, heard, own_workers())
-    return replace(found, lost_elsewhere=lost_elsewhere(heard, or_none(read_nvidia_gpus()) or ()))
+        return f"the listener of this node does not answer: {error}"
 
 
 def own_workers() -> list[OwnWorker]:
@@ -276,7 +278,7 @@ def _own_gpu(heard: NodeEvents) -> NodeGpu | None:
     uuid, uuids = timing.gpu_uuid(), [gpu.uuid for gpu in heard.gpus]
     if uuid is not None:
         return next((gpu for gpu in heard.gpus if gpu.uuid == uuid), None)
-    index = expected_index(uuids, int(os.environ.get("LOCAL_RANK", "0")), timing.gpu_uuids())
+    index = gpu_index.expected_index(uuids, int(os.environ.get("LOCAL_RANK", "0")), timing.gpu_uuids())
     return None if index is None else heard.gpus[index]
 
 
@@ -311,13 +313,8 @@ class NodeSxids:
 @without_device
 def node_sxids() -> NodeSxids:
     """Ask the listener of this host what it has read in the kernel log."""
-    name = os.environ.get(node_events.VARIABLE)
-    if not name:
-        return NodeSxids(seen=[], before=[], kernel_log_why="no listener was started")
-    try:
-        return sxids_of(node_events.ask(name))
-    except (OSError, MalformedMessageError) as error:
-        return NodeSxids(seen=[], before=[], kernel_log_why=f"the listener of this node does not answer: {error}")
+    heard = _heard(node_events.ask)
+    return NodeSxids(seen=[], before=[], kernel_log_why=heard) if isinstance(heard, str) else sxids_of(heard)
 
 
 def sxids_of(heard: NodeEvents) -> NodeSxids:

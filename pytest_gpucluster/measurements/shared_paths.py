@@ -250,14 +250,15 @@ def count_under_lock(*, path: str, run: str, parties: list[str], seconds: float,
         NotOwnFolderError: a folder that is written to is not the one that this run made.
     """
     progress.report(f"lock below {path}")
-    folders = {folder: Path(path) / folder for folder in parties}
-    own = next((folders[folder] for folder in parties if own_folder.is_own_name(folder)), None)
-    return _count(own, list(folders.values()), run, seconds, flock=flock) if own is not None else None
+    folders = [Path(path) / folder for folder in parties]
+    own = next((folder for folder in folders if own_folder.is_own_name(folder.name)), None)
+    return _count(own, folders, run, seconds, flock=flock) if own is not None else None
 
 
 def _count(own: Path, folders: list[Path], run: str, seconds: float, *, flock: bool) -> LockCount:
     updates = last = waited = 0
     absent: list[str] = []
+    problem = None
     try:
         with own_folder.open_noted(own, run) as folder, folder.file(_READY, "wb") as ready:
             ready.write(_IS_READY)
@@ -271,8 +272,7 @@ def _count(own: Path, folders: list[Path], run: str, seconds: float, *, flock: b
                 time.sleep(HELD_S * random.random())
     except (OSError, ValueError) as error:
         problem = str(error) if isinstance(error, ValueError) else error.strerror or str(error)
-        return LockCount(updates=updates, last=last, waited=waited, problem=problem, absent=absent)
-    return LockCount(updates=updates, last=last, waited=waited, absent=absent)
+    return LockCount(updates=updates, last=last, waited=waited, problem=problem, absent=absent)
 
 
 def _absent(folders: list[Path]) -> list[str]:
