@@ -18,12 +18,18 @@ from pytest_gpucluster.measurements.sustained import sustained
 from pytest_gpucluster.measurements.training import finetune, train
 
 
-def measured(function, key, *, per="gpu", **named):  # noqa: ANN003 -- as in all of this suite
-    """A fixture: what the function measures by the recipe of the entry ``key``, once for all criteria that read it."""
+def measured(function, key=None, *, per="gpu", everywhere=False, in_budget=False, **named):  # noqa: ANN003 -- as in all of this suite
+    """A fixture: what the function measures, once for all criteria that read it.
+
+    By the recipe of the entry ``key``, in the seconds that it may take where ``in_budget``. ``everywhere``: at all places,
+    whichever are selected.
+    """
 
     @pytest.fixture(scope="session")
-    def results(cluster, recipe):  # noqa: ANN202 - a fixture, known by the name that it is given below
-        return cluster.run(function, per=per, **named, **recipe(key))
+    def results(cluster, recipe, budget):  # noqa: ANN202 - a fixture, known by the name that it is given below
+        where = {"places": cluster.places} if everywhere else {}
+        limit = {"budget_s": budget(key)} if in_budget else {}
+        return cluster.run(function, per=per, **where, **limit, **named, **(recipe(key) if key else {}))
 
     return results
 
@@ -38,16 +44,15 @@ def compared(function, key, *, per="gpu", **named):  # noqa: ANN003 -- as above
     return results
 
 
+def values_of(results):
+    """The values of the places that have one, by place."""
+    return {place: results[place] for place in results if place not in results.errors}
+
+
 @pytest.fixture(scope="session")
 def nics_at_start(readings):
     """Every adapter of every host, before the long work. All hosts take part: their ports are compared."""
     return readings.first(nic_state, per="host", every=True)
-
-
-@pytest.fixture(scope="session")
-def nic_ways(cluster):
-    """The ways of every adapter and GPU through the PCIe tree of its host."""
-    return cluster.run(nic_paths, per="host", deadline_s=60)
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +61,8 @@ def gpu_states(readings):
     return readings.first(gpu_state, per="gpu")
 
 
+nic_ways = measured(nic_paths, per="host", deadline_s=60)
+"""The ways of every adapter and GPU through the PCIe tree of its host."""
 finetuned = measured(finetune, "finetune_loss", per="cluster")
 """One LoRA fine-tune over the whole cluster."""
 trained_alone = compared(train, "training_throughput_gpu", single_rank=True)

@@ -9,7 +9,7 @@ import pytest
 from pytest_gpucluster import MeasurementError, agreement
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.gemm import gemm
-from tests_acceptance.conftest import measured
+from tests_acceptance.conftest import measured, values_of
 
 pytestmark = pytest.mark.compute
 
@@ -80,18 +80,16 @@ def test_bf16_at_clock(gemm_sustained, place, criterion):
     criterion.require(rate.of_peak_at_clock_ratio, evidence={"TFLOPS": rate.counted_tflops, **rate.evidence})
 
 
-@pytest.fixture(scope="session")
-def computed(cluster, recipe):
-    """Digests of seeded work, cold and hot: on all GPUs, whichever are selected, because they are compared."""
-    return cluster.run(digests, per="gpu", places=cluster.places, **recipe("silent_corruption"))
+computed = measured(digests, "silent_corruption", everywhere=True)
+"""Digests of seeded work, cold and hot: on all GPUs, whichever are selected, because they are compared."""
 
 
 @pytest.fixture(scope="session")
 def suspected(computed):
     """By GPU, the digests that are unlike those of its model: compared once and not for every GPU."""
-    measured = {one: computed[one] for one in computed if one not in computed.errors}
-    models = {one: found.model for one, found in measured.items()}
-    return agreement.suspicions({one: found.digests for one, found in measured.items()}, models), Counter(models.values())
+    found = values_of(computed)
+    models = {place: one.model for place, one in found.items()}
+    return agreement.suspicions({place: one.digests for place, one in found.items()}, models), Counter(models.values())
 
 
 def test_silent_corruption(computed, suspected, place, criterion):

@@ -9,19 +9,15 @@ import pytest
 from pytest_gpucluster import Finding, health
 from pytest_gpucluster.measurements import collectives
 from pytest_gpucluster.measurements.transport import off_fabric_channels, transport, unknown_networks
-from tests_acceptance.conftest import collective_by, judge_collective
+from tests_acceptance.conftest import collective_by, judge_collective, measured
 
 pytestmark = pytest.mark.fabric
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-@pytest.fixture(scope="session")
-def reached(cluster):
-    """Every rank's node, gathered over one group of all ranks."""
-    return cluster.run(collectives.nodes_reached, per="cluster", deadline_s=60)
-
-
+reached = measured(collectives.nodes_reached, per="cluster", deadline_s=60)
+"""Every rank's node, gathered over one group of all ranks."""
 all_reduce_in_cluster = collective_by("all_reduce", "inter_node_busbw[all_reduce]", per="cluster")
 """A collective over every GPU of every node, at the size that is judged; the others as this one."""
 all_gather_in_cluster = collective_by("all_gather", "inter_node_busbw[all_gather]", per="cluster")
@@ -29,11 +25,8 @@ reduce_scatter_in_cluster = collective_by("reduce_scatter", "inter_node_busbw[re
 all_to_all_in_cluster = collective_by("all_to_all", "inter_node_busbw[all_to_all]", per="cluster")
 
 
-@pytest.fixture(scope="session")
-def all_reduce_in_domains(cluster, recipe, budget):
-    """Every GPU of an NVLink domain gets the sum, all domains at once."""
-    key = "domain_busbw[all_reduce]"
-    return cluster.run(collectives.all_reduce, per="domain", budget_s=budget(key), **recipe(key))
+all_reduce_in_domains = measured(collectives.all_reduce, "domain_busbw[all_reduce]", per="domain", in_budget=True)
+"""Every GPU of an NVLink domain gets the sum, all domains at once."""
 
 
 @pytest.fixture(scope="session")
@@ -80,26 +73,21 @@ def traffic_by_node(cluster, off_fabric, connections):
 @pytest.mark.parametrize("collective", OPERATIONS)
 def test_inter_node_busbw(collective, node_localizer, criterion, request):
     """Bus bandwidth over all nodes, as nccl-tests counts it. Where all_reduce is too slow, the culprits are searched."""
-    measured, sizes = request.getfixturevalue(f"{collective}_in_cluster")
-    is_searched = collective == "all_reduce"
-    culprit = node_localizer.search(criterion, measured.value) if is_searched else Finding()
-    judge_collective(criterion, measured, None, lambda: sizes.value, culprit)
+    judged, sizes = request.getfixturevalue(f"{collective}_in_cluster")
+    culprit = node_localizer.search(criterion, judged.value) if collective == "all_reduce" else Finding()
+    judge_collective(criterion, judged, None, lambda: sizes.value, culprit)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce"])
 def test_domain_busbw(collective, request, cluster, criterion):
     """Bus bandwidth in each NVLink domain that spans nodes; the slowest domain counts."""
-    measured = request.getfixturevalue(f"{collective}_in_domains")
-    timings = {place.fabric: measured[place] for place in cluster.places}
-    nodes = {domain: [node.id for node in cluster.nodes if is_in(node, domain, cluster)] for domain in timings}
+    found = request.getfixturevalue(f"{collective}_in_domains")
+    timings = {place.fabric: found[place] for place in cluster.places}
+    fabrics = {(place.node, place.fabric) for place in cluster.places}
+    nodes = {domain: [node.id for node in cluster.nodes if (node.node, domain) in fabrics] for domain in timings}
     judged = [domain for domain in timings if len(nodes[domain]) > 1] or [*timings]  # busbw judges a single node
     slowest = min(judged, key=lambda domain: timings[domain].busbw_gb_s)
     by_domain = {f"{len(nodes[one])} nodes from {nodes[one][0]}": timing.busbw_gb_s for one, timing in timings.items()}
-    found = timings[slowest]
-    evidence = {"domains": by_domain, "bytes": found.size_bytes, **found.evidence}
-    criterion.require(found.busbw_gb_s, evidence=evidence, remark=found.shortened)
-
-
-def is_in(node, domain, cluster):
-    """Whether a node has GPUs in an NVLink domain."""
-    return any(place.node == node.node and place.fabric == domain for place in cluster.places)
+    timing = timings[slowest]
+    evidence = {"domains": by_domain, "bytes": timing.size_bytes, **timing.evidence}
+    criterion.require(timing.busbw_gb_s, evidence=evidence, remark=timing.shortened)

@@ -6,14 +6,13 @@ import pytest
 
 from pytest_gpucluster import Blame, MeasurementError, health
 from pytest_gpucluster.measurements.dcgm import dcgm_diag, dcgm_program
+from tests_acceptance.conftest import measured
 
 pytestmark = pytest.mark.health
 
 
-@pytest.fixture(scope="session")
-def dcgm_programs(cluster):
-    """Whether each host has the program."""
-    return cluster.run(dcgm_program, per="host", places=cluster.places, deadline_s=60)
+dcgm_programs = measured(dcgm_program, per="host", everywhere=True, deadline_s=60)
+"""Whether each host has the program."""
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpucluster import MeasurementError, health
 from pytest_gpucluster.measurements.host_link import host_link
-from tests_acceptance.conftest import measured
+from tests_acceptance.conftest import measured, values_of
 
 pytestmark = pytest.mark.links
 
@@ -23,9 +23,8 @@ WAYS = {"h2d": "host to device", "d2h": "device to host"}
 def judge(criterion, results, place, way):
     """Judge one direction; show what separates a slow link from misplaced memory. All GPUs of a host slow are the host's."""
     link, other = results[place], "d2h" if way == "h2d" else "h2d"
-    errors = results.errors
-    measured = {one: results[one] for one in results if one.node == place.node and one not in errors}
-    rates = {one: (getattr(found, f"{way}_gb_s"), getattr(found, f"{other}_gb_s")) for one, found in measured.items()}
+    of_host = {one: found for one, found in values_of(results).items() if one.node == place.node}
+    rates = {one: (getattr(found, f"{way}_gb_s"), getattr(found, f"{other}_gb_s")) for one, found in of_host.items()}
     shared = health.judge_shared_link(place, rates, holds=criterion.limit.holds, ways=(WAYS[way], WAYS[other]))
     judged = replace(
         shared,

@@ -10,14 +10,13 @@ import pytest
 from pytest_gpucluster import Blame, MeasurementError, NotAvailable, health
 from pytest_gpucluster.measurements.host import host_clock, host_errors, host_state, kubernetes_cluster, kubernetes_node
 from pytest_gpucluster.measurements.host_parts import host_parts
+from tests_acceptance.conftest import measured, values_of
 
 pytestmark = [pytest.mark.platform, pytest.mark.reads]
 
 
-@pytest.fixture(scope="session")
-def host_states(cluster):
-    """Every host's facts. All take part: they are compared."""
-    return cluster.run(host_state, per="host", places=cluster.places, deadline_s=60)
+host_states = measured(host_state, per="host", everywhere=True, deadline_s=60)
+"""Every host's facts. All take part: they are compared."""
 
 
 def test_host_limits(host_states, node, cluster, recipe, criterion):
@@ -64,14 +63,11 @@ def test_host_errors(over_run, node, recipe, criterion):
     found = health.judge_host_errors(first, last, seconds=over_run.seconds, limits=limits)
     if found is None:
         criterion.does_not_apply(f"on {node.label}")
-    else:
-        criterion.judge(found)
+    criterion.judge(found)
 
 
-@pytest.fixture(scope="session")
-def parts(cluster):
-    """The memory modules and disks of every host."""
-    return cluster.run(host_parts, per="host", deadline_s=120)
+parts = measured(host_parts, per="host", deadline_s=120)
+"""The memory modules and disks of every host."""
 
 
 def test_memory_modules(parts, node, criterion):
@@ -93,10 +89,8 @@ def test_nvme_health(parts, node, criterion):
     criterion.judge(health.judge_disks(disks))
 
 
-@pytest.fixture(scope="session")
-def kubernetes_records(cluster):
-    """Every host's record in Kubernetes."""
-    return cluster.run(kubernetes_node, per="host", deadline_s=60)
+kubernetes_records = measured(kubernetes_node, per="host", deadline_s=60)
+"""Every host's record in Kubernetes."""
 
 
 def test_kubernetes_node(kubernetes_records, node, criterion):
@@ -135,8 +129,7 @@ def clock_skews(cluster, recipe):
         results = cluster.run(host_clock, per="host", places=[nodes[host] for host in hosts], deadline_s=60)
         span = {"sent_s": sent_s, "received_s": ahead_s + time.monotonic()}
         errors.update({node.id: error for node, error in results.errors.items()})
-        shown = {node.id: results[node].shown_s for node in results if node not in results.errors}
-        return {host: health.ClockReading(shown_s=shown_s, **span) for host, shown_s in shown.items()}
+        return {node.id: health.ClockReading(shown_s=one.shown_s, **span) for node, one in values_of(results).items()}
 
     return health.read_skews(ask, list(nodes), health.ClockTerms(**recipe("clock_skew"))), errors
 
@@ -152,22 +145,19 @@ def test_clock_skew(clock_skews, node, criterion):
 @pytest.fixture(scope="session")
 def drift_rows(host_states, gpu_states, nics_at_start, cluster, recipe):
     """Every fact of every host, GPU and NIC over all of them."""
-    read = {node: host_states[node] for node in host_states if node not in host_states.errors}
-    facts = list(health.facts_of_hosts({node.id: state for node, state in read.items()}))
+    facts = list(health.facts_of_hosts({node.id: state for node, state in values_of(host_states).items()}))
+    gpus, nics = values_of(gpu_states), values_of(nics_at_start)
     for node in cluster.nodes:
-        facts += health.facts_of_gpus(node.id, gpus_of(gpu_states, node))
-        if node in nics_at_start and node not in nics_at_start.errors:
-            facts += health.facts_of_nics(node.id, nics_at_start[node].nics)
+        own = {place.id: one.gpu for place, one in gpus.items() if place.node == node.node}
+        facts += health.facts_of_gpus(
+            node.id, {gpu: state for gpu, state in own.items() if not isinstance(state, NotAvailable)}
+        )
+        if node in nics:
+            facts += health.facts_of_nics(node.id, nics[node].nics)
     try:
         return health.compare_facts(facts, health.DriftRules(**recipe("drift")))
     except ValueError as error:  # a fact is demanded that nobody knows
         raise MeasurementError(str(error), blame=Blame(part="settings")) from None
-
-
-def gpus_of(gpu_states, node):
-    """What NVML says of the GPUs of a node, of those that it can read, by place id."""
-    seen = {place: gpu_states[place] for place in gpu_states if place.node == node.node and place not in gpu_states.errors}
-    return {place.id: one.gpu for place, one in seen.items() if not isinstance(one.gpu, NotAvailable)}
 
 
 @pytest.mark.again
@@ -182,6 +172,5 @@ def test_drift_coverage(drift_rows, host_states, criterion):
     """Enough facts were there to compare."""
     compared = [row for row in drift_rows if row.is_compared]
     summary = health.summary(drift_rows, num_nodes=len(host_states) - len(host_states.errors))
-    criterion.require(
-        len({row.name for row in compared}), evidence={"facts": [asdict(row) for row in drift_rows]}, remark=summary
-    )
+    facts = {"facts": [asdict(row) for row in drift_rows]}
+    criterion.require(len({row.name for row in compared}), evidence=facts, remark=summary)

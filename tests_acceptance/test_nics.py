@@ -6,6 +6,7 @@ import pytest
 
 from pytest_gpucluster import NotAvailable, health
 from pytest_gpucluster.measurements.host import nic_state
+from tests_acceptance.conftest import values_of
 
 pytestmark = pytest.mark.reads
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.reads
 @pytest.fixture(scope="session")
 def ports(nics_at_start, cluster, recipe):
     """The ports of each host beside the profile's promise and the other hosts, by node id."""
-    hosts = {node.id: nics_at_start[node].nics for node in nics_at_start if node not in nics_at_start.errors}
+    hosts = {node.id: found.nics for node, found in values_of(nics_at_start).items()}
     promised = cluster.promised
     total = {"total_gb_s": promised.node_gb_s} if promised.fabric in ("infiniband", "roce") else {}
     return health.judge_ports(hosts, health.PortPromise(fabric=promised.fabric, **total, **recipe("nic_ports")))
@@ -45,22 +46,20 @@ def test_nic_redirection(nic_ways, node, cluster, criterion):
     criterion.judge(redirected)
 
 
-@pytest.fixture(scope="session")
-def nic_answers(nic_ways):
-    """What each host that answered shows of its adapters, by node id."""
-    return {node.id: nic_ways[node] for node in nic_ways if node not in nic_ways.errors}
+def beside_others(judge):
+    """A fixture: what the judge finds at each host that shows its adapters, beside the others, by node id."""
+
+    @pytest.fixture(scope="session")
+    def found(nic_ways, cluster):  # noqa: ANN202 - a fixture, known by the name that it is given below
+        return judge({node.id: one for node, one in values_of(nic_ways).items()}, cluster.promised.fabric)
+
+    return found
 
 
-@pytest.fixture(scope="session")
-def nic_settings(nic_answers, cluster):
-    """What each host's ports are set to, beside those of the others, by node id."""
-    return health.judge_nic_settings(nic_answers, cluster.promised.fabric)
-
-
-@pytest.fixture(scope="session")
-def cables(nic_answers, cluster):
-    """Where each host's cables end, beside those of the others, by node id."""
-    return health.judge_cabling(nic_answers, cluster.promised.fabric)
+nic_settings = beside_others(health.judge_nic_settings)
+"""What each host's ports are set to."""
+cables = beside_others(health.judge_cabling)
+"""Where each host's cables end."""
 
 
 @pytest.mark.health

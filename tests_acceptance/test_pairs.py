@@ -8,14 +8,13 @@ import pytest
 
 from pytest_gpucluster import localization
 from pytest_gpucluster.measurements.pair_matrix import pair_matrix
+from tests_acceptance.conftest import measured
 
 pytestmark = pytest.mark.links
 
 
-@pytest.fixture(scope="session")
-def matrix_in_node(cluster, recipe, budget):
-    """Bandwidth, latency and way of every ordered pair of GPUs, in all nodes at once."""
-    return cluster.run(pair_matrix, per="node", budget_s=budget("gpu_pairs"), **recipe("gpu_pairs"))
+matrix_in_node = measured(pair_matrix, "gpu_pairs", per="node", in_budget=True)
+"""Bandwidth, latency and way of every ordered pair of GPUs, in all nodes at once."""
 
 
 @pytest.fixture

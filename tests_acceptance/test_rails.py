@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpucluster import Blame, Finding, MeasurementError, localization
 from pytest_gpucluster.measurements.pair_matrix import net_interfaces, rail
+from tests_acceptance.conftest import values_of
 
 pytestmark = pytest.mark.fabric
 
@@ -50,17 +51,15 @@ def rails(nics_at_start, cluster):
     """The adapters that can be named to NCCL, with the nodes where each is up."""
     if cluster.promised.fabric_between_nodes == "sockets":
         results = cluster.run(net_interfaces, per="host", places=cluster.places, deadline_s=60)
-        interfaces = {node.id: results[node].interfaces for node in results if node not in results.errors}
-        return localization.rails_of_interfaces(interfaces)
-    hosts = {node.id: nics_at_start[node].nics for node in nics_at_start if node not in nics_at_start.errors}
+        return localization.rails_of_interfaces({node.id: found.interfaces for node, found in values_of(results).items()})
+    hosts = {node.id: found.nics for node, found in values_of(nics_at_start).items()}
     return localization.rails_of_nics(hosts, cluster.promised.fabric)
 
 
 @pytest.fixture(scope="session")
 def rails_measured(rails_as_measured, possible):
     """As measured, but with an error for each adapter that carries more than its port can."""
-    found = only_possible(rails_as_measured.rates, rails_as_measured.errors, possible("rail_bandwidth"))
-    return replace(found, shortened=rails_as_measured.shortened)
+    return only_possible(rails_as_measured, possible("rail_bandwidth"))
 
 
 @pytest.fixture(scope="session")
@@ -76,30 +75,24 @@ def rails_as_measured(rails, nic_ways, gpu_states, cluster, rail_recipe):
     An adapter that seems far worse than the others is measured a second time, and the better value counts.
     """
     arguments = {**rail_recipe}
-    again_percent: dict[Any, float] = {
-        "bandwidth": arguments.pop("again_bandwidth_percent"),
-        "latency": arguments.pop("again_latency_percent"),
-    }
-    near = {
-        one.name: near_gpu(one.name.partition(":")[0], nic_ways, gpu_states, number % cluster.promised.gpus_per_node)
-        for number, one in enumerate(rails)
-    }
-    first = RailsMeasured([], {})
-    for one in rails:
-        measure(one, near[one.name], cluster, arguments, first)
+    again_percent: dict[Any, float] = {name: arguments.pop(f"again_{name}_percent") for name in ("bandwidth", "latency")}
+    gpus = cluster.promised.gpus_per_node
+    near = [near_gpu(one.name.partition(":")[0], nic_ways, gpu_states, number % gpus) for number, one in enumerate(rails)]
+    first, second = RailsMeasured([], {}), RailsMeasured([], {})
+    for one, gpu in zip(rails, near, strict=True):
+        measure(one, gpu, cluster, arguments, first)
     suspects = {rail for _, rail in localization.slow_rails(first.rates, again_percent)}
-    second = RailsMeasured([], {})
-    for one in rails:
+    for one, gpu in zip(rails, near, strict=True):
         if one.name in suspects:
-            measure(one, near[one.name], cluster, arguments, second)
+            measure(one, gpu, cluster, arguments, second)
     shortened = first.shortened | second.shortened
     return RailsMeasured(localization.better_of(first.rates, second.rates), first.errors, shortened)
 
 
-def only_possible(rates, errors, can_be):
+def only_possible(measured, can_be):
     """What was measured, with an error for each adapter that carries more than its port can."""
-    found = RailsMeasured([], {node: [*before] for node, before in errors.items()})
-    for one in rates:
+    found = replace(measured, rates=[], errors={node: [*before] for node, before in measured.errors.items()})
+    for one in measured.rates:
         error = None if one.share is None else can_be.error(one.share, where=f"{one.node} {one.rail}")
         if error is None:
             found.rates.append(one)
@@ -132,12 +125,11 @@ def node_of(place, cluster):
 
 def near_gpu(name, nic_ways, gpu_states, other):
     """The number of a GPU that is nearest to the adapter on the first node that shows it; ``other`` where none does."""
-    for node in nic_ways:
-        if node not in nic_ways.errors:
-            known = [place for place in gpu_states if place.node == node.node and place not in gpu_states.errors]
-            numbers = localization.gpus_near(name, nic_ways[node], {place.gpu: gpu_states[place].gpu for place in known})
-            if numbers:
-                return numbers[other % len(numbers)]
+    states = values_of(gpu_states)
+    for node, ways in values_of(nic_ways).items():
+        own = {place.gpu: state.gpu for place, state in states.items() if place.node == node.node}
+        if numbers := localization.gpus_near(name, ways, own):
+            return numbers[other % len(numbers)]
     return other
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_gpucluster import health
 from pytest_gpucluster.measurements.host import rank_binding, slurm_state
+from tests_acceptance.conftest import values_of
 
 pytestmark = [pytest.mark.platform, pytest.mark.reads]
 
@@ -26,7 +27,7 @@ def test_slurm_node(over_run, readings, node, cluster, criterion):
     """Slurm gives the host jobs, and counts its GPUs, at the start and at the end: a health check may drain it meanwhile."""
     found = health.at_start_and_end(*over_run[node])
     states = readings.first(slurm_state, per="host", job=job_of)
-    blocks = {other.id: states[other].block for other in states if other not in states.errors}
+    blocks = {other.id: state.block for other, state in values_of(states).items()}
     criterion.judge(health.with_remark(found, health.remark_on_blocks(node.id, blocks, domains_of(cluster))))
 
 

@@ -80,7 +80,7 @@ def test_adapters_that_carry_more_than_their_port() -> None:
     """An error at its node; the other adapters of that node are compared."""
     usual = RailRate(node="node0", rail="mlx5_0:1", gb_s=46.5, latency_us=9.0, gbit_s=400.0, partners=("node1",))
     rates = [usual, replace(usual, rail="mlx5_1:1", gb_s=465.0), replace(usual, rail="mlx5_2:1", gbit_s=None)]
-    found = test_rails.only_possible(rates, {}, can_be("rail_bandwidth"))
+    found = test_rails.only_possible(test_rails.RailsMeasured(rates, {}), can_be("rail_bandwidth"))
     assert [one.rail for one in found.rates] == ["mlx5_0:1", "mlx5_2:1"]
     (error,) = found.errors["node0"]
     assert f"rail_bandwidth at node0 mlx5_1:1: 9.3 ratio is {TOO_MUCH}" in str(error)
