@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -18,30 +19,23 @@ from pytest_gpucluster.measurements.sustained import sustained
 from pytest_gpucluster.measurements.training import finetune, train
 
 
-def measured(function, key=None, *, per="gpu", everywhere=False, in_budget=False, **named):  # noqa: ANN003 -- as in all of this suite
+def measured(function, key=None, *, per="gpu", at="selected", in_budget=False, **named):  # noqa: ANN003 -- as in all of this suite
     """A fixture: what the function measures, once for all criteria that read it.
 
-    By the recipe of the entry ``key``, in the seconds that it may take where ``in_budget``. ``everywhere``: at all places,
-    whichever are selected.
+    By the recipe of the entry ``key``, in the seconds that it may take where ``in_budget``; at the ``selected`` places, at
+    ``all``, or at those that are ``compared``.
     """
 
     @pytest.fixture(scope="session")
-    def results(cluster, recipe, budget):  # noqa: ANN202 - a fixture, known by the name that it is given below
-        where = {"places": cluster.places} if everywhere else {}
+    def results(cluster, recipe, budget, compared_places):  # noqa: ANN202 - a fixture, known by the name that it is given below
+        places = {"selected": None, "all": cluster.places, "compared": compared_places}[at]
         limit = {"budget_s": budget(key)} if in_budget else {}
-        return cluster.run(function, per=per, **where, **limit, **named, **(recipe(key) if key else {}))
+        return cluster.run(function, per=per, places=places, **limit, **named, **(recipe(key) if key else {}))
 
     return results
 
 
-def compared(function, key, *, per="gpu", **named):  # noqa: ANN003 -- as above
-    """As :func:`measured`, at all places that a comparison takes."""
-
-    @pytest.fixture(scope="session")
-    def results(cluster, recipe, compared_places):  # noqa: ANN202 - as above
-        return cluster.run(function, per=per, places=compared_places, **named, **recipe(key))
-
-    return results
+compared = functools.partial(measured, at="compared")
 
 
 def values_of(results):

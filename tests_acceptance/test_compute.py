@@ -80,7 +80,7 @@ def test_bf16_at_clock(gemm_sustained, place, criterion):
     criterion.require(rate.of_peak_at_clock_ratio, evidence={"TFLOPS": rate.counted_tflops, **rate.evidence})
 
 
-computed = measured(digests, "silent_corruption", everywhere=True)
+computed = measured(digests, "silent_corruption", at="all")
 """Digests of seeded work, cold and hot: on all GPUs, whichever are selected, because they are compared."""
 
 

@@ -11,7 +11,7 @@ from tests_acceptance.conftest import measured
 pytestmark = pytest.mark.health
 
 
-dcgm_programs = measured(dcgm_program, per="host", everywhere=True, deadline_s=60)
+dcgm_programs = measured(dcgm_program, per="host", at="all", deadline_s=60)
 """Whether each host has the program."""
 
 

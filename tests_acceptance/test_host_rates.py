@@ -13,13 +13,8 @@ from tests_acceptance.test_stragglers import compare_all
 pytestmark = pytest.mark.platform
 
 
-@pytest.fixture(scope="session")
-def memory(cluster, recipe, budget, compared_places):
-    """The triad on each NUMA node of every host."""
-    named = {**recipe("host_memory"), "budget_s": budget("host_memory")}
-    return cluster.run(host_memory, per="host", places=compared_places, **named)
-
-
+memory = compared(host_memory, "host_memory", per="host", in_budget=True)
+"""The triad on each NUMA node of every host."""
 scratch = compared(file_rates, "scratch_write", per="host")
 """Large files in the folder for temporary files of each host, on all hosts at once: each has a disk of its own."""
 launches = measured(launch_latency, "launch_latency")

@@ -15,7 +15,7 @@ from tests_acceptance.conftest import measured, values_of
 pytestmark = [pytest.mark.platform, pytest.mark.reads]
 
 
-host_states = measured(host_state, per="host", everywhere=True, deadline_s=60)
+host_states = measured(host_state, per="host", at="all", deadline_s=60)
 """Every host's facts. All take part: they are compared."""
 
 
@@ -146,12 +146,10 @@ def test_clock_skew(clock_skews, node, criterion):
 def drift_rows(host_states, gpu_states, nics_at_start, cluster, recipe):
     """Every fact of every host, GPU and NIC over all of them."""
     facts = list(health.facts_of_hosts({node.id: state for node, state in values_of(host_states).items()}))
-    gpus, nics = values_of(gpu_states), values_of(nics_at_start)
+    gpus = {place: one.gpu for place, one in values_of(gpu_states).items() if not isinstance(one.gpu, NotAvailable)}
+    nics = values_of(nics_at_start)
     for node in cluster.nodes:
-        own = {place.id: one.gpu for place, one in gpus.items() if place.node == node.node}
-        facts += health.facts_of_gpus(
-            node.id, {gpu: state for gpu, state in own.items() if not isinstance(state, NotAvailable)}
-        )
+        facts += health.facts_of_gpus(node.id, {place.id: gpu for place, gpu in gpus.items() if place.node == node.node})
         if node in nics:
             facts += health.facts_of_nics(node.id, nics[node].nics)
     try:

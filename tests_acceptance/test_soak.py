@@ -16,20 +16,15 @@ from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
 from pytest_gpucluster.measurements.health import gpu_counters
 from pytest_gpucluster.measurements.host import nic_state
 from pytest_gpucluster.measurements.sustained import sustained
-from tests_acceptance.conftest import sized
+from tests_acceptance.conftest import sized, values_of
 
 
 def rates(results):
     """The median of a round's last half, and its worst slice."""
     return {
         place: Finding(value=rate.tflops, evidence={"lowest slice TFLOPS": min(rate.slices_tflops), **rate.evidence})
-        for place, rate in measured(results).items()
+        for place, rate in values_of(results).items()
     }
-
-
-def measured(results):
-    """The values of those that have one."""
-    return {place: results[place] for place in results if place not in results.errors}
 
 
 def differing_kinds(first, rounds, results):
@@ -37,7 +32,7 @@ def differing_kinds(first, rounds, results):
 
     ``first`` keeps each GPU's digests of its first round, and ``rounds`` counts the rounds of all calls by GPU.
     """
-    found = measured(results)
+    found = values_of(results)
     rounds.update({place: one.rounds for place, one in found.items()})
     digests_of = {place: one.digests for place, one in found.items()}
     first.update({place: one for place, one in digests_of.items() if place not in first})
@@ -57,18 +52,16 @@ def differing_kinds(first, rounds, results):
 
 def wrong_words(results):
     """Words that were not what had been written."""
+    found = values_of(results)
+    first = {place: [error.text for error in one.first_errors[:1]] for place, one in found.items()}
     return {
-        place: Finding(
-            value=found.errors,
-            evidence={**found.errors_by_kind, "first": [error.text for error in found.first_errors[:1]]},
-        )
-        for place, found in measured(results).items()
+        place: Finding(value=one.errors, evidence={**one.errors_by_kind, "first": first[place]}) for place, one in found.items()
     }
 
 
 def in_nodes(results):
     """The bus bandwidth in each node; its sum was verified."""
-    return {node: moved(timing) for node, timing in measured(results).items()}
+    return {node: moved(timing) for node, timing in values_of(results).items()}
 
 
 def between_nodes(results):
@@ -91,7 +84,7 @@ def compared(judge, results):
         latest.append((results, now_s))
         return {
             place: judge(before.errors.get(place) or before[place], last, now_s - at_s)
-            for place, last in measured(results).items()
+            for place, last in values_of(results).items()
         }
 
     return compare
@@ -113,8 +106,8 @@ def errors_counted(limits, has_peers, first, last, seconds):
 
 def diagnosed(results):
     """What failed in the diagnostic of each host; nothing in a round without one."""
-    found = {node: one for node, one in measured(results).items() if not isinstance(one, DcgmProgram)}
-    return {node: health.judge_whole_diag(found[node]) if node in found else Finding(value=0) for node in measured(results)}
+    found = values_of(results).items()
+    return {node: Finding(value=0) if isinstance(one, DcgmProgram) else health.judge_whole_diag(one) for node, one in found}
 
 
 def diagnose(turn, cluster, arguments, left_s):
@@ -127,16 +120,15 @@ def diagnose(turn, cluster, arguments, left_s):
 
 
 MEASURE = {
-    "bf16_soak": sustained,
-    "silent_corruption_soak": digests,
-    "hbm_pattern_soak": hbm_pattern,
-    "busbw_soak": all_reduce,
-    "inter_node_busbw_soak": all_reduce,
-    "nic_flaps_soak": nic_state,
-    "gpu_errors_soak": gpu_counters,
+    "bf16_soak": (sustained, "gpu"),
+    "silent_corruption_soak": (digests, "gpu"),
+    "hbm_pattern_soak": (hbm_pattern, "gpu"),
+    "busbw_soak": (all_reduce, "node"),
+    "inter_node_busbw_soak": (all_reduce, "cluster"),
+    "nic_flaps_soak": (nic_state, "host"),
+    "gpu_errors_soak": (gpu_counters, "gpu"),
 }
-PER = {"busbw_soak": "node", "inter_node_busbw_soak": "cluster", "nic_flaps_soak": "host"}
-"""Who shares a process group where that is not each GPU for itself."""
+"""What is measured, and who shares a process group."""
 JUDGED_BY = ("gpu_errors_soak",)
 """Whose recipe judges; the measurement takes none."""
 FLAPS = health.read_limits({"link_downed": {"total": 0}, "carrier_changes": {"total": 0}})
@@ -151,7 +143,7 @@ def no_diagnostic(cluster, recipe, soak):
     if soak.duration_s < least_s:
         return f"in a soak of {soak.duration_s:.0f} s: it takes {least_s:.0f} s"
     programs = cluster.run(dcgm_program, per="host", places=cluster.places, deadline_s=60)
-    has_one = any(programs[node].path is not None for node in programs if node not in programs.errors)
+    has_one = any(one.path is not None for one in values_of(programs).values())
     return None if has_one or programs.errors else "on any host: dcgmi is not installed"
 
 
@@ -189,9 +181,8 @@ def measure(turn, cluster, recipe):
     arguments = {} if turn.criterion in JUDGED_BY else sized(recipe(turn.criterion), cluster)
     if turn.criterion == "hbm_pattern_soak":
         arguments["first_pass"] = turn.round
-    per = PER.get(turn.criterion, "gpu")
-    places = None if per == "cluster" else turn.places
-    results = cluster.run(MEASURE[turn.criterion], per=per, places=places, **arguments)
+    function, per = MEASURE[turn.criterion]
+    results = cluster.run(function, per=per, places=None if per == "cluster" else turn.places, **arguments)
     return each_node(results, turn.places) if per == "node" else results
 
 

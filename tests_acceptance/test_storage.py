@@ -19,6 +19,7 @@ from pytest_gpucluster.measurements.shared_paths import (
     replace_file,
     small_files,
 )
+from tests_acceptance.conftest import values_of
 
 pytestmark = pytest.mark.platform
 
@@ -147,7 +148,7 @@ class Hosts:
         for node, error in results.errors.items():
             text = f"{self.path}: {error}"
             self.errors[node.id] = MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
-        return {node.id: results[node] for node in results if node not in results.errors and results[node] is not None}
+        return {node.id: found for node, found in values_of(results).items() if found is not None}
 
 
 def observe(hosts: Hosts, *, within_s: float, lock_s: float) -> health.PathObservations:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster import MeasurementError, Place, siblings
-from tests_acceptance.conftest import impossible_training, judge_compared
+from tests_acceptance.conftest import impossible_training, judge_compared, values_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def error_at(quantity, results, possible):
 
 def compare_all(results, field, healthy, limit, error):
     """Compare the GPUs that have a value which hardware can give; a wrong one says nothing of the others."""
-    measured = {one: results[one] for one in results if one not in results.errors}
+    measured = values_of(results)
     known = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
     wrong = {one: why for one, rate in known.items() if (why := error(rate, where=one)) is not None}
     rates = {one: rate for one, rate in known.items() if one not in wrong}
@@ -105,9 +105,7 @@ def test_straggler(quantity, rates_of_all, place, comparison, criterion):
     if place not in rates:
         raise MeasurementError(f"{place.label}: {quantity} has no value here, so nothing can be compared", culprits=(place,))
     not_measured = len(rates_of_all) - len(rates)
-    fewest = (
-        siblings.FEWEST_SIBLINGS if not_measured else 1
-    )  # of two that are left of more, the lost ones might say who is slow
+    fewest = siblings.FEWEST_SIBLINGS if not_measured else 1  # of two left of more, the lost ones might say who is slow
     found = 0 if compared is None else compared.shortfall.siblings
     if compared is None or found < fewest:
         why = f"{place.label}: of its siblings ({own.device}) {found} could be measured, and it takes {fewest} to compare"

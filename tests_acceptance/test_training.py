@@ -11,18 +11,9 @@ from tests_acceptance.conftest import require_possible
 pytestmark = pytest.mark.training
 
 CHECKS = (
-    "base_digest",
-    "data_digest",
-    "lock_step",
-    "all_reduce",
-    "adapter_digest",
-    "finite",
-    "adapters_moved",
-    "restore",
-    "generation",
-    "graph_lock_step",
-    "step_time_spread",
-)
+    "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",
+    "generation", "graph_lock_step", "step_time_spread",
+)  # fmt: skip
 """Of finetune_smoke: all that a run without an output folder makes."""
 AMONG_RANKS = ("base_digest", "data_digest", "lock_step", "graph_lock_step")
 ONE_RANK = "one rank, compared with itself; no other rank to compare with"
