@@ -285,7 +285,7 @@ def _of_each_rank(times_s: list[float], wrong: int, fault: str) -> list[list[flo
     return [one[1:] for one in rows]
 
 
-def _nccl_facts() -> dict[str, str | None]:
+def _nccl_facts() -> dict[str, Any]:
     """NCCL's version, and whether NVLink SHARP is forbidden; None without NCCL."""
     if dist.get_backend() != "nccl":
         return {"nccl_version": None, "nvls": None}

@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging import agreement
@@ -38,17 +38,9 @@ if TYPE_CHECKING:
 
     Slowdown = tuple[float, Place | None]  # per cent taken off the rate, and where; (0.0, None): a clean repeat
 
-Value = TypeVar("Value")
-
 CALL_DEADLINE_S = 60.0
 MEASURED_BY = {"bf16": "bf16_tflops", "fp32": "fp32_tflops", "copy": "hbm_bandwidth"}
-"""The entries that measure the same rates, and know what a GPU can reach."""
-RATE_CRITERIA = {
-    "bf16": "straggler[bf16_tflops]",
-    "fp32": "straggler[fp32_tflops]",
-    "copy": "straggler[hbm_bandwidth]",
-}
-"""The entries that compare the GPUs' rates, by the operation that the self-test slows down."""
+"""The entries that measure the same rates, and know what a GPU can reach; ``straggler[...]`` of them compares the GPUs."""
 FEWEST_PLACES = FEWEST_SIBLINGS + 1
 SIGMAS = 2.0
 """A healthy GPU may be so many robust sigmas faster than its siblings; slowed down, it keeps that lead."""
@@ -61,8 +53,6 @@ GIVE_UP_S = 20.0
 HANG_DEADLINE_S = 3.0
 ABSENT = "never arrived"
 """The diagnosis says this of a rank that is not in the collective in which the other ranks wait."""
-FEWEST_RANKS = 2
-TOO_FEW = "a collective takes two ranks, and one answers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +131,10 @@ def try_slow_gpu(setup: Setup) -> list[Trial | NotPlanted]:
         return [NotPlanted(kind=SLOW, why=why)]
     results: list[Trial | NotPlanted] = []
     for operation in setup.sizes.operations:
-        threshold = setup.criteria.get(RATE_CRITERIA[operation])
+        criterion = f"straggler[{MEASURED_BY[operation]}]"
+        threshold = setup.criteria.get(criterion)
         if threshold is None:
-            why = f"{operation}: this run's thresholds have no {RATE_CRITERIA[operation]}"
-            results.append(NotPlanted(kind=SLOW, why=why))
+            results.append(NotPlanted(kind=SLOW, why=f"{operation}: this run's thresholds have no {criterion}"))
         else:
             slowdowns = _slowdowns(setup)
             measured = _measure(setup, operation, slowdowns)
@@ -161,19 +151,12 @@ def _slowdowns(setup: Setup) -> list[Slowdown]:
 
 
 def _measure(setup: Setup, operation: str, slowdowns: Sequence[Slowdown]) -> Results:
-    sizes = setup.sizes
-    return setup.run(
-        planted.rates_with_delays,
-        per="gpu",
-        operation=operation,
-        size=sizes.operations[operation],
-        iterations=sizes.iterations,
-        warmup_s=sizes.warmup_s,
-        rest_s=sizes.rest_s,
-        plants=[
-            {} if victim is None else {"delay_percent": delay_percent(lost), "rank": victim.rank} for lost, victim in slowdowns
-        ],
-    )
+    recipe: dict[str, Any] = {name: getattr(setup.sizes, name) for name in ("iterations", "warmup_s", "rest_s")}
+    plants = [
+        {} if victim is None else {"delay_percent": delay_percent(lost), "rank": victim.rank} for lost, victim in slowdowns
+    ]
+    named = {"operation": operation, "size": setup.sizes.operations[operation], "plants": plants, **recipe}
+    return setup.run(planted.rates_with_delays, per="gpu", **named)
 
 
 def require_possible_rates(measured: Results, threshold: Threshold | None) -> None:
@@ -288,18 +271,11 @@ def wrong_trials(computed: Mapping[Place, Digests], victim_of: Mapping[str, Plac
         if kind in own.excluded or len(alike) == 1:
             why = own.excluded.get(kind) or f"{victim.id} is the only {own.model}"
             results.append(NotPlanted(kind=WRONG, why=f"{kind}: {why}"))
-            continue
-        results.append(
-            Trial(
-                kind=WRONG,
-                what="one wrong bit",
-                where=kind,
-                victim=victim.id,
-                expected=ids([victim] if len(alike) >= agreement.FEWEST_TO_NAME else alike),
-                named=ids(place for place, kinds in suspected.items() if kind in kinds),
-                criterion=DIGEST_CRITERION,
-            )
-        )
+        else:
+            expected = ids([victim] if len(alike) >= agreement.FEWEST_TO_NAME else alike)
+            named = ids(place for place, kinds in suspected.items() if kind in kinds)
+            planted_at: dict[str, Any] = {"where": kind, "victim": victim.id, "expected": expected, "named": named}
+            results.append(Trial(kind=WRONG, what="one wrong bit", criterion=DIGEST_CRITERION, **planted_at))
     return results
 
 
@@ -381,13 +357,15 @@ def _try_fault(
     Raises:
         MeasurementError: a collective without a fault does not work.
     """
-    if len(setup.places) < FEWEST_RANKS:
-        return [NotPlanted(kind=kind, why=TOO_FEW)]
+    if len(setup.places) < 2:
+        return [NotPlanted(kind=kind, why="a collective takes two ranks, and one answers")]
     victim = next(setup.victims())
     _sum_up(setup)  # creates the process group, so that only the fault is timed
-    results, took_s = _timed(lambda: setup.run(function, per="cluster", victim=victim.rank, **recipe))
-    _, recovered_s = _timed(lambda: _sum_up(setup))
-    detected_s = took_s - recipe.get("after_s", 0.0)
+    began_s = time.monotonic()
+    results = setup.run(function, per="cluster", victim=victim.rank, **recipe)
+    ended_s = time.monotonic()
+    _sum_up(setup)
+    detected_s, recovered_s = ended_s - began_s - recipe.get("after_s", 0.0), time.monotonic() - ended_s
     return [judge(victim, results.errors.get(victim), detected_s=detected_s, recovered_s=recovered_s)]
 
 
@@ -395,8 +373,3 @@ def _sum_up(setup: Setup) -> None:
     counts = set(setup.run(planted.add_up, per="cluster").each(float).values())
     if counts != {float(len(setup.places))}:
         raise MeasurementError(f"a sum over {counted(len(setup.places), 'rank')} counted {', '.join(map(str, sorted(counts)))}")
-
-
-def _timed(call: Callable[[], Value]) -> tuple[Value, float]:
-    started_s = time.monotonic()
-    return call(), time.monotonic() - started_s
