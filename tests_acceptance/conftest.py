@@ -122,23 +122,19 @@ def impossible_training(one, possible, *, where):
     return can_be.error(one.product_tflops, where=f"{where}, {one.tokens_per_s_per_gpu:.0f} tokens/s")
 
 
-def measure_collective(cluster, operation, recipe, *, per, budget_s):
-    """One collective over the GPUs of each node, or of all nodes: what is judged, and by size what is shown beside it."""
-    shown_bytes = recipe.pop("shown_bytes", [])
-    call, named = (all_reduce, {}) if operation == "all_reduce" else (collective, {"operation": operation})
-    judged_s = None if budget_s is None else JUDGED_SHARE * budget_s
-    judged = cluster.run(call, per=per, budget_s=judged_s, **named, **recipe)
-    shown = {key: value for key, value in recipe.items() if key == "deadline_s"}
-    shown["budget_s"] = None if judged_s is None else budget_s - min(judged.took_s, judged_s)
-    return judged, cluster.run(by_size, per=per, operation=operation, sizes_bytes=shown_bytes, **shown)
-
-
 def collective_by(operation, key, *, per):
-    """A fixture: a collective by the recipe of the entry ``key``, and the table by size beside it."""
+    """A fixture: a collective by the recipe of the entry ``key``, which is judged, and by size what is shown beside it."""
+    call, named = (all_reduce, {}) if operation == "all_reduce" else (collective, {"operation": operation})
 
     @pytest.fixture(scope="session")
     def results(cluster, recipe, budget):  # noqa: ANN202 - as above
-        return measure_collective(cluster, operation, sized(recipe(key), cluster), per=per, budget_s=budget(key))
+        arguments, budget_s = sized(recipe(key), cluster), budget(key)
+        shown_bytes = arguments.pop("shown_bytes", [])
+        judged_s = None if budget_s is None else JUDGED_SHARE * budget_s
+        judged = cluster.run(call, per=per, budget_s=judged_s, **named, **arguments)
+        shown = {name: value for name, value in arguments.items() if name == "deadline_s"}
+        shown["budget_s"] = None if judged_s is None else budget_s - min(judged.took_s, judged_s)
+        return judged, cluster.run(by_size, per=per, operation=operation, sizes_bytes=shown_bytes, **shown)
 
     return results
 

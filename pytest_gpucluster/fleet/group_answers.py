@@ -300,7 +300,7 @@ def train(call: SimulatedCall) -> Any:
     strategy = "fsdp" if call.kwargs.get("strategy") == "fsdp" else "ddp"
     reach = 1 if len(call.group.ranks) == 1 else 2 if len(call.group.nodes) == 1 else 3
     kept = KEPT_ON_SOCKETS[strategy] if _on_sockets(call) else KEPT[strategy, reach]
-    rate = call.group.slowest("train") * kept
+    rate = call.group.training_rate * kept
     outcome = _outcome(
         call,
         checks={},

@@ -6,6 +6,7 @@ What a rank answers stands beside the measurement, under ``@simulated_by``, or u
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -67,19 +68,13 @@ def answer(group: SimulatedGroup, function: FunctionName, *, rank: int, kwargs: 
 
 
 def _answer_of(function: FunctionName) -> Callable[[SimulatedCall], Any] | None:
-    if not function.module.startswith(f"{PACKAGE}."):
-        return None
-    return ANSWERS.get(function.qualname) or _beside(function)
-
-
-def _beside(function: FunctionName) -> Callable[[SimulatedCall], Any] | None:
-    """The answer that stands beside a packaged measurement; None where there is none. Nothing else is imported for a call."""
-    if not function.module.startswith(f"{MEASUREMENTS}."):
-        return None
-    try:
-        module = importlib.import_module(function.module)
-    except ModuleNotFoundError:
-        return None
+    """The answer by its name, or beside a packaged measurement; None where there is none. Nothing else is imported for it."""
+    if function.module.startswith(f"{PACKAGE}.") and function.qualname in ANSWERS:
+        return ANSWERS[function.qualname]
+    module: Any = None
+    if function.module.startswith(f"{MEASUREMENTS}."):
+        with contextlib.suppress(ModuleNotFoundError):
+            module = importlib.import_module(function.module)
     found: Callable[[SimulatedCall], Any] | None = getattr(getattr(module, function.qualname, None), SIMULATED_MARK, None)
     return found
 

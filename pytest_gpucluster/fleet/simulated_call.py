@@ -51,18 +51,14 @@ class SimulatedGroup:
         """The lowest and the highest rank."""
         return min(self.ranks), max(self.ranks)
 
-    def slowest(self, quantity: str) -> float:
-        """What the slowest GPU of the group reaches."""
-        return _slowest(self, quantity)
+    @cached_property
+    def training_rate(self) -> float:
+        """What the slowest GPU of the group reaches in a training."""
+        return min(self.hardware.rate(rank, "train") for rank in self.ranks)
 
     def with_fault(self, kind: FaultKind) -> tuple[int, ...]:
         """The ranks of the group, as numbered in it, at whose GPUs this fault is planted."""
         return _with_fault(self, kind)
-
-
-@functools.lru_cache(maxsize=64)
-def _slowest(group: SimulatedGroup, quantity: str) -> float:
-    return min(group.hardware.rate(rank, quantity) for rank in group.ranks)
 
 
 @functools.lru_cache(maxsize=64)

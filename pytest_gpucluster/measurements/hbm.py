@@ -99,15 +99,15 @@ def hbm_bandwidth(*, size_bytes: int, iterations: int, warmup: int) -> HbmBandwi
     with Snapshots(timing.gpu_uuid()) as snapshots:
         progress.report("copy", 0.0)
         copy = _timed(lambda: a.copy_(b), iterations, warmup, snapshots.of("copy"))
-        _verify("copy", a, lambda part: b[part])
+        verify("copy", a, lambda part: b[part])
         progress.report("triad", 0.25)
         triad = _timed(lambda: torch.add(b, c, alpha=SCALAR, out=a), iterations, warmup, snapshots.of("triad"))
-        _verify("triad", a, lambda part: b[part] + SCALAR * c[part])
+        verify("triad", a, lambda part: b[part] + SCALAR * c[part])
         progress.report("read", 0.5)
         read = _time_read(a, iterations, warmup, snapshots.of("read"))
         progress.report("write", 0.75)
         write = _timed(lambda: a.fill_(FILL), iterations, warmup, snapshots.of("write"))
-        _verify("write", a, lambda part: torch.full_like(a[part], FILL))
+        verify("write", a, lambda part: torch.full_like(a[part], FILL))
         progress.report("write", 1.0)
     moved = {"copy": (2, copy), "triad": (3, triad), "read": (1, read), "write": (1, write)}
     rates = {kind: _rates(arrays * a.nbytes, timed) for kind, (arrays, timed) in moved.items()}
@@ -183,10 +183,15 @@ def _cache_bytes() -> int:
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
 
-def _verify(what: str, result: torch.Tensor, expected: Callable[[slice], torch.Tensor]) -> None:
-    """Compare every element on the device, a chunk at a time."""
-    for start in range(0, result.numel(), CHUNK):
-        part = slice(start, min(start + CHUNK, result.numel()))
-        wrong = int((result[part] != expected(part)).sum())
-        if wrong:
+def verify(what: str, result: torch.Tensor, expected: Callable[[slice], torch.Tensor], *, chunk: int = CHUNK) -> None:
+    """Compare every element where it lies, ``chunk`` of them at a time.
+
+    Raises:
+        ArithmeticError: some are not as ``expected``; with their number in the first such chunk.
+    """
+    for start in range(0, result.numel(), chunk):
+        part = slice(start, min(start + chunk, result.numel()))
+        right = expected(part)
+        if not torch.equal(result[part], right):
+            wrong = int((result[part] != right).sum())
             raise ArithmeticError(f"{what}: {wrong} of the elements {part.start} to {part.stop - 1} are wrong")

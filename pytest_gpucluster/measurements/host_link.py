@@ -28,7 +28,7 @@ from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.host_load import HostLoad, HostWatch
 from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
-from pytest_gpucluster.measurements import progress, timing
+from pytest_gpucluster.measurements import hbm, progress, timing
 from pytest_gpucluster.protocol.functions import simulated_by
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ SAMPLED_PAGES = 64
 
 _STEP = 2_654_435_761
 _MPOL_BIND = 2
-_SYSCALLS = {"x86_64": (237, 279), "aarch64": (235, 239)}
-"""Numbers of mbind(2) and move_pages(2) by machine: libnuma, which wraps them, is not everywhere."""
+_SYSCALLS = {"x86_64": {"mbind": 237, "move_pages": 279}, "aarch64": {"mbind": 235, "move_pages": 239}}
+"""Numbers of calls of the kernel by machine: libnuma, which wraps them, is not everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,13 +351,8 @@ def _fill(tensor: torch.Tensor, *, seed: int) -> None:
 
 
 def _verify(what: str, tensor: torch.Tensor, *, seed: int) -> None:
-    """Compare every element where it lies, a chunk at a time."""
-    for start in range(0, len(tensor), CHUNK):
-        stop = min(start + CHUNK, len(tensor))
-        expected = _pattern(start, stop, seed=seed, like=tensor)
-        if not torch.equal(tensor[start:stop], expected):
-            wrong = int((tensor[start:stop] != expected).sum())
-            raise ArithmeticError(f"{what}: {wrong} of the elements {start} to {stop - 1} are wrong")
+    """Compare every element where it lies."""
+    hbm.verify(what, tensor, lambda part: _pattern(part.start, part.stop, seed=seed, like=tensor), chunk=CHUNK)
 
 
 # Where the GPU and the memory are.
@@ -418,27 +413,27 @@ def _pinned(tensor: torch.Tensor) -> Iterator[None]:
 
 def _bind(tensor: torch.Tensor, node: int) -> None:
     """Ask the kernel to take this memory's pages from a NUMA node and no other, even if it must drop caches for them."""
-    if platform.machine() not in _SYSCALLS:
-        return
     mask = (ctypes.c_ulong * (node // 64 + 1))()
     mask[node // 64] = 1 << node % 64
     bits = ctypes.c_ulong(64 * len(mask) + 1)  # the kernel reads one bit fewer than this
     start, length = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_ulong(tensor.nbytes)
-    mbind, _ = _SYSCALLS[platform.machine()]
-    ctypes.CDLL(None).syscall(mbind, start, length, _MPOL_BIND, mask, bits, 0)  # whether it did: _pages_on
+    _calls_kernel("mbind", start, length, _MPOL_BIND, mask, bits, 0)  # whether it did: _pages_on
+
+
+def _calls_kernel(name: str, *arguments: Any) -> bool:
+    """Whether the kernel of this machine has this call, and does it."""
+    number = _SYSCALLS.get(platform.machine(), {}).get(name)
+    return number is not None and ctypes.CDLL(None).syscall(number, *arguments) == 0
 
 
 def _pages_on(tensor: torch.Tensor) -> list[int] | None:
     """NUMA nodes of a sample of this memory's pages; None if the kernel does not say."""
-    if platform.machine() not in _SYSCALLS:
-        return None
     count = min(SAMPLED_PAGES, -(-tensor.nbytes // mmap.PAGESIZE))
     addresses = [tensor.data_ptr() + index * tensor.nbytes // count for index in range(count)]
     pages = (ctypes.c_void_p * count)(*addresses)
     nodes = (ctypes.c_int * count)()
-    _, move_pages = _SYSCALLS[platform.machine()]
-    failed = ctypes.CDLL(None).syscall(move_pages, 0, ctypes.c_ulong(count), pages, None, nodes, 0)
-    return None if failed or min(nodes) < 0 else sorted(set(nodes))
+    did = _calls_kernel("move_pages", 0, ctypes.c_ulong(count), pages, None, nodes, 0)
+    return sorted(set(nodes)) if did and min(nodes) >= 0 else None
 
 
 # What is refused.
