@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -33,14 +33,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import gemm, progress, timing
-from pytest_gpucluster.protocol.functions import simulated_by
+from pytest_gpucluster.protocol.functions import Simulated, simulated_by
 from pytest_gpucluster.text import counted
 
-if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
-
-    Draw = Callable[..., torch.Tensor]
-    Work = Callable[[], torch.Tensor]
+Draw: TypeAlias = Callable[..., torch.Tensor]
+Work: TypeAlias = Callable[[], torch.Tensor]
 
 HEADS, HEAD_SIZE = 16, 128
 SIZE_STEP = 16
@@ -165,7 +162,7 @@ KINDS: Mapping[str, DigestKind] = {
 forward of FlashAttention over ``size`` tokens; softmax of the rows, and sums of rows, columns and all, of a float32 matrix."""
 
 
-def _simulated(call: SimulatedCall) -> Digests:
+def _simulated(call: Simulated) -> Digests:
     """Digests of seeded work, equal on all GPUs; one kind is another on a GPU that computes wrong bits."""
     bad = call.has("corrupt")
     found = {kind: hashlib.sha256(f"{kind}{bad and kind == 'fp32'}".encode()).hexdigest()[:48] for kind in KINDS}

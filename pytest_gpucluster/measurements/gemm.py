@@ -14,18 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, Watched
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.timing import Timing
-from pytest_gpucluster.protocol.functions import simulated_by
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
-
+from pytest_gpucluster.protocol.functions import Simulated, simulated_by
 
 CHECKED = 64
 """Number of rows and of columns, spread over the product; their crossings are compared with a float64 reference."""
@@ -109,7 +104,7 @@ class _Product:
             torch.mm(self.a, self.b, out=self.out)
 
 
-def _simulated(call: SimulatedCall) -> GemmRate:
+def _simulated(call: Simulated) -> GemmRate:
     """Dense products in bursts."""
     rate, kwargs = call.rate(call.kwargs["dtype"]), call.kwargs
     best = kwargs["sizes"][len(kwargs["sizes"]) // 2]

@@ -10,17 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing
-from pytest_gpucluster.protocol.functions import simulated_by
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
-    from pytest_gpucluster.measurements.timing import Timing
+from pytest_gpucluster.measurements.timing import Timing
+from pytest_gpucluster.protocol.functions import Simulated, simulated_by
 
 SCALAR = 3.0
 FILL = 7.0
@@ -68,7 +65,7 @@ class HbmBandwidth:
         return evidence(self.telemetry.get(self.judged))
 
 
-def _simulated(call: SimulatedCall) -> HbmBandwidth:
+def _simulated(call: Simulated) -> HbmBandwidth:
     """The triad is the better kind."""
     rate, number = call.rate("hbm"), call.kwargs["iterations"]
     medians = {"copy": 0.98 * rate, "triad": rate, "read": 0.97 * rate, "write": 0.96 * rate}

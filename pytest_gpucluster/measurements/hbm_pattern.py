@@ -21,16 +21,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import hbm, progress, timing
-from pytest_gpucluster.protocol.functions import simulated_by
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
+from pytest_gpucluster.protocol.functions import Simulated, simulated_by
 
 ROW = 64
 """Words of 8 bytes in a row: the bit that walks is back where it began after one row."""
@@ -285,7 +281,7 @@ SWEEPS: Mapping[str, float] = {
 """Bytes moved by each kind for one byte tested; drawing a word writes it, inverting it reads and writes it."""
 
 
-def _simulated(call: SimulatedCall) -> PatternResult:
+def _simulated(call: Simulated) -> PatternResult:
     """Patterns over nearly all of the memory."""
     bad = call.has("pattern")
     total = int(call.spec.memory_gib * GIB)

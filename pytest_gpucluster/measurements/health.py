@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 import torch
@@ -22,11 +22,8 @@ from pytest_gpucluster.inventory.telemetry import Sampler, Watched
 from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.functions import simulated_by, without_device
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
-    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid, OwnWorker, XidDetail
+from pytest_gpucluster.protocol.functions import Simulated, simulated_by, without_device
+from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid, OwnWorker, XidDetail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +109,7 @@ def gpu_counters() -> nvml.GpuCounters:
             return nvml.read_counters(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
 
 
-def _simulated_clocks(call: SimulatedCall) -> ClocksUnderLoad:
+def _simulated_clocks(call: Simulated) -> ClocksUnderLoad:
     """NVML's event reasons under load."""
     hot = call.has("throttled")
     seen = call.telemetry(clock_mhz=1290.0 if hot else 1620.0, power_w=540.0 if hot else 692.0, hot=hot)

@@ -18,7 +18,7 @@ import platform
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,14 +26,11 @@ import torch.distributed as dist
 from pytest_gpucluster.errors import GpuMemoryError
 from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.host_load import HostLoad, HostWatch
+from pytest_gpucluster.inventory.numa import Locality
 from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import hbm, progress, timing
-from pytest_gpucluster.protocol.functions import simulated_by
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
-    from pytest_gpucluster.inventory.numa import Locality
+from pytest_gpucluster.protocol.functions import Simulated, simulated_by
 
 COPIES_PER_SPAN = 2
 """A disturbance of a shared host lasts about as long as four copies of 512 MiB, 40 ms (2026-11-25): shorter spans miss it.
@@ -152,7 +149,7 @@ LOADED_SHARE = 0.7
 """What is left of a simulated link while others keep the host busy."""
 
 
-def _simulated(call: SimulatedCall) -> HostLink:
+def _simulated(call: Simulated) -> HostLink:
     """Copies between GPU and host; slower while all GPUs of the node copy."""
     together = call.kwargs.get("together", False)
     noisy = call.has("noisy") and call.turn < NOISY_TURNS

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,11 +30,8 @@ from pytest_gpucluster.inventory.host_load import HostLoad, HostWatch
 from pytest_gpucluster.inventory.reading import EVIDENCE, NOBODY, judged
 from pytest_gpucluster.inventory.sysfs import SYS
 from pytest_gpucluster.measurements import progress, timing
-from pytest_gpucluster.protocol.functions import simulated_by, without_device
+from pytest_gpucluster.protocol.functions import Simulated, simulated_by, without_device
 from pytest_gpucluster.text import counted
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 ARRAYS = 3
 ELEMENT_BYTES = 8
@@ -79,7 +76,7 @@ class HostMemory:
         return {**rates, "CPUs allowed": self.cpus_allowed, "GiB each": self.size_bytes / 2**30, **load}
 
 
-def _simulated_memory(call: SimulatedCall) -> HostMemory:
+def _simulated_memory(call: Simulated) -> HostMemory:
     """Two sockets, alike."""
     rate = call.rate("triad")
     repeats = call.repeats(rate, call.kwargs["repeats"])
@@ -235,7 +232,7 @@ class LaunchLatency:
     host_load: HostLoad | None = judged(EVIDENCE, "of `launch_latency`")
 
 
-def _simulated_launches(call: SimulatedCall) -> LaunchLatency:
+def _simulated_launches(call: Simulated) -> LaunchLatency:
     """The same on every GPU."""
     repeats_us, load = call.repeats(LAUNCH_US, call.kwargs["repeats"]), call.host_load()
     return LaunchLatency(

@@ -16,16 +16,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
-from pytest_gpucluster.protocol.functions import simulated_by
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
+from pytest_gpucluster.protocol.functions import Simulated, simulated_by
 
 COUNTED_S = 3.0
 
@@ -78,7 +75,7 @@ class _Slice:
 SIMULATED_PEAK_MHZ = 1830.0
 
 
-def _simulated(call: SimulatedCall) -> Sustained:
+def _simulated(call: Simulated) -> Sustained:
     """Products back to back; the clock is what is left by the power limit, or by the heat."""
     rate, ratio = call.rate("sustained"), call.rate("at_clock")
     peak_tflops = rate / ratio

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from pytest_gpucluster.protocol import origin
 from pytest_gpucluster.protocol.messages import FunctionName
@@ -29,6 +29,8 @@ NO_DEVICE_MARK = "__gpucluster_without_device__"
 SHARED_GPU_MARK = "__gpucluster_beside_others__"
 SIMULATED_MARK = "__gpucluster_simulated__"
 Function = TypeVar("Function", bound=Callable[..., Any])
+Simulated: TypeAlias = "SimulatedCall"
+"""A call as the model of a simulated fleet sees it: measurements name the type, and do not load the model."""
 
 
 class RefusedError(Exception):
@@ -53,7 +55,7 @@ def beside_others(function: Function) -> Function:
     return measurement(function)
 
 
-def simulated_by(answer: Callable[[SimulatedCall], Any]) -> Callable[[Function], Function]:
+def simulated_by(answer: Callable[[Simulated], Any]) -> Callable[[Function], Function]:
     """Mark a packaged measurement with what a rank of a simulated fleet answers in its place: the same class, made up."""
 
     def mark(function: Function) -> Function:
