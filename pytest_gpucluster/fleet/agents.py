@@ -29,7 +29,7 @@ from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.fleet import model
 from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
-from pytest_gpucluster.fleet.simulation import JOIN_S, Hardware, Simulation, hostname_of
+from pytest_gpucluster.fleet.simulation import JOIN_S, Simulation, hostname_of
 from pytest_gpucluster.protocol import channel, messages
 from pytest_gpucluster.protocol.codec import Secret, TypedMessage
 
@@ -54,7 +54,7 @@ class FleetSettings(TypedMessage, frozen=True, kw_only=True):
 class Speaker:
     """One process's share of the ranks."""
 
-    hardware: Hardware
+    simulation: Simulation
     ranks: frozenset[int]
     writer: channel.StoreChannel
     lost: frozenset[int] = frozenset()
@@ -68,11 +68,11 @@ class Speaker:
     def say_hello(self, *, late: bool) -> None:
         """Say hello as the ranks that are late, or as all others."""
         for rank in sorted(self.ranks):
-            if self.hardware.simulation.has(rank, "late") is late:
+            if self.simulation.has(rank, "late") is late:
                 self.writer.put(channel.hello_key(rank), self._hello_of(rank))
 
     def _hello_of(self, rank: int) -> messages.AgentHello:
-        node, gpu = self.hardware.simulation.place_of(rank)
+        node, gpu = self.simulation.place_of(rank)
         machine = f"simulated {hostname_of(node)}"  # no machine has this name: the pid means nothing there
         return messages.AgentHello(
             hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu
@@ -81,10 +81,10 @@ class Speaker:
     def start(self, call: messages.StartCall) -> None:
         """Called when the controller starts a call: answer, except where a rank of the same group fails."""
         own = [rank for rank in _in(call.ranks) if rank in self.ranks]
-        self.lost |= {rank for rank in own if model.is_lost_in(self.hardware, call.function, rank)}
+        self.lost |= {rank for rank in own if model.is_lost_in(self.simulation, call.function, rank)}
         for ranks in [group.ranks for group in call.groups] if call.groups is not None else [(rank,) for rank in own]:
-            failures = {rank: found for rank in ranks if (found := model.failure(self.hardware, call.function, rank))}
-            group = SimulatedGroup(hardware=self.hardware, ranks=tuple(ranks))
+            failures = {rank: found for rank in ranks if (found := model.failure(self.simulation, call.function, rank))}
+            group = SimulatedGroup(simulation=self.simulation, ranks=tuple(ranks))
             for rank in self.ranks.intersection(ranks) - self.lost:
                 if rank in failures:
                     self._reply(call.id, rank, failures[rank])
@@ -94,7 +94,7 @@ class Speaker:
                     self._answer(call, rank, group)
 
     def _answer(self, call: messages.StartCall, rank: int, group: SimulatedGroup) -> None:
-        if self.hardware.simulation.has(rank, "late") and rank not in self._have_been_late:
+        if self.simulation.has(rank, "late") and rank not in self._have_been_late:
             self._have_been_late.add(rank)
             time.sleep(LATE_S / 8)
         key = rank, f"{call.function.qualname} {sorted(call.kwargs.items())}"
@@ -145,7 +145,7 @@ def _become(
     """Serve until the controller says quit, or ends without a word; then the reports of ``target`` are written."""
     try:
         writer, beats = channel.connect(settings.address, secret), channel.connect(settings.address, secret)
-        speaker = Speaker(Hardware(settings.simulation), ranks, writer)
+        speaker = Speaker(settings.simulation, ranks, writer)
         speaker.say_hello(late=False)
         obeying = threading.Thread(target=_obey, args=(speaker, writer.reconnect()), daemon=True)
         obeying.start()

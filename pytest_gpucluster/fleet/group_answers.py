@@ -84,7 +84,7 @@ def _telemetry(call: SimulatedCall) -> Any:
 
 
 def _on_sockets(call: SimulatedCall) -> bool:
-    fabric = call.hardware.simulation.fabric
+    fabric = call.simulation.fabric
     return len(call.group.nodes) > 1 and (fabric not in CHANNELS or bool(call.group.with_fault("sockets")))
 
 
@@ -104,7 +104,7 @@ def _busbw_gb_s(call: SimulatedCall, operation: str) -> float:
 
 def _has_slow_way(call: SimulatedCall) -> bool:
     """Whether the GPU beside the slow adapter of a node takes part: a ring is as slow as its slowest way."""
-    gpus, ranks = call.hardware.simulation.gpus_per_node, call.group.ranks
+    gpus, ranks = call.simulation.gpus_per_node, call.group.ranks
     return any(ranks[number] % gpus == SLOW_RAIL % gpus for number in call.group.with_fault("rail"))
 
 
@@ -217,7 +217,7 @@ def transport(call: SimulatedCall) -> Any:
     """The channels of a rank: the first and the last GPU of a node speak to other nodes."""
     nodes, (_, gpu) = call.group.nodes, call.place
     is_off_fabric = call.has("sockets")
-    simulation = call.hardware.simulation
+    simulation = call.simulation
     kind = "NET/Socket" if is_off_fabric else CHANNELS.get(simulation.fabric, "NET/Socket")
     ends = len(nodes) > 1 and gpu in (0, simulation.gpus_per_node - 1)
     domains = call.group.domains

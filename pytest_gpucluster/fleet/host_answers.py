@@ -132,7 +132,7 @@ def file_rates(call: SimulatedCall) -> Any:
     """A local disk where no path is named, else a shared file system."""
     path = call.kwargs["path"]
     is_local = path is None
-    write, read = (call.hardware.rate(call.rank, quantity) if is_local else SHARED_GB_S for quantity in ("write", "read"))
+    write, read = (call.simulation.rate(call.rank, quantity) if is_local else SHARED_GB_S for quantity in ("write", "read"))
     return made(
         "measurements.file_rates:FileRates",
         write_gb_s=write,
@@ -172,7 +172,7 @@ def nic_state(call: SimulatedCall) -> Any:
 def nic_paths(call: SimulatedCall) -> Any:
     """The way of every adapter of the rank's node, and of every GPU: each below a switch of its own."""
     nics = _nics(call)
-    gpus = [f"0000:{0x13 + 0x10 * gpu:02x}:00.0" for gpu in range(call.hardware.simulation.gpus_per_node)]
+    gpus = [f"0000:{0x13 + 0x10 * gpu:02x}:00.0" for gpu in range(call.simulation.gpus_per_node)]
     paths = {nic.device: _path(str(nic.pci), number) for number, nic in enumerate(nics)}
     gpu_paths = {address: _path(address, number) for number, address in enumerate(gpus)}
     return made(
@@ -229,17 +229,17 @@ def identity(call: SimulatedCall) -> Any:
         group_rank=node,
         local_rank=gpu,
         versions={**read_versions(), **({"torch": OTHER_VERSION} if other else {})},
-        torch_gpus=call.hardware.simulation.gpus_per_node,
+        torch_gpus=call.simulation.gpus_per_node,
         gpu_name=call.device,
         uuid=call.uuid,
         serial=call.serial,
         pci=call.pci,
-        nvml_gpus=call.hardware.simulation.gpus_per_node,
+        nvml_gpus=call.simulation.gpus_per_node,
         hidden_gpus=0,
         variables={},
         board={"vbios": SIMULATED, "module": str(gpu + 1)},
-        fabric=call.hardware.simulation.domain_of(node),
-        switch=call.hardware.simulation.switch_of(node),
+        fabric=call.simulation.domain_of(node),
+        switch=call.simulation.switch_of(node),
         stack={"driver": OTHER_VERSION if other else SIMULATED, "CUDA": SIMULATED, "NCCL": SIMULATED},
     )
 
@@ -265,7 +265,7 @@ def gpu_state(call: SimulatedCall) -> Any:
     """NVML's view of the GPU at rest: what its data sheet says, what is planted, and for the rest what its readings answer."""
     has_errors, has_half_a_link = call.has("ecc"), call.has("pcie")
     spec, gpu = call.spec, call.place[1]
-    cluster_uuid, _, clique = (call.hardware.simulation.domain_of(call.place[0]) or f"{ALONE.cluster_uuid}/0").partition("/")
+    cluster_uuid, _, clique = (call.simulation.domain_of(call.place[0]) or f"{ALONE.cluster_uuid}/0").partition("/")
     state = healthy(
         GpuState,
         index=gpu,
@@ -294,7 +294,7 @@ def gpu_state(call: SimulatedCall) -> Any:
         repair=healthy(GpuRepair, recovery_action="gpu_reset") if call.has("reset") else healthy(GpuRepair),
         fabric=replace(ALONE, cluster_uuid=cluster_uuid, clique=int(clique)),
     )
-    count = call.hardware.simulation.gpus_per_node
+    count = call.simulation.gpus_per_node
     return made(
         "measurements.health:GpuHealth",
         gpu=to_plain(state),

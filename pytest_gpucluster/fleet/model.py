@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_gpucluster.fleet import group_answers, host_answers
 from pytest_gpucluster.fleet.simulated_call import PACKAGE, SimulatedCall, SimulatedGroup
-from pytest_gpucluster.fleet.simulation import Hardware
+from pytest_gpucluster.fleet.simulation import Simulation
 from pytest_gpucluster.protocol.functions import SIMULATED_MARK
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Reply, Success
 from pytest_gpucluster.protocol.plain_data import to_plain
@@ -33,17 +33,17 @@ DYING = "measurements.sustained:sustained"
 HANGING = "measurements.hbm_pattern:hbm_pattern"
 
 
-def is_lost_in(hardware: Hardware, function: FunctionName, rank: int) -> bool:
+def is_lost_in(simulation: Simulation, function: FunctionName, rank: int) -> bool:
     """Whether the rank's node is lost in this call by a planted fault: it never answers again."""
-    return _name_of(function) == DYING and hardware.simulation.has(rank, "lost")
+    return _name_of(function) == DYING and simulation.has(rank, "lost")
 
 
-def failure(hardware: Hardware, function: FunctionName, rank: int) -> Failure | None:
+def failure(simulation: Simulation, function: FunctionName, rank: int) -> Failure | None:
     """How this call fails at the rank by a planted fault; None if it does not."""
     name = _name_of(function)
-    if name == DYING and hardware.simulation.has(rank, "dead"):
+    if name == DYING and simulation.has(rank, "dead"):
         return Failure(kind="died", error="the worker died: SIGSEGV", blames="unknown", entered=True)
-    if name == HANGING and hardware.simulation.has(rank, "hung"):
+    if name == HANGING and simulation.has(rank, "hung"):
         return Failure(kind="hung", error="did not return within its deadline (simulated)", entered=True, state="R")
     return None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pytest_gpucluster.fleet.simulation import FaultKind, Hardware, spread
+from pytest_gpucluster.fleet.simulation import FaultKind, Simulation, spread
 from pytest_gpucluster.inventory.host_load import HostLoad, HostProcess
 from pytest_gpucluster.inventory.telemetry import Telemetry
 from pytest_gpucluster.protocol.plain_data import MARK
@@ -25,23 +25,23 @@ class SimulatedGroup:
     Two groups are never equal, so that no table has to compare their ranks.
     """
 
-    hardware: Hardware
+    simulation: Simulation
     ranks: tuple[int, ...]
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
         """The nodes of the group, each once."""
-        return tuple(sorted({self.hardware.simulation.place_of(rank)[0] for rank in self.ranks}))
+        return tuple(sorted({self.simulation.place_of(rank)[0] for rank in self.ranks}))
 
     @cached_property
     def domains(self) -> Mapping[str | None, int]:
         """How many nodes of the group are in each NVLink domain; None where NVLink ends at the node."""
-        return Counter(self.hardware.simulation.domain_of(node) for node in self.nodes)
+        return Counter(self.simulation.domain_of(node) for node in self.nodes)
 
     @cached_property
     def leaves_a_bad_leaf(self) -> bool:
         """Whether the group reaches out of a leaf switch whose uplinks are bad."""
-        simulation = self.hardware.simulation
+        simulation = self.simulation
         leaves = {simulation.switch_of(node) for node in self.nodes}
         bad = {simulation.switch_of(fault.node) for fault in simulation.faults if fault.kind == "trunk"}
         return len(leaves) > 1 and bool(leaves & bad)
@@ -54,7 +54,7 @@ class SimulatedGroup:
     @cached_property
     def training_rate(self) -> float:
         """What the slowest GPU of the group reaches in a training."""
-        return min(self.hardware.rate(rank, "train") for rank in self.ranks)
+        return min(self.simulation.rate(rank, "train") for rank in self.ranks)
 
     def with_fault(self, kind: FaultKind) -> tuple[int, ...]:
         """The ranks of the group, as numbered in it, at whose GPUs this fault is planted."""
@@ -63,7 +63,7 @@ class SimulatedGroup:
 
 @functools.lru_cache(maxsize=64)
 def _with_fault(group: SimulatedGroup, kind: FaultKind) -> tuple[int, ...]:
-    return tuple(number for number, rank in enumerate(group.ranks) if group.hardware.simulation.has(rank, kind))
+    return tuple(number for number, rank in enumerate(group.ranks) if group.simulation.has(rank, kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +79,19 @@ class SimulatedCall:
     turn: int = 0
 
     @property
-    def hardware(self) -> Hardware:
-        """The parts of the fleet."""
-        return self.group.hardware
+    def simulation(self) -> Simulation:
+        """The fleet."""
+        return self.group.simulation
 
     @property
     def place(self) -> tuple[int, int]:
         """(node, GPU) of the rank."""
-        return self.hardware.simulation.place_of(self.rank)
+        return self.simulation.place_of(self.rank)
 
     @property
     def spec(self) -> GpuSpec:
         """The data sheet of the GPU."""
-        return load_specs()[self.hardware.simulation.gpu_of(self.rank)]
+        return load_specs()[self.simulation.gpu_of(self.rank)]
 
     @property
     def device(self) -> str:
@@ -123,14 +123,14 @@ class SimulatedCall:
 
     def rate(self, quantity: str) -> float:
         """What the rank's GPU reaches."""
-        return self.hardware.rate(self.rank, quantity)
+        return self.simulation.rate(self.rank, quantity)
 
     def near(self, usual: float, quantity: str, *, chip: float = 0.0, host: float = 0.0) -> float:
         """A value around the usual one, the same in each call: ``chip`` and ``host`` say by how much GPUs and hosts differ.
 
         Both are relative sigmas. ``quantity`` is any name; equal names give a GPU equal deviations.
         """
-        return self.hardware.near(self.rank, quantity, usual, chip=chip, host=host)
+        return self.simulation.near(self.rank, quantity, usual, chip=chip, host=host)
 
     def repeats(self, value: float, number: int, *, relative: float = 0.003) -> list[float]:
         """``number`` repeats around ``value``, which is their median; the farthest are off by ``relative``."""
@@ -172,7 +172,7 @@ class SimulatedCall:
 
     def has(self, kind: FaultKind) -> bool:
         """Whether this fault is planted at the rank's GPU."""
-        return self.hardware.simulation.has(self.rank, kind)
+        return self.simulation.has(self.rank, kind)
 
 
 def made(name: str, /, **fields: Any) -> dict[str, Any]:

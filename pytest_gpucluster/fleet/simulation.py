@@ -182,6 +182,21 @@ class Simulation:
             return self.gpu
         return OTHER_MODELS[self.gpu == OTHER_MODELS[0]]
 
+    def rate(self, rank: int, quantity: str) -> float:
+        """What the rank's GPU reaches, in the unit of :data:`TYPICAL`."""
+        typical = TYPICAL[quantity]
+        value = self.near(rank, quantity, usual(self.gpu_of(rank), quantity), chip=typical.chip, host=typical.host)
+        for kind, losses in LOSSES.items():
+            if quantity in losses and self.has(rank, kind):
+                value *= losses[quantity]
+        return value * TOO_FAST if quantity in TIMED and self.has(rank, "fast") else value
+
+    def near(self, rank: int, quantity: str, usual: float, *, chip: float, host: float) -> float:
+        """What a healthy GPU reaches; ``chip`` and ``host`` are the sigmas of :class:`Typical`."""
+        node, gpu = self.place_of(rank)
+        seed = f"{self.seed}/{quantity}/node{node}"
+        return usual * (1 + _deviation(seed, host)) * (1 + _deviation(f"{seed}-gpu{gpu}", chip))
+
     @cached_property
     def _kinds(self) -> Mapping[tuple[int, int | None], list[FaultKind]]:
         """The kinds of fault at each GPU, and under GPU None those of a whole node."""
@@ -320,28 +335,6 @@ def usual(gpu: str, quantity: str) -> float:
     figure = FIGURES.get(quantity)
     mine, first = (getattr(_specs()[one], figure, None) if figure else None for one in (gpu, MODELS[0]))
     return float(values[0] * mine / first) if mine and first else values[0]
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """The parts of a simulation."""
-
-    simulation: Simulation
-
-    def rate(self, rank: int, quantity: str) -> float:
-        """What the rank's GPU reaches, in the unit of :data:`TYPICAL`."""
-        typical = TYPICAL[quantity]
-        value = self.near(rank, quantity, usual(self.simulation.gpu_of(rank), quantity), chip=typical.chip, host=typical.host)
-        for kind, losses in LOSSES.items():
-            if quantity in losses and self.simulation.has(rank, kind):
-                value *= losses[quantity]
-        return value * TOO_FAST if quantity in TIMED and self.simulation.has(rank, "fast") else value
-
-    def near(self, rank: int, quantity: str, usual: float, *, chip: float, host: float) -> float:
-        """What a healthy GPU reaches; ``chip`` and ``host`` are the sigmas of :class:`Typical`."""
-        node, gpu = self.simulation.place_of(rank)
-        seed = f"{self.simulation.seed}/{quantity}/node{node}"
-        return usual * (1 + _deviation(seed, host)) * (1 + _deviation(f"{seed}-gpu{gpu}", chip))
 
 
 @functools.lru_cache(maxsize=65536)

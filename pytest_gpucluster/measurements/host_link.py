@@ -157,7 +157,7 @@ def _simulated(call: Simulated) -> HostLink:
     share = NOISY_SHARE if noisy else LOADED_SHARE if loaded else 1.0
     h2d, d2h = (share * call.rate(f"{way}_all" if together else way) for way in ("h2d", "d2h"))
     wide = NOISY_SPREAD if noisy else 0.003
-    number, socket = call.kwargs["iterations"], int(call.place[1] >= call.hardware.simulation.gpus_per_node / 2)
+    number, socket = call.kwargs["iterations"], int(call.place[1] >= call.simulation.gpus_per_node / 2)
     cpus = "56-111" if socket else "0-55"
     return HostLink(
         h2d_gb_s=h2d,

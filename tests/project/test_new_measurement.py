@@ -12,7 +12,7 @@ import pytest_gpucluster.measurements
 from pytest_gpucluster.cli import main as cli
 from pytest_gpucluster.fleet import model
 from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
-from pytest_gpucluster.fleet.simulation import Hardware, parse_simulation
+from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Success, read_reply
 from tests.project import test_readings
 from tests.project.test_docs import script
@@ -111,7 +111,7 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def answered(**kwargs: int) -> Success | Failure:
     """What a rank of a simulated fleet answers."""
     name = FunctionName(module=NAME, qualname="copy_latency", file="", relative="", digest="")
-    group = SimulatedGroup(hardware=Hardware(parse_simulation("1x8", faults=[])), ranks=(3,))
+    group = SimulatedGroup(simulation=parse_simulation("1x8", faults=[]), ranks=(3,))
     reply = model.answer(group, name, rank=3, kwargs=kwargs)
     read = read_reply(reply.to_json())
     assert isinstance(read, (Success, Failure))

@@ -10,7 +10,7 @@ import pytest
 from pytest_gpucluster.cluster.binding import bind
 from pytest_gpucluster.cluster.calls import Cluster
 from pytest_gpucluster.fleet.agents import Speaker
-from pytest_gpucluster.fleet.simulation import Hardware, parse_simulation
+from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.inventory.occupancy import Occupancy, read_occupancy
 from pytest_gpucluster.places import Inventory
@@ -107,10 +107,10 @@ class NoStore:
 def answered(num_nodes: int) -> Callable[[], object]:
     """A call over all ranks of a simulated fleet, in which as many nodes have a fault as not."""
     bad = [f"node{node}:{kind}" for node in range(0, num_nodes, 2) for kind in ("pcie", "nvls")]
-    hardware = Hardware(parse_simulation(f"{num_nodes}x{GPUS}", faults=bad))
-    ranks = tuple(range(hardware.simulation.world_size))
+    simulation = parse_simulation(f"{num_nodes}x{GPUS}", faults=bad)
+    ranks = tuple(range(simulation.world_size))
     store: Any = NoStore()
-    speaker = Speaker(hardware, frozenset(ranks), store)
+    speaker = Speaker(simulation, frozenset(ranks), store)
     module = "pytest_gpucluster.measurements.collectives"
     call = StartCall(
         id="1",

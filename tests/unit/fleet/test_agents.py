@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpucluster.fleet import agents
 from pytest_gpucluster.fleet.agents import FleetSettings, Speaker
-from pytest_gpucluster.fleet.simulation import Hardware, parse_simulation
+from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError
 from pytest_gpucluster.protocol.messages import FunctionName, Quit, ReportTarget, StartCall
 
@@ -131,7 +131,7 @@ def test_a_goodbye_that_hangs_is_not_waited_for(controller: tuple[int, int], mon
 def test_a_lost_node_says_nothing_more() -> None:
     """From the call in which it is lost on: no reply, no goodbye."""
     store: Any = Store(take=lost)
-    speaker = Speaker(Hardware(SIMULATION), frozenset(range(4)), store)
+    speaker = Speaker(SIMULATION, frozenset(range(4)), store)
     for number, function in enumerate(("measurements.sustained:sustained", "inventory.identity:identity")):
         module, _, qualname = function.partition(":")
         speaker.start(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpucluster.fleet.simulation import LOSSES, MODELS, TYPICAL, Hardware, parse_simulation, spread
+from pytest_gpucluster.fleet.simulation import LOSSES, MODELS, TYPICAL, Simulation, parse_simulation, spread
 from pytest_gpucluster.judging.noise import spread_of
 from pytest_gpucluster.judging.siblings import Healthy, Siblings, compare
 from pytest_gpucluster.thresholds.specs import load_specs
@@ -52,9 +52,9 @@ SHAPES = ("1x8", "2x8", "4x8", "16x8", "64x8")
 SEEDS = range(8)
 
 
-def hardware(shape: str, *faults: str, gpu: str, seed: int) -> Hardware:
+def hardware(shape: str, *faults: str, gpu: str, seed: int) -> Simulation:
     """The parts of a fleet."""
-    return Hardware(replace(parse_simulation(shape, seed=seed, faults=[*faults]), gpu=gpu))
+    return replace(parse_simulation(shape, seed=seed, faults=[*faults]), gpu=gpu)
 
 
 @pytest.mark.parametrize("gpu", sorted(MODELS))

@@ -13,7 +13,7 @@ import pytest
 import pytest_gpucluster.measurements
 from pytest_gpucluster.fleet import model
 from pytest_gpucluster.fleet.simulated_call import SimulatedCall, SimulatedGroup
-from pytest_gpucluster.fleet.simulation import MODELS, Hardware, parse_simulation
+from pytest_gpucluster.fleet.simulation import MODELS, parse_simulation
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import SIMULATED_MARK
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Success, read_reply
@@ -92,7 +92,7 @@ def ask(name: str, *, rank: int = 0, gpu: str = "h200-sxm", bad: tuple[str, ...]
     """The plain value of one rank of 2 x 4 GPUs, all in one group."""
     simulation = dataclasses.replace(parse_simulation("2x4", faults=[*bad]), gpu=gpu)
     reply = model.answer(
-        SimulatedGroup(hardware=Hardware(simulation), ranks=tuple(range(8))),
+        SimulatedGroup(simulation=simulation, ranks=tuple(range(8))),
         function(name),
         rank=rank,
         kwargs={**ASKED.get(name, {}), **kwargs},
@@ -103,7 +103,7 @@ def ask(name: str, *, rank: int = 0, gpu: str = "h200-sxm", bad: tuple[str, ...]
 
 def alone() -> SimulatedGroup:
     """A rank without a process group."""
-    return SimulatedGroup(hardware=Hardware(parse_simulation("1x8", faults=[])), ranks=(0,))
+    return SimulatedGroup(simulation=parse_simulation("1x8", faults=[]), ranks=(0,))
 
 
 def dataclasses_in(value: Any) -> Iterator[dict[str, Any]]:
@@ -177,7 +177,7 @@ def test_equal_seeds_give_equal_values(name: str) -> None:
 
 def test_another_seed_and_another_gpu_are_other_parts() -> None:
     """Chips differ, and so do fleets."""
-    one, other = Hardware(parse_simulation("2x4", faults=[])), Hardware(parse_simulation("2x4", seed=1, faults=[]))
+    one, other = parse_simulation("2x4", faults=[]), parse_simulation("2x4", seed=1, faults=[])
     assert len({round(each.rate(rank, "sustained"), 3) for each in (one, other) for rank in range(8)}) == 16
 
 
@@ -216,8 +216,10 @@ def test_arguments_that_an_answer_beside_does_not_know() -> None:
 
 def test_gpus_and_hosts_are_near_the_usual_value() -> None:
     """Each by its own sigma, the same in each call, and equal where nothing differs."""
-    hardware = Hardware(parse_simulation("2x4", faults=[]))
-    calls = [SimulatedCall(group=SimulatedGroup(hardware=hardware, ranks=(rank,)), rank=rank, kwargs={}) for rank in range(8)]
+    simulation = parse_simulation("2x4", faults=[])
+    calls = [
+        SimulatedCall(group=SimulatedGroup(simulation=simulation, ranks=(rank,)), rank=rank, kwargs={}) for rank in range(8)
+    ]
     assert {call.near(5.0, "copy") for call in calls} == {5.0}
     by_host = [call.near(5.0, "copy", host=0.01) for call in calls]
     assert by_host[:4] == [by_host[0]] * 4
@@ -250,7 +252,7 @@ def test_no_collective_is_faster_than_its_ports(gpu: str) -> None:
     entries = packaged().criteria(packaged().profiles[gpu])
     for nodes, gpus in itertools.product(range(2, 9), range(1, 9)):
         simulation = dataclasses.replace(parse_simulation(f"{nodes}x{gpus}", faults=[]), gpu=gpu)
-        group = SimulatedGroup(hardware=Hardware(simulation), ranks=tuple(range(nodes * gpus)))
+        group = SimulatedGroup(simulation=simulation, ranks=tuple(range(nodes * gpus)))
         facts = {"nodes": nodes, "gpus_per_node": gpus, "world_size": nodes * gpus}
         for operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
             bound = entries[f"inter_node_busbw[{operation}]"].best_possible(gpus=nodes * gpus, cluster=facts)
