@@ -239,18 +239,6 @@ def digests(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     )
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """Digest of all bytes of ``tensor``, see :func:`fingerprint`; 48 hexadecimal digits.
-
-    Raises:
-        ValueError: the tensor has no bytes.
-    """
-    content = _bytes(tensor)
-    if not content.numel():
-        raise ValueError("a tensor without bytes has no digest")
-    return _text(fingerprint(content, weights(tensor.device)).cpu(), content.numel())
-
-
 def fingerprint(content: torch.Tensor, weighing: torch.Tensor) -> torch.Tensor:
     """Two 64-bit sums for each block of :data:`BLOCK` words of ``content`` (bytes), made on its device.
 

@@ -133,16 +133,6 @@ class _Recipe:
     snapshots: Snapshots
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """The spans of each kind with memory on one NUMA node."""
-
-    h2d_gb_s: list[float]
-    d2h_gb_s: list[float]
-    both_gb_s: list[float]
-    pages_on: list[int] | None
-
-
 NOISY_TURNS, NOISY_SHARE, NOISY_SPREAD = 13, 0.906, 0.3
 """A disturbed link has its limit as its median, and wide repeats, in every round of a first look (judging/noise.py)."""
 LOADED_SHARE = 0.7
@@ -209,25 +199,23 @@ def host_link(*, size_bytes: int, iterations: int, warmup: int, together: bool =
     device = torch.zeros(elements, dtype=torch.int64, device=timing.current_device())
     with HostWatch(reads=torch.cuda.is_available()) as watch, Snapshots(timing.gpu_uuid()) as snapshots:
         recipe = _Recipe(spans=iterations, warmup=warmup, together=together, snapshots=snapshots)
-        near = _near(device, locality.node, local_cpus, recipe)
+        near, pages_on = _near(device, locality.node, local_cpus, recipe)
         far = None if together else _far(device, locality, allowed, recipe)
     progress.report("done", 1.0)
+    medians: dict[str, Any] = {f"{way}_gb_s": statistics.median(spans) for way, spans in near.items()}
+    repeats: dict[str, Any] = {f"repeats_{way}_gb_s": spans for way, spans in near.items()}
     return HostLink(
-        h2d_gb_s=statistics.median(near.h2d_gb_s),
-        d2h_gb_s=statistics.median(near.d2h_gb_s),
-        both_gb_s=statistics.median(near.both_gb_s),
-        repeats_h2d_gb_s=near.h2d_gb_s,
-        repeats_d2h_gb_s=near.d2h_gb_s,
-        repeats_both_gb_s=near.both_gb_s,
-        h2d_remote_gb_s=None if far is None else statistics.median(far.h2d_gb_s),
-        d2h_remote_gb_s=None if far is None else statistics.median(far.d2h_gb_s),
+        **medians,
+        **repeats,
+        h2d_remote_gb_s=None if far is None else statistics.median(far["h2d"]),
+        d2h_remote_gb_s=None if far is None else statistics.median(far["d2h"]),
         numa_node=locality.node,
         remote_node=locality.farthest,
         memory_nodes=locality.memory_nodes,
         cpus=numa.format_cpulist(local_cpus or allowed),
         cpus_allowed=numa.format_cpulist(allowed),
         cpus_are_local=None if locality.node is None else bool(local_cpus),
-        pages_on=near.pages_on,
+        pages_on=pages_on,
         size_bytes=8 * elements,
         device=timing.device_name(),
         telemetry={way: snapshots.summary(way) for way in ("h2d", "d2h", "both")},
@@ -243,8 +231,10 @@ def gb_s(moved_bytes: int, seconds: float) -> float:
 # What is timed, and what must have arrived.
 
 
-def _near(device: torch.Tensor, node: int | None, cpus: frozenset[int], recipe: _Recipe) -> _Seen:
-    """Every kind with memory on the GPU's own node, or wherever it comes to lie if that is not known."""
+def _near(
+    device: torch.Tensor, node: int | None, cpus: frozenset[int], recipe: _Recipe
+) -> tuple[dict[str, list[float]], list[int] | None]:
+    """The spans of every kind with memory on the GPU's own node, or wherever it comes to lie, and the nodes of its pages."""
     with _on_cpus(cpus), _host_memory(len(device), node=node) as host:
         pages_on = _pages_on(host)
         progress.report("device to host", 0.0)
@@ -253,11 +243,11 @@ def _near(device: torch.Tensor, node: int | None, cpus: frozenset[int], recipe: 
         h2d = _host_to_device(host, device, recipe)
         progress.report("both at once", 0.5)
         both = _both_ways(host, device, recipe)
-    return _Seen(h2d_gb_s=h2d, d2h_gb_s=d2h, both_gb_s=both, pages_on=pages_on)
+    return {"h2d": h2d, "d2h": d2h, "both": both}, pages_on
 
 
-def _far(device: torch.Tensor, locality: Locality, allowed: frozenset[int], recipe: _Recipe) -> _Seen | None:
-    """Each direction alone with memory on the farthest other node; None if that node gives no memory."""
+def _far(device: torch.Tensor, locality: Locality, allowed: frozenset[int], recipe: _Recipe) -> dict[str, list[float]] | None:
+    """The spans of each direction alone with memory on the farthest other node; None if that node gives no memory."""
     node = locality.farthest
     room_bytes = locality.available_bytes(node)
     if node is None or room_bytes is None or room_bytes < _local_ranks() * device.nbytes:
@@ -272,7 +262,7 @@ def _far(device: torch.Tensor, locality: Locality, allowed: frozenset[int], reci
         progress.report(f"NUMA node {node}", 0.75)
         d2h = _device_to_host(host, device, recipe)
         h2d = _host_to_device(host, device, recipe)
-    return _Seen(h2d_gb_s=h2d, d2h_gb_s=d2h, both_gb_s=[], pages_on=pages_on)
+    return {"h2d": h2d, "d2h": d2h}
 
 
 def _device_to_host(host: torch.Tensor, device: torch.Tensor, recipe: _Recipe) -> list[float]:

@@ -82,14 +82,13 @@ class Trained(Finetuned):
     @property
     def evidence(self) -> dict[str, Any]:
         """What a rate has to be read with: how the steps ran, and the telemetry of all ranks' GPUs, for the report."""
-        outcome = self.outcome
+        outcome, rates = self.outcome, self.outcome.window_rates
         known = {
             "MFU %": None if outcome.mfu is None else 100 * outcome.mfu,
             "ms a step": outcome.step_ms,
             "tokens/s/GPU with padding": outcome.positions_per_s_per_gpu,
-            "lowest to highest window": _spread(outcome.window_rates),
-            "timed": f"{counted(outcome.timed_steps, 'step')}, {outcome.timed_s:.1f} s, "
-            f"{counted(len(outcome.window_rates), 'window')}",
+            "lowest to highest window": f"{min(rates):.0f} to {max(rates):.0f} tokens/s/GPU" if rates else None,
+            "timed": f"{counted(outcome.timed_steps, 'step')}, {outcome.timed_s:.1f} s, {counted(len(rates), 'window')}",
             "s waiting for rows": outcome.rows_s,
             "peak GiB": None if outcome.memory_peak_gib is None else max(outcome.memory_peak_gib),
             "GB sent a step": outcome.wire_gb_per_step,
@@ -107,10 +106,6 @@ def _seconds(outcome: Outcome) -> dict[str, float]:
     parts = {"setting up": outcome.setup_s, "compiling": outcome.compile_s, "training": outcome.train_s}
     parts["evaluating"] = outcome.eval_s
     return {f"s {part}": seconds for part, seconds in parts.items() if seconds is not None}
-
-
-def _spread(rates: Sequence[float]) -> str | None:
-    return f"{min(rates):.0f} to {max(rates):.0f} tokens/s/GPU" if rates else None
 
 
 def curve(losses: Sequence[float]) -> list[list[float]]:

@@ -158,12 +158,6 @@ def _layers(text: str) -> defaultdict[int, str | None]:
     return defaultdict(lambda: min(every) if len(every) == 1 else None, layers)
 
 
-def network_name(text: str) -> str | None:
-    """The network NCCL says it uses (``IB``, ``Socket``, ...), None if the log does not say."""
-    found = _NETWORK.findall(text)
-    return found[-1] if found else None
-
-
 def summarise(
     text: str, channels: list[NcclChannel], *, nodes: list[int], domains: Sequence[str | None] | None = None
 ) -> Transport:
@@ -171,10 +165,11 @@ def summarise(
     crossing = [one for one in channels if nodes[one.source] != nodes[one.target]]
     of = domains or [None] * len(nodes)
     in_domain = [one for one in crossing if of[one.source] is not None and of[one.source] == of[one.target]]
+    networks = _NETWORK.findall(text)
     devices = sorted({f"{found['nic']}{found['number']}/{found['layer']}" for found in _PORT.finditer(text)})
     return Transport(
         backend="nccl",
-        network=network_name(text),
+        network=networks[-1] if networks else None,
         devices=devices,
         kinds=dict(sorted(Counter(one.kind for one in channels).items())),
         inter_node=dict(sorted(Counter(one.kind for one in crossing).items())),
