@@ -15,10 +15,8 @@ KINDS = ("copy", "triad", "read", "write")
 def test_hbm_bandwidth(hbm, place, criterion):
     """Copy or triad, read plus written bytes, whichever is better."""
     moved = hbm[place]
-    repeats = hbm.repeated(place, "tb_s", "repeats_tb_s")
-    criterion.require(
-        repeats, evidence={**{f"{kind} TB/s": getattr(moved, f"{kind}_tb_s") for kind in KINDS}, **moved.evidence}
-    )
+    rates = {f"{kind} TB/s": getattr(moved, f"{kind}_tb_s") for kind in KINDS}
+    criterion.require(hbm.repeated(place, "tb_s", "repeats_tb_s"), evidence={**rates, **moved.evidence})
 
 
 pattern = measured(hbm_pattern, "hbm_pattern")

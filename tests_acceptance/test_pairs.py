@@ -29,9 +29,8 @@ def pairs(matrix_in_node, gpu_states, nic_ways, gpus, node):
     listed = None if node in nic_ways.errors else nic_ways[node].gpu_paths
     ways = listed if isinstance(listed, dict) else {}
     states = {name: None if place in gpu_states.errors else gpu_states[place].gpu for name, place in gpus.items()}
-    return localization.pairs_of(
-        matrix_in_node[node], {name: localization.position_of(one, ways) for name, one in states.items()}
-    )
+    positions = {name: localization.position_of(one, ways) for name, one in states.items()}
+    return localization.pairs_of(matrix_in_node[node], positions)
 
 
 def test_gpu_pairs(pairs, matrix_in_node, node, criterion):

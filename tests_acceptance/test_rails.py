@@ -26,12 +26,11 @@ class RailsMeasured:
 
     def leave_out(self, rail_of_nodes, nodes):
         """Keep why an adapter was not measured: no other node has one of its name that is up."""
+        why = f"{rail_of_nodes.name} was not measured: no other node has an adapter of this name that is up"
         for node in nodes:
             if node.id in rail_of_nodes.gbit_s:
-                why = (
-                    f"{node.label}: {rail_of_nodes.name} was not measured: no other node has an adapter of this name that is up"
-                )
-                self.errors.setdefault(node.id, []).append(MeasurementError(why, culprits=(node,), blame=SETTINGS))
+                error = MeasurementError(f"{node.label}: {why}", culprits=(node,), blame=SETTINGS)
+                self.errors.setdefault(node.id, []).append(error)
 
     def of(self, node):
         """Those of a node.

@@ -40,14 +40,8 @@ def differing_kinds(first, rounds, results):
     unsteady = {place: one.unsteady for place, one in found.items()}
     suspected = agreement.suspicions_in_round(digests_of, models, first=first, unsteady=unsteady)
     sizes = Counter(models.values())
-    return {
-        place: Finding(
-            value=len(kinds),
-            evidence=kinds,
-            remark=None if sizes[models[place]] > 1 else agreement.only_itself(rounds[place]),
-        )
-        for place, kinds in suspected.items()
-    }
+    remarks = {place: None if sizes[model] > 1 else agreement.only_itself(rounds[place]) for place, model in models.items()}
+    return {place: Finding(value=len(kinds), evidence=kinds, remark=remarks[place]) for place, kinds in suspected.items()}
 
 
 def wrong_words(results):

@@ -100,10 +100,10 @@ class Flip:
     round: int | None = None
     rank: int | None = None
 
-    def bits(self, kind: str, index: int) -> list[int]:
-        """The bit in a list if kind, round and rank match; otherwise an empty list."""
+    def is_in(self, kind: str, index: int) -> bool:
+        """Whether kind, round and rank match."""
         here = self.rank is None or str(self.rank) == os.environ.get("RANK")
-        return [self.bit] if here and self.kind == kind and self.round in (None, index) else []
+        return here and self.kind == kind and self.round in (None, index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,19 +306,17 @@ class _Rounds:
 
     def _round(self) -> dict[str, tuple[torch.Tensor, int]]:
         """One more round: the sums (on the CPU) and the number of bytes that they stand for, by kind."""
-        made = {
-            kind: self._sums(work, [bit for flip in self.flips for bit in flip.bits(kind, self.rounds)])
-            for kind, work in self.works.items()
-        }
+        made = {kind: self._sums(kind, work) for kind, work in self.works.items()}
         read = torch.cat([sums.flatten() for sums, _ in made.values()]).cpu()
         parts = torch.split(read, [sums.numel() for sums, _ in made.values()])
         return {kind: (part.view(2, -1), num_bytes) for part, (kind, (_, num_bytes)) in zip(parts, made.items(), strict=True)}
 
-    def _sums(self, work: Work, flipped: Sequence[int]) -> tuple[torch.Tensor, int]:
+    def _sums(self, kind: str, work: Work) -> tuple[torch.Tensor, int]:
         output = work()
         content = _bytes(output)
-        for bit in flipped:
-            _flip(content, bit)
+        for flip in self.flips:
+            if flip.is_in(kind, self.rounds):
+                _flip(content, flip.bit)
         sums = fingerprint(content, self.weights)
         for memory in (content, output):
             memory.zero_()  # the next output may get it: where a kernel writes nothing, it must not find what is right

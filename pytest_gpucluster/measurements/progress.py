@@ -7,18 +7,16 @@ from collections.abc import Callable
 Listener = Callable[[str, "float | None"], None]
 
 
-def _ignore(_step: str, _fraction: float | None) -> None:
-    """Ignore a report: the measurement was called from a script or a test."""
-
-
-_listeners: list[Listener] = [_ignore]
+_listeners: list[Listener] = []
+"""None where the measurement was called from a script or a test."""
 
 
 def listen(listener: Listener) -> None:
     """Send every later report to ``listener(step, fraction)``; the worker installs its own."""
-    _listeners[0] = listener
+    _listeners[:] = [listener]
 
 
 def report(step: str, fraction: float | None = None) -> None:
     """Report the current step (``"size 8192"``, ``"step 40 of 300"``) and the finished share of the measurement (0 to 1)."""
-    _listeners[0](step, fraction)
+    for listener in _listeners:
+        listener(step, fraction)
