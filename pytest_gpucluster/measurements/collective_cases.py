@@ -78,7 +78,8 @@ def case(operation: str, *, size_bytes: int, dtype: str) -> CollectiveCase:
     elements = size_bytes // kind.itemsize // chunks
     if elements < 1:
         raise ValueError(f"size_bytes must hold {chunks} {dtype} at least, not {size_bytes}")
-    return CASES[operation](torch.empty(elements * chunks, dtype=kind, device=timing.current_device()))
+    buffer = torch.empty(elements * chunks, dtype=kind, device=timing.current_device())
+    return CASES[operation](buffer, ranks, dist.get_rank())
 
 
 def pattern(buffer: torch.Tensor, source: int, target: int = 0, *, largest: int = LARGEST) -> torch.Tensor:
@@ -87,19 +88,18 @@ def pattern(buffer: torch.Tensor, source: int, target: int = 0, *, largest: int 
     return torch.randint(1, largest + 1, (PERIOD,), generator=seeded).to(buffer)
 
 
-def _all_reduce(buffer: torch.Tensor) -> CollectiveCase:
+def _all_reduce(buffer: torch.Tensor, _ranks: int, rank: int) -> CollectiveCase:
     return CollectiveCase(
         sent=buffer,
         received=buffer,
-        own=[pattern(buffer, dist.get_rank(), largest=_largest(buffer))],
+        own=[pattern(buffer, rank, largest=_largest(buffer))],
         expected=[_total(buffer, 0)],
         call=lambda: dist.all_reduce(buffer),
         sums_in_place=True,
     )
 
 
-def _all_gather(buffer: torch.Tensor) -> CollectiveCase:
-    ranks, rank = dist.get_world_size(), dist.get_rank()
+def _all_gather(buffer: torch.Tensor, ranks: int, rank: int) -> CollectiveCase:
     sent = torch.empty_like(buffer[: buffer.numel() // ranks])
     return CollectiveCase(
         sent=sent,
@@ -110,9 +110,8 @@ def _all_gather(buffer: torch.Tensor) -> CollectiveCase:
     )
 
 
-def _reduce_scatter(buffer: torch.Tensor) -> CollectiveCase:
+def _reduce_scatter(buffer: torch.Tensor, ranks: int, rank: int) -> CollectiveCase:
     """A target's patterns are of its own, so that the sums of two targets cannot be swapped."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
     received = torch.empty_like(buffer[: buffer.numel() // ranks])
     return CollectiveCase(
         sent=buffer,
@@ -123,8 +122,7 @@ def _reduce_scatter(buffer: torch.Tensor) -> CollectiveCase:
     )
 
 
-def _all_to_all(buffer: torch.Tensor) -> CollectiveCase:
-    ranks, rank = dist.get_world_size(), dist.get_rank()
+def _all_to_all(buffer: torch.Tensor, ranks: int, rank: int) -> CollectiveCase:
     received = torch.empty_like(buffer)
     return CollectiveCase(
         sent=buffer,
@@ -135,21 +133,20 @@ def _all_to_all(buffer: torch.Tensor) -> CollectiveCase:
     )
 
 
-def _broadcast(buffer: torch.Tensor) -> CollectiveCase:
+def _broadcast(buffer: torch.Tensor, _ranks: int, rank: int) -> CollectiveCase:
     """From rank 0, in place; what the others held before must be gone."""
     root = pattern(buffer, 0)
     return CollectiveCase(
         sent=buffer,
         received=buffer,
-        own=[root if dist.get_rank() == 0 else torch.zeros_like(root)],
+        own=[root if rank == 0 else torch.zeros_like(root)],
         expected=[root],
         call=lambda: dist.broadcast(buffer, 0),
     )
 
 
-def _send_recv(buffer: torch.Tensor) -> CollectiveCase:
+def _send_recv(buffer: torch.Tensor, ranks: int, rank: int) -> CollectiveCase:
     """Each rank sends to the next one and receives from the one before, all at once, as nccl-tests does."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
     before, after = (rank - 1) % ranks, (rank + 1) % ranks
     received = torch.empty_like(buffer)
 
@@ -167,7 +164,7 @@ def _send_recv(buffer: torch.Tensor) -> CollectiveCase:
     )
 
 
-CASES: Mapping[str, Callable[[torch.Tensor], CollectiveCase]] = {
+CASES: Mapping[str, Callable[[torch.Tensor, int, int], CollectiveCase]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
