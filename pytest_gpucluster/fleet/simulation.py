@@ -143,13 +143,8 @@ class Simulation:
     @property
     def facts(self) -> dict[str, Any]:
         """The simulation as results.json and the journal have it."""
-        return {
-            "nodes": self.nodes,
-            "gpus_per_node": self.gpus_per_node,
-            "gpu": self.gpu,
-            "seed": self.seed,
-            "faults": [str(fault) for fault in self.faults],
-        }
+        shown = {name: getattr(self, name) for name in ("nodes", "gpus_per_node", "gpu", "seed")}
+        return {**shown, "faults": [str(fault) for fault in self.faults]}
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -220,11 +215,10 @@ def parse_simulation(shape: str, *, seed: int = 0, faults: list[str]) -> Simulat
         ConfigurationError: a shape or a fault that is not understood, or a fault outside of the fleet.
     """
     found = SHAPE.fullmatch(shape)
-    if found is None or int(found[1]) * int(found[2]) > MOST_GPUS:
+    nodes, gpus = map(int, found.groups()) if found is not None else (0, 0)
+    if not 0 < nodes * gpus <= MOST_GPUS:
         raise ConfigurationError(f"{shape!r} is no fleet; say NODESxGPUS, for example 128x8, with at most {MOST_GPUS} GPUs")
-    simulation = Simulation(
-        nodes=int(found[1]), gpus_per_node=int(found[2]), seed=seed, faults=tuple(parse_fault(one) for one in faults)
-    )
+    simulation = Simulation(nodes=nodes, gpus_per_node=gpus, seed=seed, faults=tuple(map(parse_fault, faults)))
     for fault in simulation.faults:
         if fault.node >= simulation.nodes or (fault.gpu or 0) >= simulation.gpus_per_node:
             last = f"node{simulation.nodes - 1}-gpu{simulation.gpus_per_node - 1}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import MeasurementError
@@ -192,29 +192,20 @@ def slow_trials(
     trials = []
     for number, (percent, victim) in enumerate(slowdowns):
         rates = {place: found[number] for place, found in rates_at.items()}
-        trial = Trial(
-            kind=SLOW,
-            what="nothing planted",
-            where=operation,
-            victim=None,
-            expected=(),
-            named=ids(stragglers(threshold, rates, models)),
-            criterion=threshold.key,
-            not_judged=sizes.not_judged,
-        )
+        own: dict[str, Any] = {"what": "nothing planted", "victim": None, "expected": (), "not_judged": sizes.not_judged}
         if victim is not None:
             usual = statistics.median(rates_at[victim][repeat] for repeat in clean)
             lost_percent = 100 * (1 - rates[victim] / usual)
             alike = [place for place, model in models.items() if model == models[victim]]
-            trial = replace(
-                trial,
-                what=f"{percent:g} % slow in {operation}",
-                victim=victim.id,
-                expected=(victim.id,),
-                measured={"delay_us": round(measured[victim].delay_us[number], 2), "lost_percent": round(lost_percent, 2)},
-                not_judged=sizes.not_judged or _why_not_judged(percent, threshold, alike),
-            )
-        trials.append(trial)
+            own = {
+                "what": f"{percent:g} % slow in {operation}",
+                "victim": victim.id,
+                "expected": (victim.id,),
+                "measured": {"delay_us": round(measured[victim].delay_us[number], 2), "lost_percent": round(lost_percent, 2)},
+                "not_judged": sizes.not_judged or _why_not_judged(percent, threshold, alike),
+            }
+        named = ids(stragglers(threshold, rates, models))
+        trials.append(Trial(kind=SLOW, where=operation, named=named, criterion=threshold.key, **own))
     return trials
 
 
