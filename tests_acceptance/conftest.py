@@ -1,7 +1,5 @@
 """Measurements that several criteria share: each is taken once."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """GPU health, by NVML, before and under load."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpucluster import Finding, NotAvailable, health

@@ -1,7 +1,5 @@
 """NVIDIA's own diagnostic, where it is installed: ``dcgmi diag``, one test for each GPU and each kind of its tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpucluster import Blame, MeasurementError, health

@@ -1,7 +1,5 @@
 """The link between a GPU and its host."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

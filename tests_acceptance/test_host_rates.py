@@ -1,7 +1,5 @@
 """Rates of each host: memory, local scratch, launches; and hosts beside each other."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpucluster import MeasurementError, siblings

@@ -1,7 +1,5 @@
 """Hosts: their limits, settings and clocks, and what differs between parts that should be alike."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 

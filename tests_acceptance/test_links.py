@@ -1,7 +1,5 @@
 """Collectives inside a node."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpucluster import Finding, GpuLocalizer

@@ -1,7 +1,5 @@
 """GPU memory."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern

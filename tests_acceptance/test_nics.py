@@ -1,7 +1,5 @@
 """The network's adapters: ports that are up, and what went wrong on them during the run."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpucluster import NotAvailable, health

@@ -1,7 +1,5 @@
 """Every pair of GPUs inside a node."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Slurm: its view of the hosts, and what its job may use there."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpucluster import health

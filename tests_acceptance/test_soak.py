@@ -1,7 +1,5 @@
 """The same work again and again, for hours: what one good round does not prove."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections import Counter

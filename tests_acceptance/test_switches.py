@@ -1,7 +1,5 @@
 """NVSwitches, by what their driver writes into the kernel log of each host."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpucluster import health

@@ -1,7 +1,5 @@
 """Real training: a LoRA fine-tune that only works when everything under it does, and its speed. See docs/decisions/0015."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpucluster import MeasurementError
