@@ -69,16 +69,12 @@ def dcgm_diag(*, run: int, within_s: float, uuids: list[str]) -> DcgmDiag:
         return DcgmDiag(version=version, level=run, gpus=[], results=[], doubts=[])
     numbers = ",".join(str(gpu.number) for gpu in gpus)
     ended = dcgm.run(program, ["diag", "-r", str(run), "-j", "-i", numbers], within_s=within_s)
-    report = _report_of(ended)
-    version = report.version or dcgm.read_version(program, within_s=ASK_S)
-    return DcgmDiag(version=version, level=run, gpus=gpus, results=report.results, doubts=_doubts(ended, report, gpus))
-
-
-def _report_of(ended: Ended) -> DiagReport:
     try:
-        return parse_report(ended.printed)
+        report = parse_report(ended.printed)
     except dcgm.DcgmError as error:
         raise dcgm.DcgmError(f"{error} (exit code {ended.exit_code}: {ended.gist})") from error
+    version = report.version or dcgm.read_version(program, within_s=ASK_S)
+    return DcgmDiag(version=version, level=run, gpus=gpus, results=report.results, doubts=_doubts(ended, report, gpus))
 
 
 def _doubts(ended: Ended, report: DiagReport, gpus: list[DcgmGpu]) -> list[str]:

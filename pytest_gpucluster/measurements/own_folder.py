@@ -19,14 +19,10 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.protocol.rank import stat_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from pytest_gpucluster.errors import Part
 
 PREFIX = ".gpucluster-"
 OWNER = "owner.json"
@@ -46,7 +42,7 @@ class NotOwnFolderError(Exception):
     blames: ClassVar[Part] = "host"
 
 
-class Folder:
+class Folder(contextlib.AbstractContextManager["Folder"]):
     """An open folder: files are opened below its descriptor, whatever its path leads to by then."""
 
     def __init__(self, path: Path) -> None:
@@ -99,10 +95,6 @@ class Folder:
         """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close it."""

@@ -7,11 +7,10 @@ NCCL reads ``NCCL_DEBUG`` once per process. So the parent of this process sets `
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -225,7 +224,7 @@ def _of_gloo(nodes: list[int]) -> Transport:
         for peer in range(len(nodes))
         if peer != own
     ]
-    return dataclasses.replace(summarise("", channels, nodes=nodes), backend=dist.get_backend(), network="Socket")
+    return replace(summarise("", channels, nodes=nodes), backend=dist.get_backend(), network="Socket")
 
 
 def _require_channels(found: Transport, channels: int, *, several_ranks: bool) -> None:
