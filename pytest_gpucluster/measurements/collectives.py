@@ -222,12 +222,9 @@ def node_number(node: int | None = None) -> int:
     Raises:
         RuntimeError: there is neither.
     """
-    if node is not None:
-        return node
-    try:
-        return int(os.environ["GPUCLUSTER_NODE"])
-    except KeyError:
-        raise RuntimeError("GPUCLUSTER_NODE is not set: the plugin's workers set it, a script passes node=") from None
+    if node is None and "GPUCLUSTER_NODE" not in os.environ:
+        raise RuntimeError("GPUCLUSTER_NODE is not set: the plugin's workers set it, a script passes node=")
+    return int(os.environ["GPUCLUSTER_NODE"]) if node is None else node
 
 
 def gather_texts(text: str, *, limit_bytes: int = 256) -> list[str]:

@@ -59,16 +59,15 @@ ABSENT = "never arrived"
 class Sizes:
     """How much is measured.
 
-    ``operations`` holds the size of each timed operation. Each of ``percents`` is taken off its rate, ``repeats`` times.
+    ``operations`` holds the size of each timed operation, and ``timed`` how it is timed. Each of ``percents`` is taken off its
+    rate, ``repeats`` times.
     ``not_judged`` is why no slow GPU is judged; None: it is.
     """
 
     operations: Mapping[str, int]
     percents: tuple[float, ...]
     repeats: int
-    iterations: int
-    warmup_s: float
-    rest_s: float
+    timed: Mapping[str, float]
     digest_size: int
     not_judged: str | None
 
@@ -77,9 +76,7 @@ ON_GPUS = Sizes(
     operations={"bf16": 8192, "fp32": 4096, "copy": 1 << 30},
     percents=(3.0, 5.0, 10.0),
     repeats=5,
-    iterations=10,
-    warmup_s=0.005,
-    rest_s=0.05,
+    timed={"iterations": 10, "warmup_s": 0.005, "rest_s": 0.05},
     digest_size=1024,
     not_judged=None,
 )
@@ -87,9 +84,7 @@ IN_A_REHEARSAL = Sizes(
     operations={"bf16": 256, "copy": 1 << 22},
     percents=(50.0,),
     repeats=2,
-    iterations=5,
-    warmup_s=0.0,
-    rest_s=0.0,
+    timed={"iterations": 5, "warmup_s": 0.0, "rest_s": 0.0},
     digest_size=64,
     not_judged="the cores of a CPU share too much",
 )
@@ -151,12 +146,11 @@ def _slowdowns(setup: Setup) -> list[Slowdown]:
 
 
 def _measure(setup: Setup, operation: str, slowdowns: Sequence[Slowdown]) -> Results:
-    recipe: dict[str, Any] = {name: getattr(setup.sizes, name) for name in ("iterations", "warmup_s", "rest_s")}
     plants = [
         {} if victim is None else {"delay_percent": delay_percent(lost), "rank": victim.rank} for lost, victim in slowdowns
     ]
-    named = {"operation": operation, "size": setup.sizes.operations[operation], "plants": plants, **recipe}
-    return setup.run(planted.rates_with_delays, per="gpu", **named)
+    recipe: dict[str, Any] = {"operation": operation, "size": setup.sizes.operations[operation], **setup.sizes.timed}
+    return setup.run(planted.rates_with_delays, per="gpu", plants=plants, **recipe)
 
 
 def require_possible_rates(measured: Results, threshold: Threshold | None) -> None:
