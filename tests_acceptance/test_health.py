@@ -133,9 +133,8 @@ def test_fabric_state(gpu_states, cluster, node, criterion):
 
 def test_nvlink_domain(cluster, node, criterion):
     """The GPUs of the node are in the NVLink domain of the other nodes of its rack."""
-    fabrics = {
-        one.id: [gpu.fabric for gpu in cluster.places if gpu.node == one.node and gpu.rank is not None] for one in cluster.nodes
-    }
+    bound = [gpu for gpu in cluster.places if gpu.rank is not None]
+    fabrics = {one.id: [gpu.fabric for gpu in bound if gpu.node == one.node] for one in cluster.nodes}
     present = {name: of_gpus for name, of_gpus in fabrics.items() if of_gpus}
     criterion.judge(health.judge_domain(node.id, present, nodes_per_domain=cluster.promised.nodes_per_domain))
 

@@ -161,10 +161,8 @@ def soaked(cluster, recipe, soak, no_diagnostic):
     if no_diagnostic is None:
         works = {"dcgm_diag_soak": SoakWork(read=diagnosed, keep="total"), **works}
     for turn in soak.rounds(works):
-        if turn.criterion == "dcgm_diag_soak":
-            turn.keep(diagnose(turn, cluster, dict(recipe(turn.criterion)), soak.duration_s - soak.elapsed_s))
-        else:
-            turn.keep(measure(turn, cluster, recipe))
+        is_long, left_s = turn.criterion == "dcgm_diag_soak", soak.duration_s - soak.elapsed_s
+        turn.keep(diagnose(turn, cluster, recipe(turn.criterion), left_s) if is_long else measure(turn, cluster, recipe))
     return soak
 
 

@@ -124,9 +124,8 @@ class SelftestReport:
             if missed:
                 objections.append(f"the self-test missed {len(missed)} of {len(trials)} plants of {what} ({_first(missed)})")
         if alarms := self.false_alarms:
-            objections.append(
-                f"in the self-test {len(alarms)} of {len(self.clean)} clean repeats named somebody ({_first(alarms)})"
-            )
+            those = f"{len(alarms)} of {len(self.clean)} clean repeats"
+            objections.append(f"in the self-test {those} named somebody ({_first(alarms)})")
         objections += [f"in the self-test {one.text}" for one in self.not_planted if one.is_error]
         if self.stopped is not None:
             objections.append(f"the self-test did not come to its end: {self.stopped}")
