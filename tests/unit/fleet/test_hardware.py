@@ -92,7 +92,7 @@ def test_a_gpu_of_another_model_has_its_rates() -> None:
     """In an H200's place an H100; in an H100's place an H200."""
     for gpu, other in (("h200-sxm", "h100-sxm"), ("h100-sxm", "h200-sxm"), ("l40s", "h100-sxm")):
         parts = hardware("1x4", "node0-gpu1:model", gpu=gpu, seed=0)
-        assert [parts.simulation.gpu_of(rank) for rank in range(4)] == [gpu, other, gpu, gpu]
+        assert [parts.gpu_of(rank) for rank in range(4)] == [gpu, other, gpu, gpu]
         assert parts.rate(1, "hbm") == hardware("1x4", gpu=other, seed=0).rate(1, "hbm")
 
 
@@ -107,7 +107,7 @@ def test_no_healthy_part_is_a_straggler(quantity: str, shape: str, gpu: str) -> 
     for seed in SEEDS:
         for faults in ([], [f"node0-gpu1:{fault}"]):
             parts = hardware(shape, *faults, gpu=gpu, seed=seed)
-            ranks = range(parts.simulation.world_size)
+            ranks = range(parts.world_size)
             siblings = Siblings(
                 rates={rank: parts.rate(rank, JUDGED[quantity]) for rank in ranks},
                 models=dict.fromkeys(ranks, gpu),
