@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic_core
 
 from finetune_smoke import digests
-from finetune_smoke.checkpoints import compatibility, reading, tensors, writing
+from finetune_smoke.checkpoints import reading, writing
 from finetune_smoke.checks import exact
 from finetune_smoke.model import build
 from finetune_smoke.reporting import report
@@ -131,7 +131,7 @@ def _claim(run: TrainingRun, folder: Path) -> None:
     origin = origin_of(folder)
     if origin is None or run.config.resume != "auto":
         raise InputError(f"{folder} is not empty: name another, or move it away (--resume auto replaces its own adapter)")
-    if other := compatibility.differences(origin["fits"], run):
+    if other := reading.differences(origin["fits"], run):
         raise InputError(f"{folder} holds the adapter of another run: {other}")
 
 
@@ -146,7 +146,7 @@ def _write(run: TrainingRun, folder: Path) -> None:
     draft, old = _draft_and_old(folder)
     settings = copy.copy(run.model.model.peft_config["default"])
     settings.inference_mode = True
-    origin = {"fits": compatibility.fits(run), "config": dataclasses.asdict(run.config), "world_size": run.ranks.world_size}
+    origin = {"fits": reading.fits(run), "config": dataclasses.asdict(run.config), "world_size": run.ranks.world_size}
     # safetensors raises its own error on a full disk
     with as_input_error(f"the adapter cannot be written to {folder}", (OSError, SafetensorError)):
         shutil.rmtree(draft, ignore_errors=True)
@@ -175,10 +175,7 @@ def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
     """The adapters under peft's names for a file."""
     from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
 
-    inside = {
-        tensors.plain_name(name).removeprefix("model."): value.detach().cpu().contiguous()
-        for name, value in run.adapters.items()
-    }
+    inside = {name.removeprefix("model."): value.detach().cpu().contiguous() for name, value in run.adapters.items()}
     named: dict[str, torch.Tensor] = get_peft_model_state_dict(run.model.model, state_dict=inside, save_embedding_layers=False)
     return named
 

@@ -1,14 +1,17 @@
-"""Read checkpoints of adapters, optimiser and losses; find those that are whole.
+"""Find checkpoints that are whole, and resume those that fit the run.
 
-A crash at any moment leaves a checkpoint either whole or without a marker. ``DIR/step-N`` holds the tensors in files of
-safetensors (tensors.py) and, written last, the marker ``_SUCCESS`` (marker.py). Rows are a function of the step, so a
-checkpoint needs neither sampler nor random state. Nothing in it can be executed, or is believed before it was compared.
+A crash at any moment leaves a checkpoint either whole or without a marker. ``DIR/step-N`` holds files of tensors and, written
+last, the marker ``_SUCCESS`` (files.py). Nothing in it is believed before it was compared.
+
+Rows are one endless sequence (data/batches.py), and a step takes ``step_rows`` of it. So a checkpoint needs neither sampler
+nor random state: its place in the data is a number of rows, ``next_row``, whichever ranks read the rows before. A run with
+another number of ranks keeps the rows of a step, and so the sequence, the losses and the learning rate of every step. Its
+rows a pass and its number of passes change instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import re
 import tempfile
@@ -18,10 +21,8 @@ from pathlib import Path
 
 import torch
 
-from finetune_smoke.checkpoints import compatibility, tensors
-from finetune_smoke.checkpoints import marker as markers
-from finetune_smoke.checkpoints.marker import Marker
-from finetune_smoke.checkpoints.tensors import State
+from finetune_smoke.checkpoints import files
+from finetune_smoke.checkpoints.files import FORMAT, Flaw, FlawError, Marker, State
 from finetune_smoke.checks.exact import deterministic, record_zero
 from finetune_smoke.digests import as_hex, digest
 from finetune_smoke.model.build import SummedLoss
@@ -31,24 +32,17 @@ from finetune_smoke.settings.config import InputError, as_input_error
 
 FOLDER = re.compile(r"step-([1-9][0-9]{0,8})(\.tmp)?", re.ASCII)
 """The name of a checkpoint, or of one that is being written."""
-
-
-class Flaw(enum.Enum):
-    """Why a checkpoint is unusable, as a message says it."""
-
-    NONE = ""
-    DRAFT = "its saving was cut short"
-    MARKER = f"it has no {markers.NAME} or a damaged one: its saving was cut short"
-    FILES = "files are missing or have another size than was written"
-    CHANGED = "damaged: files cannot be read or have another content than was written"
-    STATE = "damaged: adapters or optimiser have another digest than was saved"
-    LINKED = "it is or holds a link, a device or a pipe"
-    TENSORS = "damaged: its adapters or steps are not those of this run"
-    FORMAT = "another version of this tool wrote it"
-
-
 FLAWS = list(Flaw)
 """By the numbers that ranks exchange. Of flaws that ranks see in one checkpoint, the last is said."""
+
+SETTINGS = (
+    "lora_rank", "lora_alpha", "lora_dropout", "target_modules", "seed", "row_tokens", "packed",
+    "steps", "learning_rate", "warmup_steps", "beta2", "clip_norm",
+)  # fmt: skip
+"""Settings that determine the losses, besides base, data and the rows of a step."""
+
+BEFORE = {"lora_dropout": 0.0, "target_modules": "all-linear"}
+"""What checkpoints were trained with that were written before these settings were there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +68,12 @@ def folder_of(run: TrainingRun) -> Path:
 def open_folder(run: TrainingRun) -> None:
     """Make the checkpoint directory; raises InputError on every rank unless all ranks see the same one."""
     probe = folder_of(run) / "starting.tmp"
-    run.ranks.run_on_rank_0(lambda: _make(probe))
+
+    def make() -> None:
+        with as_input_error("checkpoint directory cannot be written"):
+            probe.mkdir(parents=True, exist_ok=True)
+
+    run.ranks.run_on_rank_0(make)
     blind = run.ranks.where(not probe.is_dir())
     if blind:
         raise InputError(f"{rank_list(blind)} cannot see what rank 0 writes to {folder_of(run)}: it must be shared")
@@ -102,12 +101,12 @@ def resume(run: TrainingRun) -> Resumed:
         path = folder_of(run) / f"step-{step}"
         if flaw in {Flaw.NONE, Flaw.FORMAT}:
             marker = run.ranks.run_on_all_ranks(functools.partial(_fitting_marker, run, path))
-            seen, state = _read_here(run, path, marker)
+            seen, state = _state_in(run, path, marker)
             flaw = FLAWS[max(run.ranks.gather([FLAWS.index(seen)]))[0]]  # noqa: PLW2901 -- that seen in the files
             if flaw is Flaw.NONE:
-                run.ranks.run_on_all_ranks(functools.partial(_copy_state, run, state))
+                _copy_state(run, state)
                 run.checks.carry_over(marker.failures)
-                same, kept = compatibility.continued(run, marker, path)
+                same, kept = continued(run, marker, path)
                 failed = f"checkpoint {path.name}, of {marker.world_size} ranks, carries a failure of"
                 for note in (*kept, *(f"{failed} {name}" for name in sorted(marker.failures))):
                     notes.append(note)
@@ -126,24 +125,16 @@ def passed_over(step: int, flaw: Flaw) -> str:
 
 def state_of(run: TrainingRun, losses: list[float]) -> State:
     """The state of ``run``; its tensors are the run's own, not copies."""
-    state = {f"adapters/{tensors.plain_name(name)}": adapter.detach() for name, adapter in run.adapters.items()}
+    state = {f"adapters/{name}": adapter.detach() for name, adapter in run.adapters.items()}
     for name, adapter in run.adapters.items():
         for key, value in run.optimizer.state.get(adapter, {}).items():
-            state[f"optimizer/{tensors.plain_name(name)}/{key}"] = value
+            state[f"optimizer/{name}/{key}"] = value
     return {**state, "losses": torch.tensor(losses, dtype=torch.float64)}
 
 
 def state_number(state: State) -> int:
     """A signed 64-bit digest of all tensors of ``state`` but the losses, in the order of their names."""
     return digest(state[name] for name in sorted(state) if name != "losses")
-
-
-def read_marker(path: Path) -> Marker:
-    """The marker of a complete checkpoint; raises InputError if it cannot be read."""
-    try:
-        return markers.read(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path / markers.NAME} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
 def scan(folder: Path) -> list[tuple[int, Flaw]]:
@@ -155,26 +146,17 @@ def scan(folder: Path) -> list[tuple[int, Flaw]]:
 
 def _flaw_of(path: Path) -> Flaw:
     try:
-        files = markers.read(path).files
-    except markers.NotPlainError:
-        return Flaw.LINKED
-    except markers.OtherFormatError:
-        return Flaw.FORMAT
-    except (OSError, ValueError):
-        return Flaw.MARKER
-    try:
-        return Flaw.FILES if markers.sizes_differ(path, files) else Flaw.NONE
-    except markers.NotPlainError:
-        return Flaw.LINKED
-    except OSError:
-        return Flaw.FILES
+        files.require_sizes(path, files.read_marker(path))
+    except FlawError as error:
+        return error.flaw
+    return Flaw.NONE
 
 
 @torch.no_grad()
 def copy_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State) -> None:
     """Copy the adapters of ``state``, which are the same tensors, into ``adapters``."""
     for name, adapter in adapters.items():
-        adapter.copy_(state[f"adapters/{tensors.plain_name(name)}"])
+        adapter.copy_(state[f"adapters/{name}"])
 
 
 def check_restore(run: TrainingRun) -> None:
@@ -219,11 +201,6 @@ def probe_loss(run: TrainingRun, model: SummedLoss | None = None) -> float:
         model.train(was_training)
 
 
-def _make(probe: Path) -> None:
-    with as_input_error("checkpoint directory cannot be written"):
-        probe.mkdir(parents=True, exist_ok=True)
-
-
 def _scan_on_all_ranks(run: TrainingRun) -> list[tuple[int, Flaw]]:
     """``scan`` of rank 0, on every rank."""
     found = scan(folder_of(run)) if run.ranks.rank == 0 else []
@@ -236,39 +213,77 @@ def _scan_on_all_ranks(run: TrainingRun) -> list[tuple[int, Flaw]]:
 def _fitting_marker(run: TrainingRun, path: Path) -> Marker:
     """The marker of ``path``; raises InputError if the checkpoint does not fit this run."""
     try:
-        marker = markers.read(path)
-    except markers.OtherFormatError as error:
-        raise InputError(f"checkpoint {path} does not fit this run: {error}") from error
-    except (OSError, ValueError) as error:
+        marker = files.read_marker(path)
+    except FlawError as error:
+        if error.flaw is Flaw.FORMAT:
+            raise InputError(f"checkpoint {path} does not fit this run: {error}") from error
         raise InputError(f"checkpoint {path} changed while it was read") from error
-    other = compatibility.differences(marker.fits, run)
+    other = differences(marker.fits, run)
     if other:
         raise InputError(f"checkpoint {path} does not fit this run: {other}")
-    compatibility.continued(run, marker, path)  # raises before anything is read
+    continued(run, marker, path)  # raises before anything is read
     return marker
 
 
-def _read_here(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
+def _state_in(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
     """(flaw seen by this rank, the state)."""
     if marker.step > run.config.steps:
         return Flaw.TENSORS, {}
     try:
-        state = tensors.read(path, marker, run.adapters, run.ranks.device)
-    except tensors.OtherAdaptersError:
-        return Flaw.TENSORS, {}
-    except (OSError, ValueError):
-        return Flaw.CHANGED, {}
+        state = files.read_state(path, marker, run.adapters, run.ranks.device)
+    except FlawError as error:
+        return error.flaw, {}
     return (Flaw.NONE if as_hex(state_number(state)) == marker.state_digest else Flaw.STATE), state
 
 
 def _copy_state(run: TrainingRun, state: State) -> None:
     """Copy ``state``, which holds the run's own tensors, into adapters and optimiser."""
     copy_adapters(run.adapters, state)
-    names = {id(adapter): tensors.plain_name(name) for name, adapter in run.adapters.items()}
-    parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
-    entries: dict[int, State] = {}
-    for number, parameter in enumerate(parameters):
-        start = f"optimizer/{names[id(parameter)]}/"
-        entries[number] = {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
-    groups = run.optimizer.state_dict()["param_groups"]
-    run.optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    for name, adapter in run.adapters.items():
+        if f"optimizer/{name}/step" in state:
+            run.optimizer.state[adapter] = {key: state[f"optimizer/{name}/{key}"] for key in files.OF_ADAMW}
+
+
+def fits(run: TrainingRun) -> dict[str, object]:
+    """What a run has to have in common with a checkpoint that it resumes or an adapter that it replaces."""
+    return {
+        "format": FORMAT,
+        "base": as_hex(run.initial.base),
+        "data": as_hex(run.initial.data),
+        # They decide which rows of a data set are trained on. Synthetic calls are drawn for each split separately.
+        "heldout_rows": None if run.config.dataset is None else len(run.source.heldout),
+        **{name: getattr(run.config, name) for name in SETTINGS},
+    }
+
+
+def differences(found: Mapping[str, object], run: TrainingRun) -> str:
+    """How ``found``, an earlier result of ``fits``, differs from that of ``run``; empty if it does not."""
+    wanted, found = fits(run), {**BEFORE, **found}
+    names = ("format",) if found.get("format") != FORMAT else tuple(wanted)  # another format has other fields
+    return "; ".join(
+        f"{name} {found.get(name)} there, {wanted[name]} here" for name in names if found.get(name) != wanted[name]
+    )
+
+
+def continued(run: TrainingRun, marker: Marker, path: Path) -> tuple[TrainingRun, list[str]]:
+    """(``run`` with the checkpoint's rows a step, a line if that changed it).
+
+    No rank takes more rows a pass than ``run`` has. Raises InputError if the ranks cannot share the rows of a step.
+    """
+    rows, ranks = marker.step_rows, run.ranks.world_size
+    if rows == run.step_rows:
+        return run, []
+    if rows % ranks:
+        raise InputError(
+            f"checkpoint {path} was trained on {rows} rows a step, which {ranks} ranks cannot share: resume it with a number "
+            f"of ranks that divides {rows}"
+        )
+    share = rows // ranks
+    passes = next(count for count in range(-(-share // run.rows), share + 1) if share % count == 0)
+    note = (
+        f"checkpoint {path.name} was trained on {rows} rows a step, these settings make {run.step_rows}: kept at {rows}, by "
+        f"{share // passes} rows a rank in {passes} passes"
+    )
+    whole = share // passes * (ranks if run.config.rows_shared else 1)
+    config = dataclasses.replace(run.config, rows=whole, accumulation=passes)
+    return dataclasses.replace(run, config=config, rows=share // passes), [note]

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune_smoke.checkpoints import compatibility, reading, tensors
-from finetune_smoke.checkpoints import marker as markers
-from finetune_smoke.checkpoints.tensors import State
+from finetune_smoke.checkpoints import files, reading
+from finetune_smoke.checkpoints.files import FlawError, Marker, State
 from finetune_smoke.checks.exact import difference, not_finite
 from finetune_smoke.digests import as_hex, digest, digest_bytes
 from finetune_smoke.ranks import Ranks, rank_list
@@ -92,7 +91,7 @@ class Saver:
             "world_size": self.run.ranks.world_size,
             "digest": as_hex(digest(self.run.adapters.values())),
             "state_digest": as_hex(number),
-            "fits": compatibility.fits(self.run),
+            "fits": reading.fits(self.run),
             "config": dataclasses.asdict(self.run.config),
         }
 
@@ -103,12 +102,12 @@ def _write(run: TrainingRun, state: State, marker: dict[str, Any]) -> None:
     final = folder / f"step-{marker['step']}"
     draft = final.with_suffix(".tmp")
     ranks.run_on_rank_0(lambda: _make_draft(draft, final))
-    written = ranks.run_on_all_ranks(lambda: _write_share(draft / tensors.file_of(ranks.rank), state, ranks))
-    files: dict[str, Any] = {
-        tensors.file_of(rank): {"bytes": size_bytes, "digest": as_hex(number)}
+    written = ranks.run_on_all_ranks(lambda: _write_share(draft / files.file_of(ranks.rank), state, ranks))
+    entries: dict[str, Any] = {
+        files.file_of(rank): {"bytes": size_bytes, "digest": as_hex(number)}
         for rank, (size_bytes, number) in enumerate(ranks.gather(written))
     }
-    ranks.run_on_rank_0(lambda: _complete(draft, final, markers.Marker(**marker, files=files)))
+    ranks.run_on_rank_0(lambda: _complete(draft, final, Marker(**marker, files=entries)))
 
 
 def _make_draft(draft: Path, final: Path) -> None:
@@ -125,18 +124,18 @@ def _make_draft(draft: Path, final: Path) -> None:
 def _write_share(path: Path, state: State, ranks: Ranks) -> list[int]:
     """Write this rank's file: [its size in bytes, its digest]. Raises InputError."""
     with as_input_error(f"checkpoint {path.parent} cannot be written by rank {ranks.rank}"):
-        content = tensors.content(state, ranks.rank, ranks.world_size)
+        content = files.content(state, ranks.rank, ranks.world_size)
         path.parent.mkdir(exist_ok=True)  # a network file system may still remember that there was none
         write_synced(path, content)
     return [len(content), digest_bytes(content)]
 
 
-def _complete(draft: Path, final: Path, marker: markers.Marker) -> None:
+def _complete(draft: Path, final: Path, marker: Marker) -> None:
     """Rename the synced ``draft`` to ``final``, then write the marker; raises InputError."""
     with as_input_error(f"checkpoint {final} cannot be written"):
         sync(draft)
         draft.rename(final)
-        write_synced(final / markers.NAME, marker.model_dump_json(by_alias=True).encode())
+        write_synced(final / files.MARKER, marker.model_dump_json(by_alias=True).encode())
         sync(final)
         sync(final.parent)
 
@@ -147,14 +146,15 @@ def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> 
     The marker goes first, so that no half-removed checkpoint looks whole. Checkpoints that carry a failure are counted
     apart, so that they displace none without; ``damaged`` ones are not counted.
     """
-    whole = [step for step, flaw in reading.scan(folder) if flaw is reading.Flaw.NONE]
+    whole = [step for step, flaw in reading.scan(folder) if flaw is files.Flaw.NONE]
     older = [step for step in whole if step <= newest and step not in damaged]
-    failed = {step for step in older if reading.read_marker(folder / f"step-{step}").failures}
+    with as_input_error(f"checkpoints in {folder} cannot be read", FlawError):
+        failed = {step for step in older if files.read_marker(folder / f"step-{step}").failures}
     good = [step for step in older if step not in failed]
     for step in [*good[keep:], *sorted(failed, reverse=True)[keep:]] if keep else []:
         path = folder / f"step-{step}"
         with as_input_error(f"checkpoint {path} cannot be written"):
-            (path / markers.NAME).unlink()
+            (path / files.MARKER).unlink()
         shutil.rmtree(path, ignore_errors=True)  # without its marker it is no checkpoint
 
 

@@ -2,7 +2,7 @@
 
 Step ``s`` trains on the rows ``s * G`` to ``(s + 1) * G - 1`` of one endless sequence, with G rows for all ranks. Each rank
 takes its slice. So the curve does not depend on the number of ranks if ``rows`` are shared. A resume needs only the number
-of rows that were read (checkpoints/compatibility.py), and every rank can check what another one has read.
+of rows that were read (checkpoints/reading.py), and every rank can check what another one has read.
 
 Threads make what the next steps need while the GPU works. They share the interpreter lock with the training thread, which
 gives it away at every launch of a kernel, and would wait 5 ms each time to get it back; so the threads pass it on sooner.

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from finetune_smoke import digests
-from finetune_smoke.checkpoints import export, reading, tensors
-from finetune_smoke.checkpoints.marker import Marker
+from finetune_smoke.checkpoints import export, files, reading
+from finetune_smoke.checkpoints.files import Flaw, FlawError, Marker
 from finetune_smoke.data import hub
 from finetune_smoke.digests import digest_bytes
 from finetune_smoke.evaluation import generation
@@ -155,21 +155,24 @@ def _newest_checkpoint(folder: Path) -> AdapterSource:
     notes: list[str] = []
     for step, flaw in reading.scan(folder):
         path = folder / f"step-{step}"
-        if flaw is reading.Flaw.FORMAT:
+        if flaw is Flaw.FORMAT:
             raise InputError(f"checkpoint {path} was written by another version of this tool")
-        if flaw is reading.Flaw.NONE:
-            marker = reading.read_marker(path)
-            if tensors.are_unchanged(path, marker.files):
+        if flaw is Flaw.NONE:
+            try:
+                marker = files.read_marker(path)
+                files.require_digests(path, marker)
+            except FlawError as error:
+                flaw = error.flaw  # noqa: PLW2901 -- the flaw seen in the files
+            else:
                 base = marker.fits.get("base")
                 return AdapterSource(path=path, settings=marker.config, base=base, marker=marker, notes=notes)
-            flaw = reading.Flaw.CHANGED  # noqa: PLW2901 -- the flaw seen in the files
         notes.append(reading.passed_over(step, flaw))
     raise InputError(f"no complete checkpoint in {folder}" + "".join(f"; {note}" for note in notes))
 
 
 def _base(config: Config, source: AdapterSource, device: torch.device) -> Any:
     """The base; raises InputError if the adapter is not one for its layers, or if there is no memory for the base."""
-    held = math.inf if source.marker is None else sum(file.size_bytes for file in source.marker.files.values())
+    held = math.inf if source.marker is None else source.marker.size_bytes
     if config.model is None and config.layers > held:
         raise InputError(f"{source.path} does not fit this base: it has fewer bytes than {config.layers} layers")
     try:
@@ -205,11 +208,10 @@ def _adapted(config: Config, source: AdapterSource, base: Any, ranks: Ranks) -> 
 def _load(adapters: dict[str, torch.nn.Parameter], path: Path, marker: Marker) -> None:
     """Copy the adapters of a checkpoint into ``adapters``; raises InputError if they are others, or damaged."""
     try:
-        state = tensors.read(path, marker, adapters, torch.device("cpu"))
-    except tensors.OtherAdaptersError as error:
-        raise InputError(f"checkpoint {path} does not fit this run: {error}") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"checkpoint {path} is damaged: {error}") from error
+        state = files.read_state(path, marker, adapters, torch.device("cpu"))
+    except FlawError as error:
+        what = "does not fit this run" if error.flaw is Flaw.TENSORS else "is damaged"
+        raise InputError(f"checkpoint {path} {what}: {error}") from error
     reading.copy_adapters(adapters, state)
     if digests.as_hex(digests.digest(adapters.values())) != marker.digest:
         raise InputError(f"checkpoint {path} is damaged: its adapters have another digest than was saved")

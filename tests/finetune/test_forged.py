@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from finetune_smoke.__main__ import main
-from finetune_smoke.checkpoints import tensors
+from finetune_smoke.checkpoints import files
 from finetune_smoke.evaluation import score_adapter
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import Outcome, finetune
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from finetune_smoke.checkpoints.marker import Marker
+    from finetune_smoke.checkpoints.files import Marker
 
 pytestmark = pytest.mark.long
 
@@ -287,7 +287,7 @@ def refusal(folder: Path, adapters: dict[str, torch.Tensor]) -> str:
     """Why ``evaluate`` cannot find or read the newest checkpoint in ``folder``; empty if it can. Needs no model."""
     try:
         source = score_adapter.find_adapter({"checkpoint_dir": str(folder)})
-        tensors.read(source.path, cast("Marker", source.marker), adapters, torch.device("cpu"))
+        files.read_state(source.path, cast("Marker", source.marker), adapters, torch.device("cpu"))
     except ValueError as error:
         return str(error)
     return ""

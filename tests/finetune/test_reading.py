@@ -185,7 +185,7 @@ def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writing.tensors, "content", full)
+    monkeypatch.setattr(writing.files, "content", full)
     with pytest.raises(InputError, match=r"step-6.tmp cannot be written by rank 0: .*No space left on device"):
         run(tmp_path)
     assert not (tmp_path / "step-6").exists()
