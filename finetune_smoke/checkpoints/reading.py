@@ -54,9 +54,9 @@ class Resumed:
     """
 
     run: TrainingRun
-    step: int
-    losses: list[float]
-    notes: list[str]
+    step: int = 0
+    losses: list[float] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
     damaged: frozenset[int] = frozenset()
 
 
@@ -115,7 +115,7 @@ def resume(run: TrainingRun) -> Resumed:
             damaged.add(step)
         notes.append(passed_over(step, flaw))
         run.progress(notes[-1], None)
-    return Resumed(run=run, step=0, losses=[], notes=notes, damaged=frozenset(damaged))
+    return Resumed(run=run, notes=notes, damaged=frozenset(damaged))
 
 
 def passed_over(step: int, flaw: Flaw) -> str:

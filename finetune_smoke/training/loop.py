@@ -3,15 +3,23 @@
 CPU runs compute in float32, GPU runs with a bf16 base and float32 adapters. The steps run in windows
 (training/steps.py). Audits, digests and checkpoints lie between windows, outside the timed part. Evaluation and the final
 checks run eagerly and with unsharded layers, whatever the training used.
+
+SIGTERM or SIGUSR1 to any rank ends the run with a checkpoint that can be resumed. Schedulers send one of them some time
+before they kill (Slurm: ``--signal=USR1@60``). torchrun passes SIGTERM on, and SIGUSR1 if its --signals-to-handle names it,
+and kills 30 s later. The handler only sets a flag. After each window of steps the ranks exchange their flags, because the
+signal may reach one rank before the others.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,15 +29,15 @@ from finetune_smoke.checks import band, exact
 from finetune_smoke.evaluation import forward_time, heldout
 from finetune_smoke.parallel import strategy
 from finetune_smoke.reporting import report
-from finetune_smoke.reporting.clock import Clock
-from finetune_smoke.reporting.outcome import Log, Outcome, collect_outcome, mean_last
+from finetune_smoke.reporting.outcome import Clock, Log, Outcome, collect_outcome, mean_last
 from finetune_smoke.run import ProgressCallback, TrainingRun
 from finetune_smoke.settings.config import Config, OwnInputError
-from finetune_smoke.training import steps, stopping
+from finetune_smoke.training import steps
 from finetune_smoke.training.setup import prepare
 
 __all__ = ["Outcome", "finetune"]
 
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 WINDOW_S = 5.0
 """A window ends after at most so long, by the time of the last one: only between windows is a signal obeyed. torchrun kills
 30 s after it; the audits and a checkpoint of the 7B shape take the rest."""
@@ -55,7 +63,7 @@ def finetune(
     Audits are repeatable on CUDA only if CUBLAS_WORKSPACE_CONFIG was set before cuBLAS started.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    signals = stopping.handle_signals(wanted=config.checkpoint_dir is not None)
+    signals = handle_signals(wanted=config.checkpoint_dir is not None)
     group = ranks.single_rank() if single_rank else ranks.all_ranks()
     with signals as stop, group as members, _explain_out_of_memory(config, members):
         begin = time.monotonic()
@@ -65,7 +73,7 @@ def finetune(
         )
 
 
-def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin: float) -> Outcome:
+def _finetune(run: TrainingRun, stop: StopRequest, clock: Clock, begin: float) -> Outcome:
     """Train and evaluate; the set-up began at ``begin``."""
     start = _starting_point(run)
     run = start.run
@@ -107,27 +115,57 @@ def _finetune(run: TrainingRun, stop: stopping.StopRequest, clock: Clock, begin:
     return outcome
 
 
+@dataclass(slots=True)
+class StopRequest:
+    """Whether this rank received a signal to stop; ``listens`` is equal on all ranks."""
+
+    listens: bool
+    received: bool = False
+
+    def on_any_rank(self, ranks: ranks.Ranks) -> bool:
+        """Whether any rank received a signal; a collective with the same result on all ranks."""
+        return self.listens and bool(ranks.where(self.received))
+
+
+@contextmanager
+def handle_signals(*, wanted: bool) -> Iterator[StopRequest]:
+    """Handle the signals within the block, if ``wanted``; restore the earlier handlers afterwards.
+
+    Python lets only the main thread install handlers. In another thread the signals keep their earlier handlers.
+    """
+    stop = StopRequest(listens=wanted)
+
+    def hear(_number: int, _frame: Any) -> None:
+        stop.received = True
+
+    possible = wanted and threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, hear) for number in SIGNALS} if possible else {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEnd:
     """What is called after each window; ``saver`` is None without a checkpoint directory."""
 
     saver: writing.Saver | None
-    stop: stopping.StopRequest
+    stop: StopRequest
     board: report.CurveWriter
 
 
 def _starting_point(run: TrainingRun) -> reading.Resumed:
     """The first step and the losses before it: from a checkpoint if one is wanted and exists."""
-    nothing = reading.Resumed(run=run, step=0, losses=[], notes=[])
-    if run.config.checkpoint_dir is None:
-        return nothing
-    reading.open_folder(run)
-    if run.config.resume != "auto":
+    if run.config.checkpoint_dir is not None:
+        reading.open_folder(run)
+        if run.config.resume == "auto":
+            resumed = reading.resume(run)
+            run.progress(f"resumed at step {resumed.step}" if resumed.step else "no checkpoint to resume from", None)
+            return resumed
         reading.require_none(run)
-        return nothing
-    resumed = reading.resume(run)
-    run.progress(f"resumed at step {resumed.step}" if resumed.step else "no checkpoint to resume from", None)
-    return resumed
+    return reading.Resumed(run=run)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Steps, window by window: rows, forward, backward with all-reduces beside it, clip, optimiser.
 
 Nothing waits for the device inside a window. Losses and norms stay on the device and are read at the window's end. The clock
-of the rates (reporting/clock.py) runs all the time; compiling, capturing and audits lie outside it.
+of the rates (reporting/outcome.py) runs all the time; compiling, capturing and audits lie outside it.
 """
 
 from __future__ import annotations

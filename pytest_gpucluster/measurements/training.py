@@ -153,7 +153,7 @@ def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Traine
 
 
 def _run(config: Config, *, single_rank: bool = False, enough_s: float | None = None) -> Finetuned:
-    from finetune_smoke.reporting.clock import Clock
+    from finetune_smoke.reporting.outcome import Clock
     from finetune_smoke.training.loop import finetune as run
 
     clock = Clock(enough_s=enough_s)

@@ -11,9 +11,9 @@ import pytest
 
 from finetune_smoke.checkpoints import writing
 from finetune_smoke.data import batches
-from finetune_smoke.reporting import clock as clock_module
+from finetune_smoke.reporting import outcome as clock_module
 from finetune_smoke.reporting import report
-from finetune_smoke.reporting.clock import Clock, Window
+from finetune_smoke.reporting.outcome import Clock, Window
 from finetune_smoke.settings.config import preset
 from finetune_smoke.training import loop, steps
 from finetune_smoke.training.loop import finetune

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed.run
 
 from finetune_smoke.__main__ import main
-from finetune_smoke.training import loop, stopping
+from finetune_smoke.training import loop
 from tests.finetune.test_kills import last_result, started
 from tests.finetune.test_recipe_file import MEANT, RECIPE
 from tests.support.finetune.fixed_ranks import ALONE
@@ -29,7 +29,7 @@ OPTIONS = options(QUICK)
 def test_signal_is_remembered_and_handlers_come_back(number: signal.Signals) -> None:
     """The process continues; the earlier handlers are back afterwards."""
     before = signal.getsignal(number)
-    with stopping.handle_signals(wanted=True) as stop:
+    with loop.handle_signals(wanted=True) as stop:
         assert not stop.on_any_rank(ALONE)
         os.kill(os.getpid(), number)
         assert stop.on_any_rank(ALONE)
@@ -39,7 +39,7 @@ def test_signal_is_remembered_and_handlers_come_back(number: signal.Signals) -> 
 def test_nothing_is_touched_without_a_place_to_save() -> None:
     """Without a checkpoint directory a signal ends the run at once."""
     before = signal.getsignal(signal.SIGTERM)
-    with stopping.handle_signals(wanted=False) as stop:
+    with loop.handle_signals(wanted=False) as stop:
         assert signal.getsignal(signal.SIGTERM) == before
         assert not stop.on_any_rank(ALONE)
 
@@ -49,7 +49,7 @@ def test_other_threads_may_run_it_too() -> None:
     heard: list[bool] = []
 
     def listen() -> None:
-        with stopping.handle_signals(wanted=True) as stop:
+        with loop.handle_signals(wanted=True) as stop:
             heard.append(stop.on_any_rank(ALONE))
 
     thread = threading.Thread(target=listen)
@@ -91,7 +91,7 @@ def test_failed_check_of_a_stopped_run_leaves_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A scheduler that starts 3 again must not start broken hardware again."""
-    monkeypatch.setattr(stopping.StopRequest, "on_any_rank", lambda _stop, _ranks: True)
+    monkeypatch.setattr(loop.StopRequest, "on_any_rank", lambda _stop, _ranks: True)
     # A repeat of the audit's pass differs: as a GPU that does not repeat itself.
     monkeypatch.setattr(loop.steps, "lock_step_pass", lambda _run, _step: (torch.rand(1), [torch.rand(1)]))
     assert main([*OPTIONS, f"--checkpoint-dir={tmp_path}"]) == 1

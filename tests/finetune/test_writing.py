@@ -11,7 +11,7 @@ import torch
 from finetune_smoke.__main__ import main
 from finetune_smoke.checkpoints import writing
 from finetune_smoke.settings.config import InputError, preset
-from finetune_smoke.training import loop, stopping
+from finetune_smoke.training import loop
 from finetune_smoke.training.loop import Outcome, finetune
 from tests.support.finetune.fixed_ranks import prepared
 from tests.support.finetune.runs import CHEAP, flip_a_bit, options, result
@@ -98,7 +98,7 @@ def test_stop_with_a_state_that_is_not_finite_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is 1, not 3, which a scheduler would restart; the message promises no checkpoint."""
-    monkeypatch.setattr(stopping.StopRequest, "on_any_rank", lambda _stop, _ranks: True)
+    monkeypatch.setattr(loop.StopRequest, "on_any_rank", lambda _stop, _ranks: True)
     monkeypatch.setattr(loop.steps, "learning_rate", lambda _run, _step: float("nan"))
     assert main(given(tmp_path, OFTEN)) == 1
     assert "STOPPED after step 1 of 8, without a checkpoint: --resume auto starts at step 0" in printed(capsys)[0]

@@ -25,7 +25,6 @@ FEWEST_LINES = 60
 MOST_CODE_LINES = 44_480
 """Of all that is shipped, without docstrings, comments and blank lines. Growth is said in the changelog of each round."""
 SHORT_FILES = {
-    "finetune_smoke/training/stopping.py": "signal handlers: apart from what they stop",
     "pytest_gpucluster/cli.py": "the entry point; it may import nothing before the arguments are read",
     "pytest_gpucluster/commands/torchrun.py": "the program of a process of its own",
     "pytest_gpucluster/config/run_files.py": "every folder names these files; it may import none",
