@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -59,8 +59,7 @@ class Row:
         return self.predicted[-1] + 1 if self.predicted else len(self.ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows as tensors: ``ids`` [rows, tokens], and one entry per predicted token in each of the others.
 
     ``positions`` is the index of the token before it in the flattened ``ids``, ``targets`` the token itself, ``owners`` the
@@ -74,12 +73,11 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``."""
-        tensors = (self.ids, self.positions, self.targets, self.owners)
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
     def pinned(self) -> Batch:
         """The same batch in page-locked memory, from which a copy to a GPU runs beside other work."""
-        return Batch(*(tensor.pin_memory() for tensor in (self.ids, self.positions, self.targets, self.owners)))
+        return Batch(*(tensor.pin_memory() for tensor in self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +98,10 @@ class Source:
     digest: int
 
     def shuffled(self, seed: int) -> Source:
-        """The same rows as an endless sequence: all of them in an order drawn from ``seed``, then all in another, and so on."""
+        """The same rows as an endless sequence: all in an order drawn from ``seed``, then all in another."""
         size = self.size
-        assert size is not None
+        if size is None:
+            return self
 
         @functools.lru_cache(maxsize=4)
         def order(epoch: int) -> list[int]:

@@ -15,8 +15,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,7 @@ class Cache:
 def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None]) -> batches.Source:
     """The source of the rows of ``config``; ``step_rows`` is the number of rows of all ranks in a pass. Raises InputError."""
     if config.scratch is None:
-        fresh = _in_memory(config, codec, step_rows)
-        return fresh if fresh.size is None else fresh.shuffled(config.seed)
+        return _in_memory(config, codec, step_rows).shuffled(config.seed)
     made = open_rows(config, codec, step_rows=step_rows, say=say)
     say(made.remark)
     if config.dataset is None:
@@ -84,10 +82,7 @@ def _in_memory(config: Config, codec: batches.Codec, step_rows: int) -> batches.
 def open_rows(
     config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None] = lambda _text: None
 ) -> Cache:
-    """Open the rows of ``config`` in its scratch folder; make them if they are missing or damaged. Raises InputError.
-
-    ``say`` is called with the process that this one waits for, which it does for at most 570 s.
-    """
+    """Open the rows of ``config`` in its scratch folder; make them if they are missing or damaged. Raises InputError."""
     about = _about(config, codec, step_rows)
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     scratch = Path(config.scratch or "")
@@ -128,13 +123,16 @@ def _rows_read(config: Config, step_rows: int) -> int:
     return config.steps * config.accumulation * step_rows
 
 
-@contextmanager
-def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of ``key``; raises InputError if the folder cannot be written, or another process holds it too long."""
+def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> filelock.AcquireReturnProxy:
+    """Take the lock of ``key``; raises InputError if the folder cannot be written, or another process holds it too long."""
     lock = filelock.FileLock(scratch / f"rows-{key}.lock")
     try:
         scratch.mkdir(parents=True, exist_ok=True)
-        _acquire(lock, say)
+        try:
+            return lock.acquire(timeout=min(SPEAK_AFTER_S, DEADLINE_S))
+        except filelock.Timeout:
+            say(f"waiting for another process, which is making the rows and holds {lock.lock_file}; at most {DEADLINE_S:.0f} s")
+            return lock.acquire(timeout=max(0.0, DEADLINE_S - SPEAK_AFTER_S))
     except filelock.Timeout as error:
         raise InputError(
             f"another process is making the rows and has held {lock.lock_file} for more than {DEADLINE_S:.0f} s: wait until it "
@@ -142,19 +140,6 @@ def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> Iterator[Non
         ) from error
     except OSError as error:
         raise InputError(f"scratch folder cannot be written or locked: {error}") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _acquire(lock: filelock.BaseFileLock, say: Callable[[str], None]) -> None:
-    """Take ``lock`` within DEADLINE_S; raises filelock.Timeout, and OSError where the file system has no locks."""
-    try:
-        lock.acquire(timeout=min(SPEAK_AFTER_S, DEADLINE_S))
-    except filelock.Timeout:
-        say(f"waiting for another process, which is making the rows and holds {lock.lock_file}; at most {DEADLINE_S:.0f} s")
-        lock.acquire(timeout=max(0.0, DEADLINE_S - SPEAK_AFTER_S))
 
 
 def _flaw(folder: Path, about: dict[str, object]) -> str | None:
@@ -163,14 +148,11 @@ def _flaw(folder: Path, about: dict[str, object]) -> str | None:
         return "new"
     try:
         index = json.loads((folder / INDEX).read_text())
-        written = {name: index["files"][name]["digest"] for name in ARRAYS}
+        changed = [name for name in ARRAYS if index["files"][name]["digest"] != _digest(folder / name)]
         same = index["about"] == json.loads(json.dumps(about))
     except (OSError, ValueError, KeyError, TypeError):
         return f"{INDEX} was damaged"
-    changed = [name for name, digest in written.items() if _digest(folder / name) != digest]
-    if not same or changed:
-        return f"{' and '.join(changed) or INDEX} was damaged"
-    return None
+    return None if same and not changed else f"{' and '.join(changed) or INDEX} was damaged"
 
 
 def _digest(path: Path) -> str | None:

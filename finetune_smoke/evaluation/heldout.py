@@ -1,24 +1,283 @@
-"""Evaluate the adapters on prompts whose answers never occurred in training."""
+"""Rows that never occurred in training: their loss, and function calls that are really generated for them.
+
+The prompts have one right answer each. Decoding is greedy; told are the shares of right answers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn.attention import sdpa_kernel
 
 from finetune_smoke.checks import exact
-from finetune_smoke.data import batches, hub
-from finetune_smoke.evaluation import generation
-from finetune_smoke.evaluation.generation import Shares
+from finetune_smoke.data import batches, calls, hub
+from finetune_smoke.data.batches import Codec
+from finetune_smoke.ranks import Ranks
 from finetune_smoke.run import TrainingRun
+from finetune_smoke.settings.config import Config, InputError
 
 ROWS = 64
-"""Held-out calls in one forward. Running text takes as many rows as a training pass."""
-
+"""Held-out calls in one forward, and prompts in one batch of the decoding. Running text takes as many as a training pass."""
 EXACT = 0.9
 """The least share of exact generated calls; the base must stay below. Preset tiny reaches 1.0 at three seeds, its base 0."""
+
+CALL = "<functioncall>"
+"""The text before a call in glaive-function-calling-v2."""
+MARK = re.compile(r"<function_?call>")
+CLOSED = re.compile(r"\s*</function_?call>")
+"""Other data sets write an underscore, and a second mark after the call."""
+
+END = "<|endoftext|>"
+"""The text with which a turn ends in that data set."""
+SPEAKER = "ASSISTANT:"
+"""The text before an answer in that data set."""
+
+QUOTED = re.compile(r"""\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*'\s*""")
+"""The beginning of a call as that data set writes it: JSON except for the single quotes around the arguments."""
+QUOTED_END = re.compile(r"'\s*\}")
+ESCAPED = re.compile(r"\\([\\'])")
+"""An escaped backslash, or a single quote that is escaped because it stands in single quotes."""
+NO_CALL_TOKENS = 24
+"""So many tokens are generated where no call is right: a call begins at once."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt as tokens, the text of the call that answers it, and how many tokens that is.
+
+    ``answer`` is empty where no call is right.
+    """
+
+    ids: list[int]
+    answer: str
+    answer_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The questions, and how many held-out rows or calls were left out: unreadable ones, and those longer than a row."""
+
+    questions: list[Question]
+    unreadable: int = 0
+    too_long: int = 0
+
+    @property
+    def remark(self) -> str | None:
+        """What was left out, in a line; None if nothing was."""
+        left = {"cannot be read": self.unreadable, "are longer than a row": self.too_long}
+        parts = [f"{number} {why}" for why, number in left.items() if number]
+        return f"left out of the held-out calls: {', '.join(parts)}" if parts else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Shares (0 to 1) of ``prompts`` answers: calls in JSON, right name, right arguments, and both right (``exact``).
+
+    ``no_call`` is the share of ``without_call`` further prompts, to which no call is right, that were answered without one;
+    None if there are none.
+    """
+
+    prompts: int
+    json_valid: float
+    name: float
+    arguments: float
+    exact: float
+    without_call: int = 0
+    no_call: float | None = None
+
+
+def held_out(config: Config, codec: Codec) -> Asked:
+    """The held-out calls: synthetic ones, or those in the held-out rows of the data set; raises InputError for none."""
+    unreadable = 0
+    if config.dataset is None:
+        examples = [calls.example(config.seed, "heldout", index) for index in range(config.heldout_rows)]
+        pairs = [(example.prompt, example.response) for example in examples]
+    else:
+        _, texts = batches.split_texts(config, hub.load_parts(config.dataset))
+        rows = [_calls_in(*parts) for parts in texts]
+        pairs = [pair for found, _ in rows for pair in found]
+        unreadable = sum(bad for _, bad in rows)
+    found = []
+    for prompt, answer in pairs:
+        answer_tokens = len(codec.encode(answer)) + 1 if answer else NO_CALL_TOKENS
+        found.append(Question(codec.encode(prompt), answer, answer_tokens))
+    fitting = [one for one in found if len(one.ids) + one.answer_tokens <= config.row_tokens]
+    if not any(one.answer for one in fitting):
+        raise InputError(
+            f"data set {config.dataset}: none of its held-out rows has a {CALL} with a call in JSON within "
+            f"row_tokens = {config.row_tokens}"
+        )
+    return Asked(questions=fitting, unreadable=unreadable, too_long=len(found) - len(fitting))
+
+
+def _calls_in(prompt: str, text: str) -> tuple[list[tuple[str, str]], int]:
+    """((what comes before the call, the call) for each readable call in ``text``, how many cannot be read).
+
+    Of a row without a call, what comes before its first answer, and an empty call. ``prompt``, where a row has one apart,
+    comes before the ``text`` and may show how calls are written.
+    """
+    pairs, bad = [], 0
+    for mark in MARK.finditer(text):
+        found = first_call(text[mark.end() :])
+        if found is None:
+            bad += 1
+            continue
+        _, length = found
+        pairs.append((prompt + text[: mark.end()], text[mark.end() : mark.end() + length].strip()))
+    if pairs or bad:
+        return pairs, bad
+    if not prompt:
+        question, speaker, text = text.partition(SPEAKER)
+        prompt = question + speaker
+    return ([(prompt, "")], 0) if text.strip() else ([], 1)
+
+
+def written(text: str) -> str:
+    """What is written in ``text`` up to the end of the turn."""
+    return text.partition(END)[0].strip()
+
+
+Call = tuple[str, dict[str, Any]]
+
+
+def first_call(text: str) -> tuple[Call, int] | None:
+    """The call at the beginning of ``text`` as (name, arguments), and where it ends, its end mark included; None if none.
+
+    A call is a JSON object with a name and arguments, also over several lines. Arguments are an object, or one as a string
+    (as OpenAI writes them) or in single quotes (as glaive-function-calling-v2 does). A doubled key makes it unreadable.
+    """
+    begin = len(text) - len(text.lstrip())
+    try:
+        value, end = _DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return _quoted_call(text, begin)
+    arguments = value.get("arguments") if isinstance(value, dict) else None
+    if isinstance(arguments, str):
+        arguments = _value(arguments)
+    if isinstance(arguments, dict) and isinstance(value.get("name"), str):
+        return (value["name"], arguments), _closed(text, end)
+    return None
+
+
+def _closed(text: str, end: int) -> int:
+    mark = CLOSED.match(text, end)
+    return mark.end() if mark else end
+
+
+def _quoted_call(text: str, begin: int) -> tuple[Call, int] | None:
+    """The same of a call whose arguments stand in single quotes, in which a single quote may be escaped."""
+    head = QUOTED.match(text, begin)
+    if head is None:
+        return None
+    name = _value(head[1])
+    for tail in QUOTED_END.finditer(text, head.end()):
+        inside = ESCAPED.sub(lambda found: found[0] if found[1] == "\\" else "'", text[head.end() : tail.start()])
+        arguments = _value(inside)
+        if isinstance(arguments, dict) and isinstance(name, str):
+            return (name, arguments), _closed(text, tail.end())
+    return None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different; raises ValueError for others."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return found
+
+
+def _no_number(text: str) -> float:
+    """NaN and infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"{text} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
+
+
+def _value(text: str) -> Any:
+    """The JSON in ``text``, None if it is none or too deep."""
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def call_of(text: str) -> Call | None:
+    """(name, arguments) if ``text`` is exactly one call and then ends, otherwise None."""
+    found = first_call(text)
+    return found[0] if found is not None and not text[found[1] :].strip() else None
+
+
+def judge(answer: str, given: str) -> tuple[bool, bool, bool, bool]:
+    """Whether ``given`` is a call in JSON, has the name of ``answer``, its arguments, and both."""
+    right, call = call_of(answer), call_of(given)
+    if right is None or call is None:
+        return False, False, False, False
+    name, arguments = call[0] == right[0], _same(call[1], right[1])
+    return True, name, arguments, name and arguments
+
+
+def _same(mine: Any, other: Any) -> bool:
+    """Whether two values of JSON are equal: 1 and 1.0 are, 1 and true are not."""
+    pairs = [(mine, other)]
+    while pairs:  # and no recursion: nesting may be deep
+        one, two = pairs.pop()
+        if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
+            pairs += [(value, two[key]) for key, value in one.items()]
+        elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+            pairs += zip(one, two, strict=True)
+        elif isinstance(one, (dict, list)) or isinstance(one, bool) != isinstance(two, bool) or one != two:
+            return False
+    return True
+
+
+def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Shares:
+    """The shares of right answers over all ranks; ``given`` are this rank's answers to ``asked``. A collective."""
+    pairs = list(zip(asked, given, strict=True))
+    judged = [judge(one.answer, written(text)) for one, text in pairs if one.answer]
+    silent = [MARK.search(text) is None and first_call(text) is None for one, text in pairs if not one.answer]
+    mine = [len(judged), len(silent), sum(silent), *(sum(right[part] for right in judged) for part in range(4))]
+    total, without, right, *counts = (sum(column) for column in zip(*ranks.gather(mine), strict=True))
+    valid, name, arguments, exact = (count / total for count in counts)
+    no_call = right / without if without else None
+    return Shares(
+        prompts=total, json_valid=valid, name=name, arguments=arguments, exact=exact, without_call=without, no_call=no_call
+    )
+
+
+def score(model: Any, asked: Sequence[Question], codec: Codec, ranks: Ranks) -> Shares:
+    """The shares of right answers of ``model``; the ranks share the questions. A collective."""
+    mine = asked[ranks.rank :: ranks.world_size]
+    return shares(ranks, mine, answers(model, mine, codec, ranks.device))
+
+
+@sdpa_kernel(exact.NO_CUDNN)
+@torch.no_grad()
+def answers(model: Any, asked: Sequence[Question], codec: Codec, device: torch.device) -> list[str]:
+    """The text that ``model`` generates after each prompt, without the end token. Prompts are padded at the left."""
+    given: list[str] = []
+    for first in range(0, len(asked), ROWS):
+        some = asked[first : first + ROWS]
+        width = max(len(one.ids) for one in some)
+        padded = [(width - len(one.ids), one.ids) for one in some]
+        output = model.generate(
+            input_ids=torch.tensor([[codec.pad_id] * short + ids for short, ids in padded], device=device),
+            attention_mask=torch.tensor([[0] * short + [1] * len(ids) for short, ids in padded], device=device),
+            do_sample=False,
+            use_cache=True,
+            # A little longer than the answer: an answer that does not end in time is wrong and is cut off.
+            max_new_tokens=max(one.answer_tokens for one in some) + 8,
+            eos_token_id=codec.end_id,
+            pad_token_id=codec.pad_id,
+        )
+        rows: list[list[int]] = output[:, width:].tolist()
+        given += [codec.decode(tokens[: [*tokens, codec.end_id].index(codec.end_id)]) for tokens in rows]
+    return given
 
 
 def evaluate(run: TrainingRun) -> tuple[float, float | None]:
@@ -66,22 +325,22 @@ def generate(run: TrainingRun) -> float | None:
         return None
     codec = hub.codec_of(run.config)
     rows = min(run.config.greedy_rows, run.config.heldout_rows)
-    asked = generation.held_out(dataclasses.replace(run.config, heldout_rows=rows), codec).questions
+    asked = held_out(dataclasses.replace(run.config, heldout_rows=rows), codec).questions
     run.model.eval()
     with run.autocast():
-        adapter = generation.score(run.model.model, asked, codec, run.ranks)
+        adapter = score(run.model.model, asked, codec, run.ranks)
     if unjudged is None:
         with run.weights_kept():
             for name, adapter_weights in run.adapters.items():
                 if ".lora_B." in name:
                     adapter_weights.zero_()  # so that the base computes by itself
             _, _, wrong = _forward_over(run, run.source.heldout[:rows])
-        judge(run.checks, 1 - wrong / rows, adapter)
+        record_generation(run.checks, 1 - wrong / rows, adapter)
     run.model.train()
     return adapter.exact
 
 
-def judge(record: exact.Checks, base: float, adapter: Shares) -> None:
+def record_generation(checks: exact.Checks, base: float, adapter: Shares) -> None:
     """Record ``generation``: the adapter generates the calls exactly, and a share ``base`` of them is all the base would."""
     problem = None
     if adapter.exact < EXACT:
@@ -93,7 +352,7 @@ def judge(record: exact.Checks, base: float, adapter: Shares) -> None:
     elif base >= EXACT:
         problem = f"the base alone generates {base:.0%} of the calls: these prompts show no learning"
     shares = f"{adapter.exact:.0%} of {adapter.prompts} generated calls exact; {base:.0%} of those of the base alone"
-    record.record("generation", problem=problem, remark=shares)
+    checks.record("generation", problem=problem, remark=shares)
 
 
 def _why_not_judged(run: TrainingRun) -> str | None:

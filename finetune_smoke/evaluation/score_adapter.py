@@ -21,8 +21,8 @@ from finetune_smoke.checkpoints import export, files, reading
 from finetune_smoke.checkpoints.files import Flaw, FlawError, Marker
 from finetune_smoke.data import hub
 from finetune_smoke.digests import digest_bytes
-from finetune_smoke.evaluation import generation
-from finetune_smoke.evaluation.generation import Shares
+from finetune_smoke.evaluation import heldout
+from finetune_smoke.evaluation.heldout import Shares
 from finetune_smoke.model import build
 from finetune_smoke.ranks import Ranks, require_same_settings
 from finetune_smoke.settings import configfile, options
@@ -105,14 +105,13 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
     require_same_settings(config, ranks)
     progress("preparing the base model", None)
     codec = ranks.run_on_all_ranks(lambda: hub.codec_of(config))
-    found = ranks.run_on_all_ranks(lambda: generation.held_out(config, codec))
+    found = ranks.run_on_all_ranks(lambda: heldout.held_out(config, codec))
     asked = found.questions
     base = ranks.run_on_all_ranks(lambda: _base(config, source, ranks.device)).eval()
-    ranks.run_on_all_ranks(lambda: _same_base(source, base))
 
     def shares(model: Any) -> Shares:
         with torch.autocast("cuda", dtype=torch.bfloat16) if ranks.device.type == "cuda" else nullcontext():
-            return generation.score(model, asked, codec, ranks)
+            return heldout.score(model, asked, codec, ranks)
 
     model, trained = _adapted(config, source, base, ranks)
     model.eval()
@@ -171,25 +170,22 @@ def _newest_checkpoint(folder: Path) -> AdapterSource:
 
 
 def _base(config: Config, source: AdapterSource, device: torch.device) -> Any:
-    """The base; raises InputError if the adapter is not one for its layers, or if there is no memory for the base."""
+    """The base that the adapter was trained on; raises InputError for another one, or if there is no memory for it."""
     held = math.inf if source.marker is None else source.marker.size_bytes
     if config.model is None and config.layers > held:
         raise InputError(f"{source.path} does not fit this base: it has fewer bytes than {config.layers} layers")
     try:
-        return build.base_of(config, device)
+        base = build.base_of(config, device)
     except (RuntimeError, MemoryError) as error:  # torch has no type of its own for an allocation that failed on a CPU
         reason = str(error).partition("\n")[0]
         raise InputError(f"the base that {source.path} asks for cannot be made: {reason}") from error
-
-
-def _same_base(source: AdapterSource, base: Any) -> None:
-    """Raises InputError if the adapter was trained on another base."""
     wanted, found = source.base, digests.as_hex(digests.digest(base.parameters()))
     if wanted is not None and wanted != found:
         raise InputError(
             f"{source.path} does not fit this base: it has digest {found}, the adapter was trained on {wanted} (a random base "
             "is another one on a CPU than on a GPU)"
         )
+    return base
 
 
 def _adapted(config: Config, source: AdapterSource, base: Any, ranks: Ranks) -> tuple[Any, Sequence[torch.Tensor]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from finetune_smoke.data import batches
-from finetune_smoke.model import loss
+from finetune_smoke.model import build
 from finetune_smoke.ranks import Ranks, rank_list
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def padded(batch: batches.Batch, room: int) -> batches.Batch:
     """``batch`` with exactly ``room`` predictions: added ones do not count, surplus ones are left out."""
     short = room - len(batch.targets)
     positions = torch.nn.functional.pad(batch.positions, (0, short))
-    targets = torch.nn.functional.pad(batch.targets, (0, short), value=loss.IGNORED)
+    targets = torch.nn.functional.pad(batch.targets, (0, short), value=build.IGNORED)
     return batches.Batch(batch.ids, positions, targets, batch.owners)
 
 

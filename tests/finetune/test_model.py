@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from finetune_smoke.data.calls import Tokenizer
-from finetune_smoke.model import build, gradients, lora, loss
+from finetune_smoke.model import build, gradients, lora
 from finetune_smoke.settings.config import Config, preset
 from tests.support.finetune.runs import QUICK
 
@@ -77,20 +77,20 @@ def test_one_linear_of_another_kind_leaves_all_to_peft() -> None:
 @pytest.mark.parametrize("alike", [False, True])
 def test_loss_in_chunks_is_the_loss(rows: int, alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- a case
     """Value and gradient, with a chunk that is not full, and with all filled up to one size, as where they are compiled."""
-    monkeypatch.setattr(loss, "CHUNK", 7)
+    monkeypatch.setattr(build, "CHUNK", 7)
     sizes: list[int] = []
 
     def alike_terms(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sizes.append(len(hidden))
-        return loss.chunk_terms(hidden, weight, targets)
+        return build.chunk_terms(hidden, weight, targets)
 
     generator = torch.Generator().manual_seed(rows)
     hidden = torch.randn(rows, 16, generator=generator, requires_grad=True)
     weight = torch.randn(50, 16, generator=generator)
     targets = torch.randint(50, (rows,), generator=generator)
-    targets[::3] = loss.IGNORED
+    targets[::3] = build.IGNORED
     expected = functional.cross_entropy(hidden @ weight.t(), targets, reduction="sum")
-    found = loss.linear_cross_entropy(hidden, weight, targets, terms=alike_terms if alike else loss.chunk_terms)
+    found = build.linear_cross_entropy(hidden, weight, targets, terms=alike_terms if alike else build.chunk_terms)
     torch.testing.assert_close(found, expected)
     scale = torch.tensor(0.3)
     (mine,), (other,) = (torch.autograd.grad(each * scale, [hidden]) for each in (found, expected))
@@ -102,7 +102,7 @@ def test_factor_of_a_bf16_loss_keeps_its_precision() -> None:
     """1 / tokens rounded to bf16 would scale every gradient by up to 0.4 %."""
     hidden = torch.randn(4, 16, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     weight, targets = torch.eye(16).bfloat16(), torch.arange(4)
-    value = loss.linear_cross_entropy(hidden, weight, targets)
+    value = build.linear_cross_entropy(hidden, weight, targets)
     one, part = (
         torch.autograd.grad(value * scale, [hidden], retain_graph=True)[0] for scale in (1.0, torch.tensor(1.0 / 1021))
     )

@@ -16,7 +16,7 @@ from finetune_smoke.__main__ import main
 from finetune_smoke.checkpoints import export
 from finetune_smoke.checks import exact
 from finetune_smoke.data import batches, calls, hub
-from finetune_smoke.evaluation import generation, heldout
+from finetune_smoke.evaluation import heldout
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
 from tests.support.finetune.fixed_ranks import ALONE, prepared
@@ -51,23 +51,23 @@ RIGHT = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
 )
 def test_call_is_judged_by_its_parts(given: str, judged: tuple[bool, ...]) -> None:
     """JSON, name, arguments, both; the order of keys is no part of a call."""
-    assert generation.judge(RIGHT, given) == judged
+    assert heldout.judge(RIGHT, given) == judged
 
 
 @pytest.mark.parametrize("levels", [10, 900])
 def test_deep_call_is_equal_to_itself(levels: int) -> None:
     """As deep as Python reads JSON, and not only as deep as it compares lists."""
     call = f'{{"name": "f", "arguments": {{"a": {"[" * levels}1{"]" * levels}}}}}'
-    assert generation.judge(call, call) == (True, True, True, True)
-    assert generation.judge(call, call.replace("1", "2")) == (True, True, False, False)
+    assert heldout.judge(call, call) == (True, True, True, True)
+    assert heldout.judge(call, call.replace("1", "2")) == (True, True, False, False)
 
 
 def test_call_of_glaive_is_read() -> None:
     """Its arguments are JSON in single quotes."""
     text = """{"name": "news", "arguments": '{"country": "US", "n": 3}'} <|endoftext|> FUNCTION RESPONSE: ..."""
-    assert generation.call_of(generation.written(text)) == ("news", {"country": "US", "n": 3})
-    assert generation.judge('{"name": "f", "arguments": {"a": 1}}', """{"name": "f", "arguments": '{"a": 1}'}""")[3]
-    assert generation.call_of("""{"name": "f", "arguments": '{"a": }'}""") is None
+    assert heldout.call_of(heldout.written(text)) == ("news", {"country": "US", "n": 3})
+    assert heldout.judge('{"name": "f", "arguments": {"a": 1}}', """{"name": "f", "arguments": '{"a": 1}'}""")[3]
+    assert heldout.call_of("""{"name": "f", "arguments": '{"a": }'}""") is None
 
 
 NESTED = '{"name": "f", "arguments": {"n": 1, "s": "it\'s"}}'
@@ -114,7 +114,7 @@ DEEP = '{"a": ' * 5000 + "1" + "}" * 5000
 )
 def test_answer_is_one_call_and_then_ends(given: str, exact: bool) -> None:  # noqa: FBT001 -- a parameter of the test
     """Lines, strings and quotes as they are written; a second call, more text or a doubled key is no right answer."""
-    assert generation.judge(NESTED, generation.written(given))[3] == exact
+    assert heldout.judge(NESTED, heldout.written(given))[3] == exact
 
 
 def test_rows_without_a_call_count_and_what_is_left_out_is_told(tmp_path: Path) -> None:
@@ -127,15 +127,15 @@ def test_rows_without_a_call_count_and_what_is_left_out_is_told(tmp_path: Path) 
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"chat": text}) for text in filler + rows))
     codec = batches.own_codec(calls.Tokenizer())
     codec = dataclasses.replace(codec, encode=lambda text: list(range(len(text))))
-    found = generation.held_out(preset("model", model="m", dataset=str(tmp_path), heldout_rows=5), codec)
+    found = heldout.held_out(preset("model", model="m", dataset=str(tmp_path), heldout_rows=5), codec)
     assert [bool(one.answer) for one in found.questions] == [True, False]
     assert (found.unreadable, found.too_long) == (2, 1)
     assert found.remark == "left out of the held-out calls: 2 cannot be read, 1 are longer than a row"
     answer = found.questions[0].answer
-    silent = generation.shares(ALONE, found.questions, [answer, " hello"])
+    silent = heldout.shares(ALONE, found.questions, [answer, " hello"])
     assert (silent.prompts, silent.exact, silent.without_call, silent.no_call) == (1, 1.0, 1, 1.0)
-    assert generation.shares(ALONE, found.questions, [answer, f"<functioncall> {answer}"]).no_call == 0.0
-    assert generation.shares(ALONE, found.questions, [answer, answer]).no_call == 0.0
+    assert heldout.shares(ALONE, found.questions, [answer, f"<functioncall> {answer}"]).no_call == 0.0
+    assert heldout.shares(ALONE, found.questions, [answer, answer]).no_call == 0.0
 
 
 def test_rows_of_instructions_have_calls_or_none(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_rows_of_instructions_have_calls_or_none(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in [{"text": "x"}] * 36 + rows))
     codec = batches.own_codec(calls.Tokenizer())
     codec = dataclasses.replace(codec, encode=lambda text: [text])
-    found = generation.held_out(preset("model", model="m", dataset=str(tmp_path)), codec)
+    found = heldout.held_out(preset("model", model="m", dataset=str(tmp_path)), codec)
     assert [(*one.ids, one.answer) for one in found.questions] == [
         (f"{shown}\nOslo?\n<functioncall>", '{"name": "w", "arguments": {"c": "Oslo"}}'),
         (f"{shown}\n<function_call>", '{"name": "w", "arguments": {}}</function_call>'),
@@ -165,8 +165,8 @@ def test_questions_come_from_the_held_out_rows(tmp_path: Path) -> None:
     lines = [json.dumps({"chat": chat.format(f"c{number}")}) for number in range(30)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     codec = batches.own_codec(calls.Tokenizer())
-    asked = generation.held_out(preset("model", model="m", dataset=str(tmp_path)), codec).questions
-    assert [generation.call_of(one.answer) for one in asked] == [("w", {"city": f"c{number}"}) for number in (27, 28, 29)]
+    asked = heldout.held_out(preset("model", model="m", dataset=str(tmp_path)), codec).questions
+    assert [heldout.call_of(one.answer) for one in asked] == [("w", {"city": f"c{number}"}) for number in (27, 28, 29)]
     assert codec.decode(asked[0].ids).endswith("<functioncall>")
 
 
@@ -174,7 +174,7 @@ def test_data_set_without_calls_is_refused(real_model: Path, real_dataset: Path)
     """Such a data set has no call to generate."""
     config = preset("model", model=str(real_model), dataset=str(real_dataset))
     with pytest.raises(InputError, match="none of its held-out rows has a <functioncall>"):
-        generation.held_out(config, hub.codec_of(config))
+        heldout.held_out(config, hub.codec_of(config))
 
 
 class Knows:
@@ -196,16 +196,16 @@ def test_answers_are_read_up_to_the_end_token() -> None:
     assert torch.backends.cuda.cudnn_sdp_enabled()
     config = preset("tiny", heldout_rows=70)
     codec = hub.codec_of(config)
-    asked = generation.held_out(config, codec).questions
+    asked = heldout.held_out(config, codec).questions
     said = [[*codec.encode(one.answer), codec.end_id, 7, 7] for one in asked]
-    given = generation.answers(Knows(said), asked, codec, torch.device("cpu"))
+    given = heldout.answers(Knows(said), asked, codec, torch.device("cpu"))
     assert given == [one.answer for one in asked]
-    assert all(all(generation.judge(one.answer, text)) for one, text in zip(asked, given, strict=True))
+    assert all(all(heldout.judge(one.answer, text)) for one, text in zip(asked, given, strict=True))
 
 
-def shares(exact: float) -> generation.Shares:
+def shares(exact: float) -> heldout.Shares:
     """All calls are in JSON, and so many right."""
-    return generation.Shares(prompts=32, json_valid=1.0, name=1.0, arguments=exact, exact=exact)
+    return heldout.Shares(prompts=32, json_valid=1.0, name=1.0, arguments=exact, exact=exact)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def shares(exact: float) -> generation.Shares:
 def test_generation_is_judged(base: float, adapter: float, detail: str | None) -> None:
     """The adapter at 0.9 and above, the base below it."""
     record = exact.Checks(ALONE)
-    heldout.judge(record, base, shares(adapter))
+    heldout.record_generation(record, base, shares(adapter))
     found = record.results()["generation"]
     assert found["passed"] == (detail is None)
     assert (detail or f"{adapter:.0%} of 32 generated calls exact; {base:.0%} of those of the base alone") in found["detail"]
@@ -242,7 +242,7 @@ def test_a_run_that_learned_nothing_generates_nothing_right() -> None:
 def test_a_base_that_knows_the_calls_shows_no_learning(wrong: int, *, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it would generate follows from one forward: here both rows are right, or neither."""
     monkeypatch.setattr(heldout, "_forward_over", lambda *_: (1.0, 2.0, wrong))
-    monkeypatch.setattr(generation, "score", lambda *_: shares(1.0))
+    monkeypatch.setattr(heldout, "score", lambda *_: shares(1.0))
     run = prepared(**{**QUICK, "heldout_rows": 128, "loss_limit": 0.5})
     heldout.generate(run)
     assert run.checks.results()["generation"]["passed"] == passed

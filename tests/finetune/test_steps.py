@@ -14,7 +14,7 @@ import torch
 from finetune_smoke.checks.faults import Fault
 from finetune_smoke.data import batches
 from finetune_smoke.data.calls import Tokenizer
-from finetune_smoke.model import build, loss
+from finetune_smoke.model import build
 from finetune_smoke.model.gradients import flat_gradients
 from finetune_smoke.parallel import cuda_graphs, strategy
 from finetune_smoke.ranks import Ranks
@@ -170,7 +170,7 @@ def test_filled_batch_has_the_same_loss() -> None:
     full = cuda_graphs.padded(wide, room)
     assert full.ids.shape == (4, config.row_tokens)
     assert len(full.positions) == len(full.targets) == room
-    assert (full.targets == loss.IGNORED).sum() == room - len(short.targets)
+    assert (full.targets == build.IGNORED).sum() == room - len(short.targets)
     expected, found = (network(each.ids, each.positions, each.targets) for each in (short, full))
     torch.testing.assert_close(found, expected)
     for mine, other in zip(torch.autograd.grad(found, trained), torch.autograd.grad(expected, trained), strict=True):
