@@ -26,8 +26,6 @@ from finetune_smoke.settings import configfile
 from finetune_smoke.settings.config import Config, InputError, as_input_error
 
 if TYPE_CHECKING:
-    import torch
-
     from finetune_smoke.reporting.outcome import Outcome
     from finetune_smoke.run import TrainingRun
 
@@ -140,9 +138,12 @@ def _write(run: TrainingRun, folder: Path) -> None:
 
     If a kill leaves hidden names behind, the next run repairs the folder (``_repair``).
     """
-    from safetensors import SafetensorError  # noqa: PLC0415 -- slow import
+    from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
+    from safetensors import SafetensorError  # noqa: PLC0415 -- as above
     from safetensors.torch import save_file  # noqa: PLC0415 -- as above
 
+    inside = {name.removeprefix("model."): value.detach().cpu().contiguous() for name, value in run.adapters.items()}
+    weights = get_peft_model_state_dict(run.model.model, state_dict=inside, save_embedding_layers=False)
     draft, old = _draft_and_old(folder)
     settings = copy.copy(run.model.model.peft_config["default"])
     settings.inference_mode = True
@@ -151,7 +152,7 @@ def _write(run: TrainingRun, folder: Path) -> None:
     with as_input_error(f"the adapter cannot be written to {folder}", (OSError, SafetensorError)):
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
-        save_file(run.fault.truncate(weights(run)), str(draft / WEIGHTS), metadata={"format": "pt"})
+        save_file(run.fault.truncate(weights), str(draft / WEIGHTS), metadata={"format": "pt"})
         settings.save_pretrained(str(draft))
         writing.write_synced(draft / configfile.NAME, configfile.text(run.config).encode())
         writing.write_synced(draft / ORIGIN, f"{json.dumps(origin, indent=1)}\n".encode())
@@ -169,15 +170,6 @@ def _replace(folder: Path, draft: Path, old: Path) -> None:
     draft.rename(folder)
     writing.sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
-    """The adapters under peft's names for a file."""
-    from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
-
-    inside = {name.removeprefix("model."): value.detach().cpu().contiguous() for name, value in run.adapters.items()}
-    named: dict[str, torch.Tensor] = get_peft_model_state_dict(run.model.model, state_dict=inside, save_embedding_layers=False)
-    return named
 
 
 def _check(run: TrainingRun, folder: Path) -> None:

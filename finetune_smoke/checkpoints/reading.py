@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -244,7 +245,7 @@ def _copy_state(run: TrainingRun, state: State) -> None:
             run.optimizer.state[adapter] = {key: state[f"optimizer/{name}/{key}"] for key in files.OF_ADAMW}
 
 
-def fits(run: TrainingRun) -> dict[str, object]:
+def fits(run: TrainingRun) -> dict[str, Any]:
     """What a run has to have in common with a checkpoint that it resumes or an adapter that it replaces."""
     return {
         "format": FORMAT,

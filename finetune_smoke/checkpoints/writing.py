@@ -14,10 +14,9 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from finetune_smoke.checkpoints import files, reading
-from finetune_smoke.checkpoints.files import FlawError, Marker, State
+from finetune_smoke.checkpoints.files import FileEntry, FlawError, Marker, State
 from finetune_smoke.checks.exact import difference, not_finite
 from finetune_smoke.digests import as_hex, digest, digest_bytes
 from finetune_smoke.ranks import Ranks, rank_list
@@ -53,7 +52,7 @@ class Saver:
             self.run.progress(f"checkpoint of step {step} is not saved: {self._unsaved[step]}", None)
             return
         self.saved, self.damaged = step, self.damaged - {step}
-        _write(self.run, state, self._marker(step, number))
+        _write(self.run, state, step, as_hex(number))
         keep, folder = self.run.config.keep_checkpoints, reading.folder_of(self.run)
         self.run.ranks.run_on_rank_0(functools.partial(_prune, folder, newest=step, keep=keep, damaged=self.damaged))
 
@@ -81,33 +80,30 @@ class Saver:
             seen.record("adapter_digest", problem=f"adapters and optimiser after step {step}: {differs}", at_fault=odd)
         return seen.latest_problems(STATE_CHECKS)
 
-    def _marker(self, step: int, number: int) -> dict[str, Any]:
-        """The marker, without the files."""
-        return {
-            "step": step,
-            "next_row": step * self.run.step_rows,
-            "step_rows": self.run.step_rows,
-            "failures": self.run.checks.failures(),
-            "world_size": self.run.ranks.world_size,
-            "digest": as_hex(digest(self.run.adapters.values())),
-            "state_digest": as_hex(number),
-            "fits": reading.fits(self.run),
-            "config": dataclasses.asdict(self.run.config),
-        }
 
-
-def _write(run: TrainingRun, state: State, marker: dict[str, Any]) -> None:
+def _write(run: TrainingRun, state: State, step: int, state_digest: str) -> None:
     """Write ``state`` and, when all ranks have written it, its marker; raises InputError on every rank if one fails."""
     folder, ranks = reading.folder_of(run), run.ranks
-    final = folder / f"step-{marker['step']}"
+    final = folder / f"step-{step}"
     draft = final.with_suffix(".tmp")
     ranks.run_on_rank_0(lambda: _make_draft(draft, final))
     written = ranks.run_on_all_ranks(lambda: _write_share(draft / files.file_of(ranks.rank), state, ranks))
-    entries: dict[str, Any] = {
-        files.file_of(rank): {"bytes": size_bytes, "digest": as_hex(number)}
-        for rank, (size_bytes, number) in enumerate(ranks.gather(written))
-    }
-    ranks.run_on_rank_0(lambda: _complete(draft, final, Marker(**marker, files=entries)))
+    marker = Marker(
+        step=step,
+        next_row=step * run.step_rows,
+        step_rows=run.step_rows,
+        failures=run.checks.failures,
+        world_size=ranks.world_size,
+        digest=as_hex(digest(run.adapters.values())),
+        state_digest=state_digest,
+        fits=reading.fits(run),
+        config=dataclasses.asdict(run.config),
+        files={
+            files.file_of(rank): FileEntry(bytes=size_bytes, digest=as_hex(number))
+            for rank, (size_bytes, number) in enumerate(ranks.gather(written))
+        },
+    )
+    ranks.run_on_rank_0(lambda: _complete(draft, final, marker))
 
 
 def _make_draft(draft: Path, final: Path) -> None:

@@ -41,9 +41,9 @@ class Checks:
     """The results of all checks so far, equal on every rank. Passes are counted; all failures are kept."""
 
     ranks: Ranks
+    failures: Failures = field(default_factory=dict)
     _passes: Counter[str] = field(default_factory=Counter)
     _remarks: dict[str, str] = field(default_factory=dict)
-    _failures: Failures = field(default_factory=dict)
     _latest: dict[str, str | None] = field(default_factory=dict)
     _left_out: dict[str, str] = field(default_factory=dict)
 
@@ -57,16 +57,12 @@ class Checks:
             self._passes[name] += 1
             self._remarks[name] = remark or f"{self._passes[name]} of {self._passes[name]} looks"
         else:
-            self._failures.setdefault(name, []).append((problem, list(at_fault)))
-
-    def failures(self) -> Failures:
-        """Every failure so far, for a checkpoint to carry."""
-        return {name: list(found) for name, found in self._failures.items()}
+            self.failures.setdefault(name, []).append((problem, list(at_fault)))
 
     def carry_over(self, failures: Failures) -> None:
         """Count ``failures``, which a checkpoint carried, as this run's own."""
         for name, found in failures.items():
-            self._failures[name] = [*found, *self._failures.get(name, [])]
+            self.failures[name] = [*found, *self.failures.get(name, [])]
 
     def latest_problems(self, names: Iterable[str]) -> list[str]:
         """``name: problem`` for each check among ``names`` that failed when it last ran."""
@@ -78,17 +74,17 @@ class Checks:
 
     def has_result(self, name: str) -> bool:
         """Whether check ``name`` has passed, failed or been left out."""
-        return bool(self._passes[name]) or name in self._failures or name in self._left_out
+        return bool(self._passes[name]) or name in self.failures or name in self._left_out
 
     def left_out(self) -> dict[str, str]:
         """The reason for each check that was left out and did not fail, by name."""
-        return {name: why for name, why in sorted(self._left_out.items()) if name not in self._failures}
+        return {name: why for name, why in sorted(self._left_out.items()) if name not in self.failures}
 
     def results(self) -> dict[str, CheckResult]:
         """The result of each check that ran at least once and was not left out, by name."""
         result: dict[str, CheckResult] = {}
-        for name in sorted({*self._passes, *self._failures} - set(self.left_out())):
-            failures, passes = self._failures.get(name, []), self._passes[name]
+        for name in sorted({*self._passes, *self.failures} - set(self.left_out())):
+            failures, passes = self.failures.get(name, []), self._passes[name]
             if not failures:
                 result[name] = {"passed": True, "detail": self._remarks[name], "ranks": []}
                 continue
