@@ -109,14 +109,11 @@ def require_same_settings(config: Config, ranks: Ranks) -> None:
 
 @contextmanager
 def all_ranks() -> Iterator[Ranks]:
-    """The ranks of this run.
+    """The ranks of this run: an initialised default group as it is, else that of torchrun's variables, else a single rank.
 
-    An initialised default group is used as it is. Otherwise torchrun's variables make one if WORLD_SIZE is above 1
-    (NCCL with CUDA, else gloo). A process without these variables is a single rank.
-
-    A group that was made here is destroyed at the end, after everything that refers to it. If DDP were the last owner of a
-    group, it would free the group while it holds the interpreter's lock. The group's threads may wait for that lock (seen
-    with gloo: one exit in six hung).
+    A group that was made here (NCCL with CUDA, else gloo) is destroyed at the end, after everything that refers to it. If DDP
+    were the last owner of a group, it would free the group while it holds the interpreter's lock. The group's threads may wait
+    for that lock (seen with gloo: one exit in six hung).
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     is_ours = not dist.is_initialized()

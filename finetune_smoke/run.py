@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -21,8 +22,7 @@ ProgressCallback = Callable[[str, "float | None"], None]
 """Called with what happens, and with the share of the run that is done (0 to 1) or None."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitialState:
+class InitialState(NamedTuple):
     """Digests (64 bits each) taken before training; later states are compared with them.
 
     ``base`` stands for the whole frozen base, ``local_base`` for the weights or shards of it that this rank holds.

@@ -107,7 +107,7 @@ def _write(run: TrainingRun, state: State, step: int, state_digest: str) -> None
 
 
 def _make_draft(draft: Path, final: Path) -> None:
-    """Make an empty folder after removing the remains of an earlier run; raises InputError."""
+    """Make an empty folder, without the remains of an earlier run; raises InputError."""
     with as_input_error(f"checkpoint {draft} cannot be written"):
         for remains in [*draft.parent.glob("step-*.tmp"), final]:
             if remains.is_dir() and not remains.is_symlink():

@@ -1,9 +1,8 @@
 """A band around a recorded loss curve: the same seed and the same rows give the same first losses, on every healthy part.
 
-It sees what a loss below a limit does not: half the learning rate, swapped betas, a gradient that is lost in one layer, and
-arithmetic that is wrong in the same way each time, also on a single GPU. Random weights come from the device: another model of
-GPU, or another torch, may draw others. So a curve holds for the model and the release of torch that it was recorded with, and
-for no other. Compared are the losses of the warm-up, which do not depend on the number of steps.
+It sees what a loss below a limit does not: what is wrong in the same way each time, also on a single GPU. Random weights come
+from the device: another model of GPU, or another torch, may draw others. So a curve holds for these and for no other. Compared
+are the losses of the warm-up, which do not depend on the number of steps.
 """
 
 from __future__ import annotations

@@ -155,12 +155,8 @@ def audit(checks: Checks, *, step: int, work: Pass) -> None:
     """
     try:
         with deterministic():
-            loss, gradients = work()
-            once = checks.ranks.gather([digest([loss]), digest(gradients)])
-            again = once
-            if len(once) == 1 or len(set(map(tuple, once))) > 1:
-                repeated_loss, repeated_gradients = work()
-                again = checks.ranks.gather([digest([repeated_loss]), digest(repeated_gradients)])
+            once, gradients = _look(checks, work)
+            again = _look(checks, work)[0] if len(once) == 1 or _differ([once]) else once
     except RuntimeError as error:
         if "deterministic" not in str(error):
             raise
@@ -191,9 +187,14 @@ def audit_replays(checks: Checks, *, step: int, work: Pass) -> None:
     """
     replays: list[list[list[int]]] = []
     while len(replays) < FEWEST_REPLAYS or (len(replays) < MOST_REPLAYS and _differ(replays)):
-        loss, gradients = work()
-        replays.append(checks.ranks.gather([digest([loss]), digest(gradients)]))
+        replays.append(_look(checks, work)[0])
     _judge_replays(checks, step, replays)
+
+
+def _look(checks: Checks, work: Pass) -> tuple[list[list[int]], Sequence[torch.Tensor]]:
+    """The digests of [loss, gradients] of ``work`` by rank, and this rank's gradients."""
+    loss, gradients = work()
+    return checks.ranks.gather([digest([loss]), digest(gradients)]), gradients
 
 
 def _differ(replays: Sequence[Sequence[Sequence[int]]]) -> bool:

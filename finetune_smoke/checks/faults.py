@@ -35,8 +35,10 @@ class Fault:
             seconds = max(SLOWER_S, SLOWER_FORWARDS * healthy_s)
             if device.type == "cuda":
                 torch.cuda._sleep(int(seconds * GPU_CYCLES_PER_S))  # type: ignore[no-untyped-call]  # noqa: SLF001 -- only waits
-            else:
-                _keep_core_busy(seconds)
+                return
+            end_s = time.thread_time() + seconds
+            while time.thread_time() < end_s:  # a sleep would not count as time of the forward
+                pass
 
     @torch.no_grad()
     def spoil_base(self, weight: torch.Tensor) -> None:
@@ -138,10 +140,3 @@ def _flipped(values: torch.Tensor, index: int, bit: int) -> torch.Tensor:
     """``values`` (float32) with one bit of one element flipped in place."""
     values.view(-1)[index : index + 1].view(torch.int32).bitwise_xor_(1 << bit)
     return values
-
-
-def _keep_core_busy(seconds: float) -> None:
-    """Compute for so many seconds of this thread's CPU time: a sleep would not count as time of the forward."""
-    end_s = time.thread_time() + seconds
-    while time.thread_time() < end_s:
-        pass

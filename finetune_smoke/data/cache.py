@@ -1,11 +1,9 @@
 """Rows made once for each node: tokenised, packed if wanted, and kept in a scratch folder (``--scratch DIR``).
 
-``DIR/rows-KEY`` holds NumPy files that the node's ranks map into memory: the tokens of all rows one after another, which of
-them are predicted, and where each row ends. ``index.json`` says what they were made of, with a digest of each file. KEY
-stands for data set, tokenizer and settings, so a change in any of them gives another folder. One process makes the folder
-under a lock, which the system releases however its holder ends, while the others wait; the folder gets its name when it is
-complete. A folder whose files differ from its index is made again. Without a scratch folder the same rows are made in
-memory, as needed.
+``DIR/rows-KEY`` holds NumPy files that the node's ranks map into memory, and ``index.json``: what they were made of, with a
+digest of each file. KEY stands for data set, tokenizer and settings. One process makes the folder under a lock, which the
+system releases however its holder ends, while the others wait; the folder gets its name when it is complete. A folder whose
+files differ from its index is made again. Without a scratch folder the same rows are made in memory, as needed.
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ stop waiting in their process group (ranks.py), so that the run ends with a mess
 SPEAK_AFTER_S = 3.0
 """A process that waits longer says so."""
 ARRAYS = {"ids.npy": np.int32, "predicted.npy": np.bool_, "ends.npy": np.int64}
+"""The tokens of all rows one after another, which of them are predicted, and where each row ends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ def load_codec(name: str) -> Codec:
     def encode(text: str) -> list[int]:
         return checked(tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # of a fast tokenizer
+    rules = json.dumps(tokenizer.get_vocab(), sort_keys=True) if backend is None else backend.to_str()
     # Padding follows all tokens that are read and predicted in a row, or is masked, so any token would do.
     # A class of transformers may add its own pad token to a vocabulary without one, behind the model's last token.
     unpadded = tokenizer.pad_token_id is None or tokenizer.pad_token_id >= known
@@ -56,7 +58,7 @@ def load_codec(name: str) -> Codec:
         decode=functools.partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         end_id=checked([tokenizer.eos_token_id])[0],
         pad_id=tokenizer.eos_token_id if unpadded else tokenizer.pad_token_id,
-        digest=_tokenizer_digest(tokenizer),
+        digest=digest_bytes(rules.encode()),
         remark=f"tokenizer of {name} has no pad token that the model knows: rows are filled with its end token"
         if unpadded
         else None,
@@ -103,13 +105,6 @@ def _files(name: str) -> list[Path]:
     if not files:
         raise InputError(f"data set {name}: no .jsonl and no .json file in {folder}")
     return files
-
-
-def _tokenizer_digest(tokenizer: Any) -> int:
-    """A 64-bit digest of all rules of a fast tokenizer, or of the vocabulary of a slow one."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = json.dumps(tokenizer.get_vocab(), sort_keys=True) if backend is None else backend.to_str()
-    return digest_bytes(rules.encode())
 
 
 def check_place(kind: str, name: str) -> None:

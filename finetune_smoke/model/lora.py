@@ -1,14 +1,12 @@
 """Our forward and backward for peft's LoRA linears: y = x W' + b + s (x A') B', in few kernels.
 
 Under autocast peft needs, for each linear, two casts of weights, a cast of the input, two narrow products, a scaling and
-an addition. Here the wide product accumulates onto the adapter's, and the scale is applied to the narrow side (rank
-columns). The backward computes no gradient of a frozen weight. The modules keep peft's names and are subclasses of peft's,
-so peft saves and loads them.
+an addition. Here the scale is applied to the narrow side (rank columns), and no gradient of a frozen weight is computed. The
+modules keep peft's names and are subclasses of peft's, so peft saves and loads them.
 
-The narrow product is memory bound: it writes as much as the wide one and computes a fiftieth. So it goes first, and the
-wide one is accumulated onto it; cuBLAS reads the addend while it computes. Both are one custom operator, because
-torch.compile would split the addition off again: a separate pass over the widest activations, with both sums written for
-the backward (7 passes over gate and up instead of 3).
+The narrow product is memory bound, so it goes first, and the wide one is accumulated onto it; cuBLAS reads the addend while
+it computes. Both are one custom operator: torch.compile would split the addition off again, a separate pass over the widest
+activations, with both sums written for the backward (7 passes over gate and up instead of 3).
 """
 
 from __future__ import annotations

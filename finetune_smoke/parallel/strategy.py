@@ -1,12 +1,9 @@
 """How the ranks share the work, and how a decoder layer runs: whole or sharded, eager or compiled.
 
-``ddp``: every rank holds the whole base; a step sends the adapters' gradients (model/gradients.py). ``fsdp``: FSDP2 shards
-the frozen weights of the decoder layers over the ranks, and gathers each layer before its forward and again before its
-backward. FSDP2 ignores the adapters: they are float32 over a bf16 base, and an FSDP group holds one type. Gathering 1 % of
-the weights twice would also cost more than one all-reduce of their gradients. So adapters, their gradients and the
-optimiser's state are plain tensors under either strategy, in checkpoints too. Embedding, last norm and head stay whole on
-every rank: they are frozen, and the head is used in chunks outside its own forward. With ``cpu_offload`` the shards lie in
-host memory, pinned if there is a GPU, and are copied to the GPU for each gather. They are frozen, so nothing is copied back.
+``ddp``: every rank holds the whole base. ``fsdp``: FSDP2 shards the frozen weights of the decoder layers over the ranks; the
+adapters, their gradients and the optimiser's state stay plain tensors, in checkpoints too. An FSDP group holds one type, and
+adapters are float32 over a bf16 base; gathering 1 % of the weights twice would also cost more than one all-reduce of their
+gradients. Embedding, last norm and head stay whole: the head is used in chunks outside its own forward.
 """
 
 from __future__ import annotations
@@ -70,7 +67,10 @@ def compile_layers(model: SummedLoss) -> None:
 
 
 def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ranks, *, cpu_offload: bool) -> None:
-    """Shard the frozen weights of every decoder layer over the ranks, in place."""
+    """Shard the frozen weights of every decoder layer over the ranks, in place.
+
+    With ``cpu_offload`` the shards lie in host memory, pinned for a GPU, and are copied to it for each gather, never back.
+    """
     from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 -- only for FSDP2
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415 -- as above
 

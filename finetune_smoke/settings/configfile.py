@@ -1,10 +1,8 @@
 """Settings in a YAML file (``--config FILE``): the fields of Config by name, or the sections of a recipe.
 
 The file is untrusted: it must hold plain data only, known keys, and values of the field's type and range. Each message has
-file and line. ``text`` writes the settings of a run, from which the same run can be started.
-
-A recipe (``training_config.yaml``) is taken as it is. Each key stands for a setting of ours; a key that asks for what this
-program always does is accepted with the value that says so, and any other value is refused in a line.
+file and line. A recipe (``training_config.yaml``) is taken as it is: each key stands for a setting of ours, or asks for what
+this program always does; then any other value is refused in a line.
 """
 
 from __future__ import annotations

@@ -86,10 +86,15 @@ def config_of(given: dict[str, object]) -> Config:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose error is three lines: 60 options above it hide what was wrong."""
+    """A parser whose error is three lines: 60 options above it hide what was wrong. None if ``quiet``: rank 0 prints them."""
+
+    quiet = False
 
     def error(self, message: str) -> NoReturn:
         """Say how it is called, what is wrong and which option may be meant, and where all of them are; exit code 2."""
+        if self.quiet:
+            wait_for_rank_0()
+            sys.exit(BAD_USAGE)
         known = [*(option for option in self._option_string_actions if option.startswith("--")), *filter(None, COMMANDS)]
         typed = message.rpartition("unrecognized arguments: ")[2].split()
         near = [close for word in typed for close in _near(word.partition("=")[0], known)]
@@ -112,8 +117,7 @@ def _parser(command: str, *, quiet: bool) -> argparse.ArgumentParser:
         epilog="faults, for the self-test: " + "; ".join(f"{name}: {what}" for name, what in FAULTS.items()),
         argument_default=argparse.SUPPRESS,
     )
-    if quiet:
-        parser.error = lambda _message: _leave_quietly()  # type: ignore[method-assign,assignment]  # rank 0 prints the message
+    parser.quiet = quiet
     parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as here with _ for -; options win")
     parser.add_argument("--preset", help=f"{', '.join(PRESETS)}; default: tiny, or model with --model")
     parser.add_argument("--fault", metavar="NAME[:RANK]", help="plant a fault and see which check finds it (self-test)")
@@ -156,8 +160,3 @@ def _reader(kind: object) -> Callable[[str], object]:
 def wait_for_rank_0() -> None:
     """Wait before this rank exits: torchrun ends the other ranks as soon as one exits, before rank 0 may have printed."""
     time.sleep(RANK_0_LEAD_S)
-
-
-def _leave_quietly() -> NoReturn:
-    wait_for_rank_0()
-    sys.exit(BAD_USAGE)

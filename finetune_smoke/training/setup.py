@@ -29,9 +29,11 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
     progress("preparing the base model", None)
     base = ranks.run_on_all_ranks(lambda: build.base_of(config, ranks.device))
     dropout = build.without_dropout(base)
-    shape = flops.shape_of(base.config)
     fault.spoil_base(base.get_input_embeddings().weight)
-    record, base_digest = _same_content(ranks, base, source)
+    checks = exact.Checks(ranks)
+    base_digest = digests.digest(base.parameters())  # before anything is sharded or rounded
+    exact.record_equal(checks, "base_digest", values=[base_digest], what="weights of the frozen base")
+    exact.record_equal(checks, "data_digest", values=[source.digest], what="content of the data set")
     model = build.SummedLoss(ranks.run_on_all_ranks(lambda: build.add_adapters(base, config)))
     model.train()
     adapters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -60,21 +62,12 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
         adapters=adapters,
         gradients=gradients.flat_gradients(adapters.values()),
         optimizer=_optimizer(config, adapters),
-        shape=shape,
+        shape=flops.shape_of(base.config),
         initial=initial,
-        checks=record,
+        checks=checks,
         progress=progress,
         notes=notes if dropout is None else [*notes, dropout],
     )
-
-
-def _same_content(ranks: Ranks, base: torch.nn.Module, source: batches.Source) -> tuple[exact.Checks, int]:
-    """Checks that all ranks begin with the same base and data, and the base's digest, before anything is sharded or rounded."""
-    record = exact.Checks(ranks)
-    base_digest = digests.digest(base.parameters())
-    exact.record_equal(record, "base_digest", values=[base_digest], what="weights of the frozen base")
-    exact.record_equal(record, "data_digest", values=[source.digest], what="content of the data set")
-    return record, base_digest
 
 
 def _for_dropout(config: Config, ranks: Ranks) -> tuple[Config, list[str]]:

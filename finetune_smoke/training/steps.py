@@ -104,12 +104,14 @@ def _without_graphs(run: TrainingRun, log: Log, why: str) -> None:
 
 def _record_skipped_audits(run: TrainingRun) -> None:
     """Mark audits that never ran as left out, with the reason."""
-    no_audit = "--audit-every is 0" if not run.config.audit_every else None
-    no_audit = "--lora-dropout draws other numbers on every rank" if run.config.lora_dropout else no_audit
-    why = {"lock_step": no_audit, "all_reduce": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
-    several = run.ranks.world_size > 1
+    no_audit = None if run.config.audit_every else "--audit-every is 0"
+    if run.config.lora_dropout:
+        no_audit = "--lora-dropout draws other numbers on every rank"
+    why = {"lock_step": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
+    if run.ranks.world_size > 1:
+        why["all_reduce"] = no_audit
     for name, reason in why.items():
-        if reason and (several or name != "all_reduce") and not run.checks.has_result(name):
+        if reason and not run.checks.has_result(name):
             run.checks.leave_out(name, why=reason)
 
 
