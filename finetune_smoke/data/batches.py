@@ -173,9 +173,11 @@ def synthetic(config: Config, codec: Codec) -> Source:
     answer_tokens = sum(len(row.predicted) for row in heldout)
 
     def row(index: int) -> Row:
-        if config.packed:
-            return _packed_row(config, codec, index)
-        return _fitting(_answer_row(calls.example(config.seed, "train", index), codec), config)
+        if not config.packed:
+            return _fitting(_answer_row(calls.example(config.seed, "train", index), codec), config)
+        numbers = range(index * PACKED_STRIDE, (index + 1) * PACKED_STRIDE)
+        examples = (_answer_row(calls.example(config.seed, "train", number), codec) for number in numbers)
+        return next(pack(examples, config.row_tokens, codec.pad_id))
 
     return Source(
         row=row,
@@ -240,13 +242,6 @@ def _fitting(row: Row, config: Config) -> Row:
     if len(row.ids) > config.row_tokens:
         raise InputError(f"an example has {len(row.ids)} tokens: more than row_tokens = {config.row_tokens}")
     return row
-
-
-def _packed_row(config: Config, codec: Codec, index: int) -> Row:
-    """Whole examples, one after another, filled to exactly ``row_tokens`` tokens."""
-    numbers = range(index * PACKED_STRIDE, (index + 1) * PACKED_STRIDE)
-    examples = (_answer_row(calls.example(config.seed, "train", number), codec) for number in numbers)
-    return next(pack(examples, config.row_tokens, codec.pad_id))
 
 
 def pack(rows: Iterable[Row], row_tokens: int, pad_id: int) -> Iterator[Row]:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,20 @@ def open_rows(
         begin = time.monotonic()
         if flaw is not None:
             _make(config, codec, folder, about, step_rows)
-        found = _opened(folder, flaw, time.monotonic() - begin)
+        how = f"found in {folder}" if flaw is None else f"made in {folder} in {time.monotonic() - begin:.1f} s ({flaw})"
+        index = json.loads((folder / INDEX).read_text())
+        arrays = {name: np.load(folder / name, mmap_mode="r") for name in ARRAYS}
+    tokens = len(arrays["ids.npy"])
+    found = Cache(
+        folder=folder,
+        train=index["train"],
+        heldout=index["heldout"],
+        tokens=tokens,
+        made=flaw is not None,
+        remark=f"{index['train'] + index['heldout']} rows of {tokens} tokens {how}",
+        digest=digests.digest_bytes(json.dumps(index["files"], sort_keys=True).encode()),
+        arrays=arrays,
+    )
     batches.require_a_step(
         config, found.train, step_rows, f"{found.train} training rows of up to {config.row_tokens} tokens are"
     )
@@ -122,7 +135,7 @@ def _rows_read(config: Config, step_rows: int) -> int:
     return config.steps * config.accumulation * step_rows
 
 
-def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> filelock.AcquireReturnProxy:
+def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> filelock.AcquireReturnProxy[Any]:
     """Take the lock of ``key``; raises InputError if the folder cannot be written, or another process holds it too long."""
     lock = filelock.FileLock(scratch / f"rows-{key}.lock")
     try:
@@ -168,43 +181,19 @@ def _make(config: Config, codec: batches.Codec, folder: Path, about: dict[str, o
     fresh = _in_memory(config, codec, step_rows)
     size = _rows_read(config, step_rows) if fresh.size is None else fresh.size
     rows = [*map(fresh.row, range(size)), *fresh.heldout]
+    ends = np.cumsum([len(row.ids) for row in rows])
+    predicted = np.zeros(int(ends[-1]), dtype=np.bool_)
+    for row, end in zip(rows, ends.tolist(), strict=True):
+        predicted[[end - len(row.ids) + at for at in row.predicted]] = True
+    ids = np.fromiter((token for row in rows for token in row.ids), dtype=np.int64, count=int(ends[-1]))
     draft = folder.with_suffix(".tmp")
     with as_input_error("scratch folder cannot be written"):
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
-        for name, array in _arrays(rows).items():
-            np.save(draft / name, array)
+        for name, array in {"ids.npy": ids, "predicted.npy": predicted, "ends.npy": ends}.items():
+            np.save(draft / name, array.astype(ARRAYS[name]))
         made = {name: {"digest": _digest(draft / name)} for name in ARRAYS}
         index = {"about": about, "train": size, "heldout": len(fresh.heldout), "files": made}
         (draft / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
-
-
-def _opened(folder: Path, flaw: str | None, seconds: float) -> Cache:
-    index = json.loads((folder / INDEX).read_text())
-    arrays = {name: np.load(folder / name, mmap_mode="r") for name in ARRAYS}
-    rows, tokens = index["train"] + index["heldout"], len(arrays["ids.npy"])
-    how = f"found in {folder}" if flaw is None else f"made in {folder} in {seconds:.1f} s ({flaw})"
-    return Cache(
-        folder=folder,
-        train=index["train"],
-        heldout=index["heldout"],
-        tokens=tokens,
-        made=flaw is not None,
-        remark=f"{rows} rows of {tokens} tokens {how}",
-        digest=digests.digest_bytes(json.dumps(index["files"], sort_keys=True).encode()),
-        arrays=arrays,
-    )
-
-
-def _arrays(rows: Sequence[batches.Row]) -> dict[str, Any]:
-    """``rows`` as the three arrays of a folder."""
-    ends = np.cumsum([len(row.ids) for row in rows])
-    starts = [0, *ends.tolist()[:-1]]
-    predicted = np.zeros(int(ends[-1]), dtype=np.bool_)
-    for start, row in zip(starts, rows, strict=True):
-        predicted[[start + at for at in row.predicted]] = True
-    ids = np.fromiter((token for row in rows for token in row.ids), dtype=np.int64, count=int(ends[-1]))
-    found = {"ids.npy": ids, "predicted.npy": predicted, "ends.npy": ends}
-    return {name: array.astype(ARRAYS[name]) for name, array in found.items()}

@@ -145,29 +145,25 @@ def _parsed(content: str, where: str) -> Any:
 
 
 def _parts(row: Any, where: str) -> tuple[str, str]:
-    if isinstance(row, dict):
-        if "text" in row:
-            before, parts = [], [row["text"]]
-        elif "output" in row:
-            before, parts = [row.get("instruction") or "", row.get("input") or ""], [row["output"]]
-        else:
-            before, parts = [], [row.get("system") or "", row.get("chat")]
-        if all(isinstance(part, str) for part in (*before, *parts)):
-            prompt = "".join(f"{part}\n" for part in before if part)
-            rest = "\n".join(part for part in parts if part)
-            _require_readable(prompt + rest, where)
-            return prompt, rest
-    raise InputError(
-        f"{where}: a row needs 'text', or 'chat' with or without 'system', or 'output' with or without 'instruction' and "
-        "'input'"
-    )
-
-
-def _require_readable(text: str, where: str) -> None:
-    """Raises InputError if there is nothing in ``text`` to train on."""
-    if not text.strip():
+    """(what comes before ``output``, the rest) of a row; raises InputError if there is no text to train on."""
+    found = row if isinstance(row, dict) else {}
+    if "text" in found:
+        before, parts = [], [found["text"]]
+    elif "output" in found:
+        before, parts = [found.get("instruction") or "", found.get("input") or ""], [found["output"]]
+    else:
+        before, parts = [], [found.get("system") or "", found.get("chat")]
+    if not all(isinstance(part, str) for part in (*before, *parts)):
+        raise InputError(
+            f"{where}: a row needs 'text', or 'chat' with or without 'system', or 'output' with or without 'instruction' and "
+            "'input'"
+        )
+    prompt = "".join(f"{part}\n" for part in before if part)
+    rest = "\n".join(part for part in parts if part)
+    if not (prompt + rest).strip():
         raise InputError(f"{where}: the row has no text")
     try:
-        text.encode()
+        (prompt + rest).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{where}: half of a UTF-16 pair stands alone: {error.object[error.start]!a}") from error
+    return prompt, rest

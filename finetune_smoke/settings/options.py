@@ -65,17 +65,14 @@ def settings(arguments: Sequence[str] | None, *, quiet: bool = False, command: s
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     given = vars(found)
     file = given.pop("config", None)
-    return given if file is None else {**_of_file(file, quiet=quiet), **given}
-
-
-def _of_file(file: str, *, quiet: bool) -> dict[str, object]:
-    """The settings in ``file``. The file may be wrong on this node only; then this rank prints the message."""
+    if file is None:
+        return given
     try:
-        return configfile.read(Path(file), tell=(lambda _line: None) if quiet else print)
+        return {**configfile.read(Path(file), tell=(lambda _line: None) if quiet else print), **given}
     except InputError as error:
         if not quiet:
             raise
-        wait_for_rank_0()  # torchrun ends this rank meanwhile if rank 0 found the same
+        wait_for_rank_0()  # torchrun ends this rank meanwhile if rank 0 found the same: else it is wrong on this node only
         raise OwnInputError(f"rank {os.environ.get('RANK')}: {error}") from error
 
 
