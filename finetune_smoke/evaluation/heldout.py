@@ -28,15 +28,10 @@ EXACT = 0.9
 
 CALL = "<functioncall>"
 """The text before a call in glaive-function-calling-v2."""
-MARK = re.compile(r"<function_?call>")
-CLOSED = re.compile(r"\s*</function_?call>")
+SPEAKER, END = "ASSISTANT:", "<|endoftext|>"
+"""The texts before an answer in that data set, and at the end of a turn."""
+MARK, CLOSED = re.compile(r"<function_?call>"), re.compile(r"\s*</function_?call>")
 """Other data sets write an underscore, and a second mark after the call."""
-
-END = "<|endoftext|>"
-"""The text with which a turn ends in that data set."""
-SPEAKER = "ASSISTANT:"
-"""The text before an answer in that data set."""
-
 QUOTED = re.compile(r"""\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*'\s*""")
 """The beginning of a call as that data set writes it: JSON except for the single quotes around the arguments."""
 QUOTED_END = re.compile(r"'\s*\}")
@@ -102,10 +97,10 @@ def held_out(config: Config, codec: Codec) -> Asked:
         rows = [_calls_in(*parts) for parts in texts]
         pairs = [pair for found, _ in rows for pair in found]
         unreadable = sum(bad for _, bad in rows)
-    found = []
-    for prompt, answer in pairs:
-        answer_tokens = len(codec.encode(answer)) + 1 if answer else NO_CALL_TOKENS
-        found.append(Question(codec.encode(prompt), answer, answer_tokens))
+    found = [
+        Question(codec.encode(prompt), answer, len(codec.encode(answer)) + 1 if answer else NO_CALL_TOKENS)
+        for prompt, answer in pairs
+    ]
     fitting = [one for one in found if len(one.ids) + one.answer_tokens <= config.row_tokens]
     if not any(one.answer for one in fitting):
         raise InputError(
@@ -155,32 +150,27 @@ def first_call(text: str) -> tuple[Call, int] | None:
     try:
         value, end = _DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError):
-        return _quoted_call(text, begin)
-    arguments = value.get("arguments") if isinstance(value, dict) else None
-    if isinstance(arguments, str):
-        arguments = _value(arguments)
-    if isinstance(arguments, dict) and isinstance(value.get("name"), str):
-        return (value["name"], arguments), _closed(text, end)
-    return None
+        name, arguments, end = _quoted_call(text, begin)
+    else:
+        name, arguments = (value.get("name"), value.get("arguments")) if isinstance(value, dict) else (None, None)
+        arguments = _value(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    closed = CLOSED.match(text, end)
+    return (name, arguments), closed.end() if closed else end
 
 
-def _closed(text: str, end: int) -> int:
-    mark = CLOSED.match(text, end)
-    return mark.end() if mark else end
-
-
-def _quoted_call(text: str, begin: int) -> tuple[Call, int] | None:
-    """The same of a call whose arguments stand in single quotes, in which a single quote may be escaped."""
+def _quoted_call(text: str, begin: int) -> tuple[Any, Any, int]:
+    """(name, arguments, end) of a call whose arguments stand in single quotes, in which a single quote may be escaped."""
     head = QUOTED.match(text, begin)
     if head is None:
-        return None
-    name = _value(head[1])
+        return None, None, begin
     for tail in QUOTED_END.finditer(text, head.end()):
         inside = ESCAPED.sub(lambda found: found[0] if found[1] == "\\" else "'", text[head.end() : tail.start()])
         arguments = _value(inside)
-        if isinstance(arguments, dict) and isinstance(name, str):
-            return (name, arguments), _closed(text, tail.end())
-    return None
+        if isinstance(arguments, dict):
+            return _value(head[1]), arguments, tail.end()
+    return None, None, begin
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -91,18 +91,19 @@ def in_buckets(gradients: Gradients, ranks: Ranks) -> Iterator[Buckets | None]:
         yield None
         return
     most = max(1, BUCKET_BYTES // gradients.flat.element_size())
-    groups: list[list[int]] = [[]]
-    for number in reversed(range(len(gradients.parameters))):
-        if sum(gradients.parameters[one].numel() for one in groups[-1]) >= most:
+    groups: list[list[torch.nn.Parameter]] = [[]]
+    for parameter in reversed(gradients.parameters):
+        if sum(one.numel() for one in groups[-1]) >= most:
             groups.append([])
-        groups[-1].append(number)
-    parts = torch.split(gradients.flat, [sum(gradients.parameters[one].numel() for one in group) for group in reversed(groups)])
-    buckets = Buckets(parts=list(reversed(parts)), sizes=[len(group) for group in groups])
-    handles = []
-    for bucket, group in enumerate(groups):
-        for number in group:
-            register = gradients.parameters[number].register_post_accumulate_grad_hook
-            handles.append(register(functools.partial(buckets.arrived, bucket)))  # type: ignore[no-untyped-call]  # torch's
+        groups[-1].append(parameter)
+    lengths = [sum(one.numel() for one in group) for group in groups]
+    parts = torch.split(gradients.flat, lengths[::-1])[::-1]
+    buckets = Buckets(parts=list(parts), sizes=[len(group) for group in groups])
+    handles = [
+        one.register_post_accumulate_grad_hook(functools.partial(buckets.arrived, bucket))  # type: ignore[no-untyped-call]  # torch's
+        for bucket, group in enumerate(groups)
+        for one in group
+    ]
     try:
         yield buckets
     finally:
