@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -33,9 +34,8 @@ SAME = (
 """Settings on which the first losses depend, beside the rows of a step of all ranks and passes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurveMachine:
-    """What draws the random weights: ``device`` and ``release`` as in :class:`RecordedCurve`."""
+class CurveMachine(NamedTuple):
+    """What draws the random weights: the GPU's model as torch names it, or ``cpu``, and the release of torch, ``2.11``."""
 
     device: str
     release: str
@@ -44,16 +44,12 @@ class CurveMachine:
     def of(cls, device: torch.device) -> CurveMachine:
         """That of a rank."""
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return cls(device=name, release=".".join(torch.__version__.split(".")[:2]))
+        return cls(name, ".".join(torch.__version__.split(".")[:2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCurve:
-    """The first losses of ``preset`` with ``step_rows`` rows a step, and where they are from.
-
-    ``device`` is the GPU's model as torch names it, or ``cpu``; ``release`` is of torch, ``2.11``. A loss is None where the
-    record leaves out its step.
-    """
+    """The first losses of ``preset`` with ``step_rows`` rows a step, and where they are from; None for a step left out."""
 
     preset: str
     device: str
@@ -64,10 +60,9 @@ class RecordedCurve:
 
     def fits(self, config: Config, machine: CurveMachine, step_rows: int) -> bool:
         """Whether a run of these settings has this curve."""
-        if (self.device, self.release, self.step_rows) != (machine.device, machine.release, step_rows):
-            return False
         recorded = preset(self.preset)
-        return all(getattr(config, name) == getattr(recorded, name) for name in SAME)
+        same = all(getattr(config, name) == getattr(recorded, name) for name in SAME)
+        return same and (self.device, self.release, self.step_rows) == (*machine, step_rows)
 
 
 RECORDED = tuple(

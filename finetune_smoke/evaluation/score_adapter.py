@@ -48,11 +48,6 @@ class AdapterSource:
     marker: Marker | None
     notes: list[str]
 
-    @property
-    def step(self) -> int | None:
-        """The step of the checkpoint."""
-        return None if self.marker is None else self.marker.step
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
@@ -115,8 +110,8 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
 
     model, trained = _adapted(config, source, base, ranks)
     model.eval()
-    step = -1 if source.step is None else source.step
-    everyone = ranks.gather([digests.digest(trained), digest_bytes(repr(asked).encode()), step])
+    step = None if source.marker is None else source.marker.step
+    everyone = ranks.gather([digests.digest(trained), digest_bytes(repr(asked).encode()), step or 0])
     other = next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), None)
     if other is not None:
         raise InputError(f"rank {other} has another adapter, or other prompts, than rank 0: a stale folder on its node?")
@@ -126,7 +121,7 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
     progress(f"generating {len(asked)} calls with the adapter", None)
     return Scores(
         source=str(source.path),
-        step=source.step,
+        step=step,
         base=before,
         adapter=shares(model),
         adapter_digest=digests.as_hex(digests.digest(trained)),

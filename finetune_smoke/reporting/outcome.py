@@ -185,24 +185,28 @@ class Outcome(Measured):
 
 @dataclass(slots=True, kw_only=True)
 class Log(Measured):
-    """What training and evaluation measured on this rank; losses and shares of right answers are those of all ranks."""
+    """What training and evaluation measured on this rank; losses and shares of right answers are those of all ranks.
+
+    ``began_s``: when the training began, of ``time.monotonic``.
+    """
 
     memory_peak_gib: float | None = None
     norms: list[float] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)
     forward_ms: list[float] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
+    began_s: float = 0.0
     positions: int = 0
     predicted: int = 0
     rows: int = 0
 
-    def note_limit(self, limit: float | None, *, seconds: float) -> None:
-        """Note the first step whose mean of 10 is below ``limit``, and ``seconds``, the time at which it was noted."""
+    def note_limit(self, limit: float | None) -> None:
+        """Note the first step whose mean of 10 is below ``limit``, and the seconds until now."""
         if limit is None or self.step_below_limit is not None:
             return
         for step in range(LAST - 1, len(self.losses)):
             if statistics.fmean(self.losses[step + 1 - LAST : step + 1]) < limit:
-                self.step_below_limit, self.seconds_below_limit = step, seconds
+                self.step_below_limit, self.seconds_below_limit = step, time.monotonic() - self.began_s
                 return
 
 

@@ -90,11 +90,11 @@ def _finetune(run: TrainingRun, stop: StopRequest, clock: Clock, begin: float) -
             notes=[*run.notes, *start.notes],
             setup_s=time.monotonic() - begin,
             clock=clock,
+            began_s=time.monotonic(),
         )
-        begin = time.monotonic()
         with steps.open_steps(run, log) as at:
-            _train(at, start.step, WindowEnd(saver=saver, stop=stop, board=board), begin)
-        log.train_s = time.monotonic() - begin
+            _train(at, start.step, saver=saver, stop=stop, board=board)
+        log.train_s = time.monotonic() - log.began_s
         log.notes += saver.notes() if saver else []
         log.saved_step = saver.saved if saver and saver.saved is not None else log.resumed_at
         if log.stopped:
@@ -147,15 +147,6 @@ def handle_signals(*, wanted: bool) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowEnd:
-    """What is called after each window; ``saver`` is None without a checkpoint directory."""
-
-    saver: writing.Saver | None
-    stop: StopRequest
-    board: report.CurveWriter
-
-
 def _starting_point(run: TrainingRun) -> reading.Resumed:
     """The first step and the losses before it: from a checkpoint if one is wanted and exists."""
     if run.config.checkpoint_dir is not None:
@@ -184,8 +175,8 @@ def _explain_out_of_memory(config: Config, members: ranks.Ranks) -> Iterator[Non
         raise OwnInputError(f"rank {members.rank}: out of memory ({reason}); try {', '.join(smaller)}") from error
 
 
-def _train(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -> None:
-    """Run all steps from ``first`` on, window by window, and what is due between windows; the training began at ``begin``."""
+def _train(at: steps.Steps, first: int, *, saver: writing.Saver | None, stop: StopRequest, board: report.CurveWriter) -> None:
+    """Run all steps from ``first`` on, window by window, and what is due between windows."""
     run, log, config = at.run, at.log, at.run.config
     if first == config.steps:
         _audit_at_end(at, first)
@@ -196,21 +187,21 @@ def _train(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -> 
                 steps.audit(at, first)
         last = _window_end(config, first, step_s)
         step_s = steps.window(at, range(first, last))
-        log.note_limit(config.loss_limit, seconds=time.monotonic() - begin)
+        log.note_limit(config.loss_limit)
         trained_s += step_s * (last - first)
         is_enough = log.clock.is_enough(trained_s)
-        log.stopped = (window_end.stop.on_any_rank(run.ranks) or is_enough) and last < config.steps
+        log.stopped = (stop.on_any_rank(run.ranks) or is_enough) and last < config.steps
         if log.stopped and is_enough:
             log.notes.append(f"ended after {last} of {config.steps} steps: they took {trained_s:.0f} s")
         run.progress(_progress_text(config, last, log), last / config.steps)
-        window_end.board(last, log)
+        board(last, log)
         with log.clock.outside():
             if log.stopped or last == config.steps:
                 _audit_at_end(at, last)  # before saving: the audits decide whether the state is worth saving
             elif _due(last, config.digest_every):
                 _compare_adapters(run, last)
-        if window_end.saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
-            window_end.saver.save(step=last, losses=log.losses, norms=log.norms)
+        if saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
+            saver.save(step=last, losses=log.losses, norms=log.norms)
         if log.stopped:
             return
         first = last

@@ -135,7 +135,7 @@ def test_another_machine_has_no_curve(curve: RecordedCurve, changed: dict[str, s
     settings = preset(curve.preset)
     assert curve.fits(settings, machine, curve.step_rows)
     checks = Checks(cast("Ranks", None))
-    other = dataclasses.replace(machine, **changed)
+    other = machine._replace(**changed)
     band.record(checks, settings, machine=other, step_rows=curve.step_rows, losses=[99.0] * 20)
     assert "loss_band" not in checks.results()
     assert f"on {other.device}, torch {other.release}" in checks.left_out()["loss_band"]
