@@ -25,9 +25,8 @@ ProgressCallback = Callable[[str, "float | None"], None]
 class InitialState(NamedTuple):
     """Digests (64 bits each) taken before training; later states are compared with them.
 
-    ``base`` stands for the whole frozen base, ``local_base`` for the weights or shards of it that this rank holds.
-    ``data`` stands for data set and tokenizer, whatever the number of ranks. ``adapters`` [tensors] has one number for
-    each adapter tensor.
+    ``local_base`` stands for the weights or shards of the frozen base that this rank holds, ``data`` for data set and
+    tokenizer, whatever the number of ranks. ``adapters`` [tensors] has one number for each adapter tensor.
     """
 
     base: int

@@ -1,8 +1,7 @@
 """Write checkpoints, so that each is whole or has no marker.
 
-Before anything is written, all ranks decide whether the state is worth saving: it is finite and the same on every rank,
-and each check of the state passed when it last ran. All ranks write and sync ``DIR/step-N.tmp``. It is renamed to
-``DIR/step-N``, and only then gets its marker; older checkpoints are removed after that.
+Before anything is written, all ranks decide whether the state is worth saving. All ranks write and sync ``DIR/step-N.tmp``.
+It is renamed to ``DIR/step-N``, and only then gets its marker; older checkpoints are removed after that.
 """
 
 from __future__ import annotations

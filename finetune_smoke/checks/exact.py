@@ -210,10 +210,9 @@ def _judge_replays(checks: Checks, step: int, replays: Sequence[Sequence[Sequenc
         why = f"{what}: {rank_list(unsteady)} of {len(by_rank)} differ from themselves: the graph's kernels cannot be compared"
         checks.leave_out("graph_lock_step", why=why)
         return
-    if unsteady:
-        checks.record("graph_lock_step", problem=f"{what}: {rank_list(unsteady)} does not repeat itself", at_fault=unsteady)
-        return
     problem, odd = difference([tuple(row) for row in replays[0]])
+    if unsteady:
+        problem, odd = f"{rank_list(unsteady)} does not repeat itself", tuple(unsteady)
     checks.record("graph_lock_step", problem=problem and f"{what}: {problem}", at_fault=odd)
 
 

@@ -1,7 +1,4 @@
-"""What a run prints at its end: a few lines for people, and a line of strict JSON for programs.
-
-Curves for TensorBoard (``--tensorboard DIR``), written by rank 0. RESULT holds the same numbers without it.
-"""
+"""What a run tells: a few lines for people, a line of strict JSON for programs, curves for TensorBoard."""
 
 from __future__ import annotations
 

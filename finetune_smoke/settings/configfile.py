@@ -77,16 +77,20 @@ def read(path: Path, *, tell: Callable[[str], None] = lambda _line: None) -> dic
     """
     document = yaml_lines.read(path, file=str(path))
     is_recipe = not document.problems and _is_recipe(document.data)
-    problems = document.problems or [*(_recipe_problems(document) if is_recipe else _problems(document))]
+    problems = document.problems or [*_problems(document, is_recipe=is_recipe)]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise InputError(f"{problems[0]}{more}")
-    if is_recipe:
-        for section, keys in RECIPE.items():
-            for name in [name for name in keys if name in ELSEWHERE and name in (document.data.get(section) or {})]:
+    if not is_recipe:
+        return {str(name): _converted(str(name), value) for name, value in document.data.items()}
+    given: dict[str, object] = {}
+    for section, keys in document.data.items():
+        for name, value in (keys or {}).items():
+            if name in ELSEWHERE:
                 tell(f"{path}: {section}.{name} means {ELSEWHERE[name]}")
-        return _settings(document.data)
-    return {str(name): _converted(str(name), value) for name, value in document.data.items()}
+            if setting := RECIPE[section][name]:
+                given[setting] = _converted(setting, value)
+    return {**given, "rows_shared": False} if "rows" in given else given  # rows are those of each rank, as ``per_device`` says
 
 
 def text(config: Config) -> str:
@@ -103,10 +107,14 @@ def flaw_of(name: str, value: object) -> str | None:
     return flaw(name, value) if type(value) in kinds else _other_type(name, value, kinds)
 
 
-def _problems(document: yaml_lines.Document) -> Iterator[yaml_lines.Problem]:
+def _problems(document: yaml_lines.Document, *, is_recipe: bool) -> Iterator[yaml_lines.Problem]:
     for name, value in document.data.items():
-        if wrong := flaw_of(str(name), value):
+        if wrong := (_section_flaw if is_recipe else flaw_of)(str(name), value):
             yield document.problem((name,), wrong)
+        elif is_recipe:
+            for key, inner in (value or {}).items():
+                if wrong := _key_flaw(name, str(key), inner):
+                    yield document.problem((name, key), wrong)
 
 
 def _kinds(setting: str) -> tuple[type, ...]:
@@ -151,27 +159,6 @@ def _other_type(name: str, value: object, kinds: Sequence[type]) -> str:
 def _is_recipe(data: dict[Any, Any]) -> bool:
     """Whether a file's data has sections: no setting of ours is a mapping, and none but ``model`` is named as a section."""
     return any(isinstance(value, dict) for value in data.values()) or any(name in data for name in RECIPE if name != "model")
-
-
-def _settings(data: dict[Any, Any]) -> dict[str, object]:
-    """The settings that the sections stand for; rows are those of each rank, as ``per_device`` says."""
-    given = {
-        setting: _converted(setting, value)
-        for section, keys in data.items()
-        for name, value in (keys or {}).items()
-        if (setting := RECIPE[section][name])
-    }
-    return {**given, "rows_shared": False} if "rows" in given else given
-
-
-def _recipe_problems(document: yaml_lines.Document) -> Iterator[yaml_lines.Problem]:
-    for section, keys in document.data.items():
-        if wrong := _section_flaw(str(section), keys):
-            yield document.problem((section,), wrong)
-            continue
-        for name, value in (keys or {}).items():
-            if wrong := _key_flaw(str(section), str(name), value):
-                yield document.problem((section, name), wrong)
 
 
 def _section_flaw(section: str, keys: object) -> str | None:

@@ -4,10 +4,9 @@ CPU runs compute in float32, GPU runs with a bf16 base and float32 adapters. The
 (training/steps.py). Audits, digests and checkpoints lie between windows, outside the timed part. Evaluation and the final
 checks run eagerly and with unsharded layers, whatever the training used.
 
-SIGTERM or SIGUSR1 to any rank ends the run with a checkpoint that can be resumed. Schedulers send one of them some time
-before they kill (Slurm: ``--signal=USR1@60``). torchrun passes SIGTERM on, and SIGUSR1 if its --signals-to-handle names it,
-and kills 30 s later. The handler only sets a flag. After each window of steps the ranks exchange their flags, because the
-signal may reach one rank before the others.
+SIGTERM or SIGUSR1 to any rank ends the run with a checkpoint that can be resumed. Schedulers send one some time before they
+kill (Slurm: ``--signal=USR1@60``), torchrun 30 s before. The handler only sets a flag. After each window the ranks exchange
+their flags, because the signal may reach one rank before the others.
 """
 
 from __future__ import annotations
