@@ -106,29 +106,8 @@ class Clock:
         return settled or self.windows[1:]
 
 
-@dataclass(slots=True, kw_only=True)
-class Measured:
-    """What an outcome has as the log of each rank has it; seconds are then those of the slowest rank."""
-
-    losses: list[float]
-    step_below_limit: int | None = None
-    exact_match: float | None = None
-    greedy_exact_match: float | None = None
-    heldout_loss: float = float("nan")
-    stopped: bool = False
-    resumed_at: int | None = None
-    saved_step: int | None = None
-    notes: list[str] = field(default_factory=list)
-    setup_s: float = 0.0
-    compile_s: float | None = None
-    rows_s: float = 0.0
-    train_s: float = 0.0
-    eval_s: float = 0.0
-    seconds_below_limit: float | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcome(Measured):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
     """The outcome of a run: plain data, the same on every rank. Losses are global means in nats per predicted token.
 
     ``loss`` is the mean of the last 10 steps, ``losses`` the whole curve, ``step_below_limit`` the first step at which the
@@ -153,19 +132,28 @@ class Outcome(Measured):
 
     loss: float
     first_loss: float
+    losses: list[float]
     loss_limit: float | None
+    step_below_limit: int | None
+    seconds_below_limit: float | None
     blind_floor_nats: float | None
+    exact_match: float | None
+    greedy_exact_match: float | None
+    heldout_loss: float
     steps: int
     world_size: int
-    adapter_digest: str
-    checks: dict[str, CheckResult]
     tokens_per_s_per_gpu: float | None = None
-    positions_per_s_per_gpu: float | None = None
     mfu: float | None = None
     step_ms: float | None = None
-    window_rates: list[float] = field(default_factory=list)
-    timed_steps: int = 0
-    timed_s: float = 0.0
+    adapter_digest: str
+    checks: dict[str, CheckResult]
+    train_s: float
+    setup_s: float
+    eval_s: float
+    stopped: bool = False
+    resumed_at: int | None = None
+    notes: list[str] = field(default_factory=list)
+    saved_step: int | None = None
     strategy: str = "none"
     step_rows: int = 0
     trained_parameters: int = 0
@@ -173,7 +161,13 @@ class Outcome(Measured):
     memory_peak_gib: list[float] | None = None
     sharded_gib: float = 0.0
     layer_gib: float = 0.0
+    compile_s: float | None = None
+    rows_s: float = 0.0
     left_out: dict[str, str] = field(default_factory=dict)
+    positions_per_s_per_gpu: float | None = None
+    window_rates: list[float] = field(default_factory=list)
+    timed_steps: int = 0
+    timed_s: float = 0.0
 
     def problems(self) -> list[str]:
         """A line for each failed check and for a loss above its limit; empty if the run is good."""
@@ -183,22 +177,37 @@ class Outcome(Measured):
         return bad
 
 
-@dataclass(slots=True, kw_only=True)
-class Log(Measured):
+@dataclass(slots=True)
+class Log:
     """What training and evaluation measured on this rank; losses and shares of right answers are those of all ranks.
 
-    ``began_s``: when the training began, of ``time.monotonic``.
+    Outcome has what has the same name. ``began_s``: when the training began, of ``time.monotonic``.
     """
 
-    memory_peak_gib: float | None = None
+    losses: list[float]
+    resumed_at: int | None = None
+    notes: list[str] = field(default_factory=list)
+    saved_step: int | None = None
+    stopped: bool = False
+    compile_s: float | None = None
+    rows_s: float = 0.0
+    peak_gib: float | None = None
     norms: list[float] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)
     forward_ms: list[float] = field(default_factory=list)
-    clock: Clock = field(default_factory=Clock)
     began_s: float = 0.0
+    clock: Clock = field(default_factory=Clock)
     positions: int = 0
     predicted: int = 0
     rows: int = 0
+    step_below_limit: int | None = None
+    seconds_below_limit: float | None = None
+    heldout_loss: float = float("nan")
+    exact_match: float | None = None
+    greedy_exact_match: float | None = None
+    setup_s: float = 0.0
+    train_s: float = 0.0
+    eval_s: float = 0.0
 
     def note_limit(self, limit: float | None) -> None:
         """Note the first step whose mean of 10 is below ``limit``, and the seconds until now."""
@@ -217,12 +226,13 @@ def mean_last(losses: list[float]) -> float:
 
 def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
     """The Outcome of all ranks' logs: seconds are those of the slowest rank, rates the mean of the ranks. A collective."""
-    measured = {each.name: getattr(log, each.name) for each in fields(Measured)}
+    shared = {each.name for each in fields(Outcome)} & {each.name for each in fields(Log)}
+    measured = {name: getattr(log, name) for name in sorted(shared)}
     timed = [name for name in measured if name == "seconds_below_limit" or name.endswith("_s")]
     everyone = run.ranks.gather_floats([measured[name] or 0.0 for name in timed])
     for name, column in zip(timed, zip(*everyone, strict=True), strict=True):
         measured[name] = None if measured[name] is None else max(column)
-    peak = log.memory_peak_gib
+    peak = log.peak_gib
     peaks = None if peak is None else [one for (one,) in run.ranks.gather_floats([peak])]
     rates = _rates(run, log)
     layers = _sharded_bytes(run)

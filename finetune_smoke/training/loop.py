@@ -217,7 +217,7 @@ def _audit_at_end(at: steps.Steps, step: int) -> None:
     band.record(run.checks, run.config, machine=machine, step_rows=run.step_rows, losses=log.losses)
     exact.record_finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
     if run.ranks.device.type == "cuda":
-        log.memory_peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
+        log.peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
     if step == run.config.steps and run.ranks.world_size > 1:
         at.captured = None  # frees the memory of the step's graphs
         _record_spread(run, log)

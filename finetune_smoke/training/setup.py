@@ -34,20 +34,19 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
     base_digest = digests.digest(base.parameters())  # before anything is sharded or rounded
     exact.record_equal(checks, "base_digest", values=[base_digest], what="weights of the frozen base")
     exact.record_equal(checks, "data_digest", values=[source.digest], what="content of the data set")
-    model = build.SummedLoss(ranks.run_on_all_ranks(lambda: build.add_adapters(base, config)))
-    model.train()
+    model = build.SummedLoss(ranks.run_on_all_ranks(lambda: build.add_adapters(base, config))).train()
     adapters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     from finetune_smoke.model import lora  # noqa: PLC0415 -- brings peft, which is there by now
 
     ours = ranks.run_on_all_ranks(lambda: config.own_lora and lora.take_over(model))
     if config.compile == "layers":
         strategy.compile_layers(model)
+    local_base = base_digest  # unsharded, this rank holds the same weights in the same order
     if shared == "fsdp":
         strategy.shard(model, adapters, ranks, cpu_offload=config.cpu_offload)
+        local_base = strategy.local_base_digest(model, adapters, ranks.device)
     fault.freeze(adapters)
     fault.watch_gradients(adapters)
-    # Unsharded, this rank holds the same weights in the same order.
-    local_base = strategy.local_base_digest(model, adapters, ranks.device) if shared == "fsdp" else base_digest
     fingerprints = digests.fingerprints(adapters.values())
     initial = InitialState(base=base_digest, local_base=local_base, data=data_digest, adapters=fingerprints)
     return TrainingRun(
