@@ -85,6 +85,4 @@ class TrainingRun:
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 products on a GPU for the modules that do not choose their type themselves."""
-        if self.autocasts:
-            return torch.autocast("cuda", dtype=torch.bfloat16)
-        return nullcontext()
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self.autocasts else nullcontext()

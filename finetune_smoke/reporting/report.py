@@ -29,13 +29,6 @@ def result(config: Config, outcome: Outcome) -> dict[str, object]:
     return fields | dataclasses.asdict(outcome) | {"config": dataclasses.asdict(config)}
 
 
-def _settings(config: Config) -> str:
-    """The preset, and the settings that differ from it."""
-    usual = preset(config.preset)
-    given = {name: value for name, value in dataclasses.asdict(config).items() if value != getattr(usual, name)}
-    return ", ".join([f"preset {config.preset}", *(f"{name} {value}" for name, value in given.items())])
-
-
 def summary(config: Config, outcome: Outcome) -> str:
     """A few lines for people: losses, speed and the result of each check."""
     limit = "no limit" if outcome.loss_limit is None else f"limit {outcome.loss_limit}"
@@ -46,15 +39,21 @@ def summary(config: Config, outcome: Outcome) -> str:
     if outcome.exact_match is not None:
         drawn = "" if outcome.greedy_exact_match is None else f", {outcome.greedy_exact_match:.0%} of those generated"
         lines.append(f"held-out calls exact: {outcome.exact_match:.1%}{drawn}")
-    if outcome.tokens_per_s_per_gpu is not None and outcome.step_ms is not None:
+    if rates := outcome.window_rates:
         mfu = "" if outcome.mfu is None else f", MFU {outcome.mfu:.1%}"
-        lines.append(f"{outcome.step_ms:.1f} ms a step, {outcome.tokens_per_s_per_gpu:.0f} tokens/s/GPU{mfu}{_spread(outcome)}")
+        lines.append(
+            f"{outcome.step_ms:.1f} ms a step, {outcome.tokens_per_s_per_gpu:.0f} tokens/s/GPU{mfu} "
+            f"({outcome.positions_per_s_per_gpu:.0f} with padding); {len(rates)} windows, "
+            f"{min(rates):.0f} to {max(rates):.0f}, waits for rows and copies inside"
+        )
     lines.append(f"set-up {outcome.setup_s:.1f} s, training {outcome.train_s:.1f} s, evaluation {outcome.eval_s:.1f} s")
     peak = f", peak memory {max(outcome.memory_peak_gib):.1f} GiB" if outcome.memory_peak_gib else ""
     lines.append(
         f"strategy {outcome.strategy}: {outcome.step_rows} rows a step, {outcome.wire_gb_per_step:.2f} GB sent a GPU{peak}"
     )
-    lines.append(f"settings: {_settings(config)}")
+    usual = preset(config.preset)
+    changed = [f"{name} {value}" for name, value in dataclasses.asdict(config).items() if value != getattr(usual, name)]
+    lines.append(f"settings: {', '.join([f'preset {config.preset}', *changed])}")
     lines += outcome.notes
     for name, check in outcome.checks.items():
         lines.append(f"{'ok  ' if check['passed'] else 'FAIL'} {name}: {check['detail']}")
@@ -63,13 +62,6 @@ def summary(config: Config, outcome: Outcome) -> str:
     if outcome.stopped:
         lines.append(f"STOPPED after step {outcome.steps} of {config.steps}, {_resumable(outcome)}")
     return "\n".join(lines)
-
-
-def _spread(outcome: Outcome) -> str:
-    """From what the rate was made, and how far the windows lie apart."""
-    padded = "" if outcome.positions_per_s_per_gpu is None else f" ({outcome.positions_per_s_per_gpu:.0f} with padding)"
-    between = f"{min(outcome.window_rates):.0f} to {max(outcome.window_rates):.0f}" if outcome.window_rates else "none"
-    return f"{padded}; {len(outcome.window_rates)} windows, {between}, waits for rows and copies inside"
 
 
 def _resumable(outcome: Outcome) -> str:

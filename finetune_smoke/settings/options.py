@@ -59,11 +59,7 @@ def settings(arguments: Sequence[str] | None, *, quiet: bool = False, command: s
     Further options of ``command`` are among them. Exits with code 2 on wrong usage, silently if ``quiet``; raises InputError
     for an unusable file.
     """
-    parser = _parser(command, quiet=quiet)
-    found, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    given = vars(found)
+    given = vars(_parser(command, quiet=quiet).parse_args(arguments))
     file = given.pop("config", None)
     if file is None:
         return given
