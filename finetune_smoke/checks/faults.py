@@ -63,7 +63,11 @@ class Fault:
         """``rows``, each with the answer of a distant row."""
         if self.name != "wrongdata":
             return rows
-        return [_answered_by(row, source.row(index + FAR)) for row, index in zip(rows, demanded, strict=True)]
+        answered = []
+        for row, other in zip(rows, (source.row(index + FAR) for index in demanded), strict=True):
+            begin, cut = row.predicted[0], other.predicted[0]
+            answered.append(Row(row.ids[:begin] + other.ids[cut:], [at - cut + begin for at in other.predicted]))
+        return answered
 
     def watch_gradients(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Corrupt this rank's own gradients from now on, before they are averaged over the ranks."""
@@ -128,12 +132,6 @@ def planted(text: str, *, rank: int, world_size: int) -> Fault:
         raise InputError(f"fault {text!r}: there are ranks 0 to {world_size - 1}")
     here = name in GLOBAL or rank == (world_size - 1 if at_fault is None else at_fault)
     return Fault(name if here else "none")
-
-
-def _answered_by(row: Row, other: Row) -> Row:
-    """The prompt of ``row`` with the answer of ``other``."""
-    begin, cut = row.predicted[0], other.predicted[0]
-    return Row(row.ids[:begin] + other.ids[cut:], [at - cut + begin for at in other.predicted])
 
 
 def _flipped(values: torch.Tensor, index: int, bit: int) -> torch.Tensor:

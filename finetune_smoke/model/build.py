@@ -54,13 +54,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, terms: Any) -> torch.Tensor:
         total = torch.zeros((), device=hidden.device)
         slopes = []
-        for rows, wanted in zip(torch.split(hidden, CHUNK), torch.split(targets, CHUNK), strict=True):
-            if terms is not chunk_terms:
-                loss, slope = terms(*_filled(rows, weight, wanted))
-            else:
-                loss, slope = terms(rows, weight, wanted)
+        for part, its_targets in zip(torch.split(hidden, CHUNK), torch.split(targets, CHUNK), strict=True):
+            rows, wanted = part, its_targets
+            short = CHUNK - len(part)
+            if short and terms is not chunk_terms:  # compiled for one shape: filled with rows that predict nothing
+                rows, wanted = functional.pad(part, (0, 0, 0, short)), functional.pad(its_targets, (0, short), value=IGNORED)
+            loss, slope = terms(rows, weight, wanted)
             total = total + loss
-            slopes.append(slope[: len(rows)])
+            slopes.append(slope[: len(part)])
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(torch.cat(slopes))
         return total
@@ -69,15 +70,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors
         return slopes * gradients[0], None, None, None  # a scalar factor stays in float32 within the product
-
-
-def _filled(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The chunk, padded to CHUNK rows with rows that predict nothing."""
-    short = CHUNK - len(hidden)
-    if short:
-        hidden = functional.pad(hidden, (0, 0, 0, short))
-        targets = functional.pad(targets, (0, short), value=IGNORED)
-    return hidden, weight, targets
 
 
 def linear_cross_entropy(
