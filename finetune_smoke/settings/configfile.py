@@ -88,7 +88,7 @@ def read(path: Path, *, tell: Callable[[str], None] = lambda _line: None) -> dic
         for name, value in (keys or {}).items():
             if name in ELSEWHERE:
                 tell(f"{path}: {section}.{name} means {ELSEWHERE[name]}")
-            if setting := RECIPE[section][name]:
+            if setting := RECIPE[str(section)][name]:
                 given[setting] = _converted(setting, value)
     return {**given, "rows_shared": False} if "rows" in given else given  # rows are those of each rank, as ``per_device`` says
 
@@ -113,7 +113,7 @@ def _problems(document: yaml_lines.Document, *, is_recipe: bool) -> Iterator[yam
             yield document.problem((name,), wrong)
         elif is_recipe:
             for key, inner in (value or {}).items():
-                if wrong := _key_flaw(name, str(key), inner):
+                if wrong := _key_flaw(str(name), str(key), inner):
                     yield document.problem((name, key), wrong)
 
 
