@@ -131,7 +131,6 @@ def data_digest(config: Config, codec: batches.Codec) -> int:
 
 
 def _rows_read(config: Config, step_rows: int) -> int:
-    """How many rows a run of ``config`` reads."""
     return config.steps * config.accumulation * step_rows
 
 

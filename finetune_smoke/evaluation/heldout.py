@@ -54,22 +54,6 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The questions, and how many held-out rows or calls were left out: unreadable ones, and those longer than a row."""
-
-    questions: list[Question]
-    unreadable: int = 0
-    too_long: int = 0
-
-    @property
-    def remark(self) -> str | None:
-        """What was left out, in a line; None if nothing was."""
-        left = {"cannot be read": self.unreadable, "are longer than a row": self.too_long}
-        parts = [f"{number} {why}" for why, number in left.items() if number]
-        return f"left out of the held-out calls: {', '.join(parts)}" if parts else None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
     """Shares (0 to 1) of ``prompts`` answers: calls in JSON, right name, right arguments, and both right (``exact``).
 
@@ -86,8 +70,11 @@ class Shares:
     no_call: float | None = None
 
 
-def held_out(config: Config, codec: Codec) -> Asked:
-    """The held-out calls: synthetic ones, or those in the held-out rows of the data set; raises InputError for none."""
+def held_out(config: Config, codec: Codec) -> tuple[list[Question], str | None]:
+    """(the held-out calls, what was left out in a line); raises InputError for none.
+
+    Calls are synthetic ones, or those in the held-out rows of the data set that can be read and are no longer than a row.
+    """
     unreadable = 0
     if config.dataset is None:
         examples = [calls.example(config.seed, "heldout", index) for index in range(config.heldout_rows)]
@@ -107,7 +94,9 @@ def held_out(config: Config, codec: Codec) -> Asked:
             f"data set {config.dataset}: none of its held-out rows has a {CALL} with a call in JSON within "
             f"row_tokens = {config.row_tokens}"
         )
-    return Asked(questions=fitting, unreadable=unreadable, too_long=len(found) - len(fitting))
+    left = {"cannot be read": unreadable, "are longer than a row": len(found) - len(fitting)}
+    parts = [f"{number} {why}" for why, number in left.items() if number]
+    return fitting, f"left out of the held-out calls: {', '.join(parts)}" if parts else None
 
 
 def _calls_in(prompt: str, text: str) -> tuple[list[tuple[str, str]], int]:
@@ -315,7 +304,7 @@ def generate(run: TrainingRun) -> float | None:
         return None
     codec = hub.codec_of(run.config)
     rows = min(run.config.greedy_rows, run.config.heldout_rows)
-    asked = held_out(dataclasses.replace(run.config, heldout_rows=rows), codec).questions
+    asked, _ = held_out(dataclasses.replace(run.config, heldout_rows=rows), codec)
     run.model.eval()
     with run.autocast():
         adapter = score(run.model.model, asked, codec, run.ranks)
@@ -346,7 +335,6 @@ def record_generation(checks: exact.Checks, base: float, adapter: Shares) -> Non
 
 
 def _why_not_judged(run: TrainingRun) -> str | None:
-    """Why the generated calls are not judged, None if they are."""
     reasons = {
         "rows are running text: there is no call to generate": not run.source.answers,
         "greedy_rows is 0: no call is generated": not run.config.greedy_rows,

@@ -100,8 +100,7 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
     require_same_settings(config, ranks)
     progress("preparing the base model", None)
     codec = ranks.run_on_all_ranks(lambda: hub.codec_of(config))
-    found = ranks.run_on_all_ranks(lambda: heldout.held_out(config, codec))
-    asked = found.questions
+    asked, left_out = ranks.run_on_all_ranks(lambda: heldout.held_out(config, codec))
     base = ranks.run_on_all_ranks(lambda: _base(config, source, ranks.device)).eval()
 
     def shares(model: Any) -> Shares:
@@ -126,7 +125,7 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
         adapter=shares(model),
         adapter_digest=digests.as_hex(digests.digest(trained)),
         world_size=ranks.world_size,
-        notes=[*source.notes, *([found.remark] if found.remark else [])],
+        notes=[*source.notes, *([left_out] if left_out else [])],
     )
 
 

@@ -127,15 +127,14 @@ def test_rows_without_a_call_count_and_what_is_left_out_is_told(tmp_path: Path) 
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"chat": text}) for text in filler + rows))
     codec = batches.own_codec(calls.Tokenizer())
     codec = dataclasses.replace(codec, encode=lambda text: list(range(len(text))))
-    found = heldout.held_out(preset("model", model="m", dataset=str(tmp_path), heldout_rows=5), codec)
-    assert [bool(one.answer) for one in found.questions] == [True, False]
-    assert (found.unreadable, found.too_long) == (2, 1)
-    assert found.remark == "left out of the held-out calls: 2 cannot be read, 1 are longer than a row"
-    answer = found.questions[0].answer
-    silent = heldout.shares(ALONE, found.questions, [answer, " hello"])
+    asked, left_out = heldout.held_out(preset("model", model="m", dataset=str(tmp_path), heldout_rows=5), codec)
+    assert [bool(one.answer) for one in asked] == [True, False]
+    assert left_out == "left out of the held-out calls: 2 cannot be read, 1 are longer than a row"
+    answer = asked[0].answer
+    silent = heldout.shares(ALONE, asked, [answer, " hello"])
     assert (silent.prompts, silent.exact, silent.without_call, silent.no_call) == (1, 1.0, 1, 1.0)
-    assert heldout.shares(ALONE, found.questions, [answer, f"<functioncall> {answer}"]).no_call == 0.0
-    assert heldout.shares(ALONE, found.questions, [answer, answer]).no_call == 0.0
+    assert heldout.shares(ALONE, asked, [answer, f"<functioncall> {answer}"]).no_call == 0.0
+    assert heldout.shares(ALONE, asked, [answer, answer]).no_call == 0.0
 
 
 def test_rows_of_instructions_have_calls_or_none(tmp_path: Path) -> None:
@@ -150,13 +149,13 @@ def test_rows_of_instructions_have_calls_or_none(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in [{"text": "x"}] * 36 + rows))
     codec = batches.own_codec(calls.Tokenizer())
     codec = dataclasses.replace(codec, encode=lambda text: [text])
-    found = heldout.held_out(preset("model", model="m", dataset=str(tmp_path)), codec)
-    assert [(*one.ids, one.answer) for one in found.questions] == [
+    asked, left_out = heldout.held_out(preset("model", model="m", dataset=str(tmp_path)), codec)
+    assert [(*one.ids, one.answer) for one in asked] == [
         (f"{shown}\nOslo?\n<functioncall>", '{"name": "w", "arguments": {"c": "Oslo"}}'),
         (f"{shown}\n<function_call>", '{"name": "w", "arguments": {}}</function_call>'),
         (f"{shown}\nhi\n", ""),
     ]
-    assert found.unreadable == 1
+    assert left_out == "left out of the held-out calls: 1 cannot be read"
 
 
 def test_questions_come_from_the_held_out_rows(tmp_path: Path) -> None:
@@ -165,7 +164,7 @@ def test_questions_come_from_the_held_out_rows(tmp_path: Path) -> None:
     lines = [json.dumps({"chat": chat.format(f"c{number}")}) for number in range(30)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     codec = batches.own_codec(calls.Tokenizer())
-    asked = heldout.held_out(preset("model", model="m", dataset=str(tmp_path)), codec).questions
+    asked, _ = heldout.held_out(preset("model", model="m", dataset=str(tmp_path)), codec)
     assert [heldout.call_of(one.answer) for one in asked] == [("w", {"city": f"c{number}"}) for number in (27, 28, 29)]
     assert codec.decode(asked[0].ids).endswith("<functioncall>")
 
@@ -196,7 +195,7 @@ def test_answers_are_read_up_to_the_end_token() -> None:
     assert torch.backends.cuda.cudnn_sdp_enabled()
     config = preset("tiny", heldout_rows=70)
     codec = hub.codec_of(config)
-    asked = heldout.held_out(config, codec).questions
+    asked, _ = heldout.held_out(config, codec)
     said = [[*codec.encode(one.answer), codec.end_id, 7, 7] for one in asked]
     given = heldout.answers(Knows(said), asked, codec, torch.device("cpu"))
     assert given == [one.answer for one in asked]
