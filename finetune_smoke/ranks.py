@@ -94,10 +94,7 @@ class Ranks:
 
 
 def require_same_settings(config: Config, ranks: Ranks) -> None:
-    """Raises InputError on every rank if the ranks have different settings: they would wait for each other for ever.
-
-    Paths may differ; other checks compare the contents.
-    """
+    """Raises InputError on every rank if other settings than paths differ: the ranks would wait for each other for ever."""
     settings = {name: repr(value) for name, value in dataclasses.asdict(config).items() if name not in PATHS}
     everyone = ranks.gather([zlib.crc32(value.encode()) for value in settings.values()])
     for rank, numbers in enumerate(everyone):

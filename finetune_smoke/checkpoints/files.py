@@ -1,9 +1,8 @@
 """The marker of a checkpoint and its files of tensors, read as if an attacker had written them.
 
-The marker is JSON with a strict schema. Names of files cannot leave the folder, and sizes have limits. A link, a device or
-a pipe is never opened. Tensors lie in files of safetensors, which hold numbers and nothing that could be executed. The state
-is whole and equal on every rank under each strategy. So each rank writes a share of the tensors to a file of its own, and
-whoever resumes reads all files. What may be in them follows from the adapters of the run that reads.
+The marker is JSON with a strict schema; tensors lie in files of safetensors, which hold nothing that could be executed. A
+link, a device or a pipe is never opened. The state is whole and equal on every rank under each strategy. So each rank writes
+a share of the tensors, and whoever resumes reads all files. What may be in them follows from the adapters of that run.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ BEFORE = {"lora_dropout": 0.0, "target_modules": "all-linear"}
 class Resumed:
     """Where a run continues: ``run`` with the rows a step of the checkpoint, its first ``step`` and the losses before it.
 
-    ``notes`` say which checkpoints were passed over and why, and which failures the resumed one carries. ``damaged`` are
-    the steps of checkpoints that look whole by marker and sizes but are damaged.
+    ``notes`` say what was passed over and why, and which failures the resumed one carries. ``damaged`` are the steps of
+    checkpoints that look whole by marker and sizes but are damaged.
     """
 
     run: TrainingRun
@@ -187,10 +187,7 @@ def _save_and_load(run: TrainingRun) -> None:
 
 @torch.no_grad()
 def probe_loss(run: TrainingRun, model: SummedLoss | None = None) -> float:
-    """The loss of ``model``, or the run's own, over a few rows that are the same on every rank, by repeatable kernels.
-
-    Without dropout.
-    """
+    """The loss of ``model``, or the run's own, without dropout, over a few rows of all ranks, by repeatable kernels."""
     model = model or run.model
     batch = run.batch_of(range(min(run.rows, 16)))
     was_training = model.training

@@ -28,10 +28,7 @@ STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Saver:
-    """Saves the state of ``run``.
-
-    ``damaged`` are the steps of checkpoints that look whole but are damaged; ``saved`` is the newest step that was saved.
-    """
+    """Saves the state of ``run``; ``damaged`` are steps of checkpoints that only look whole, ``saved`` is the newest saved."""
 
     run: TrainingRun
     damaged: frozenset[int] = frozenset()
@@ -39,10 +36,7 @@ class Saver:
     _unsaved: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def save(self, *, step: int, losses: list[float], norms: Sequence[float] = ()) -> None:
-        """Save the state after ``step`` steps, with these losses and gradient norms, if it is worth saving.
-
-        Raises InputError on every rank if it cannot be written.
-        """
+        """Save the state after ``step`` steps if it is worth it; raises InputError on every rank if it cannot be written."""
         state = reading.state_of(self.run, losses)
         number = reading.state_number(state)
         flaws = self._why_not_saved(step, state, number, [*losses, *norms])

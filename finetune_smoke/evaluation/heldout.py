@@ -43,10 +43,7 @@ NO_CALL_TOKENS = 24
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt as tokens, the text of the call that answers it, and how many tokens that is.
-
-    ``answer`` is empty where no call is right.
-    """
+    """A prompt as tokens, the text of the call that answers it, empty where no call is right, and how many tokens that is."""
 
     ids: list[int]
     answer: str

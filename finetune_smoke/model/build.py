@@ -75,10 +75,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *, terms: Any = chunk_terms
 ) -> torch.Tensor:
-    """Summed cross-entropy of ``hidden`` [rows, H] times the transpose of the frozen ``weight`` [V, H], float32.
-
-    ``terms`` is ``chunk_terms``, compiled or not.
-    """
+    """Summed cross-entropy, float32, of ``hidden`` [rows, H] times the transpose of the frozen ``weight`` [V, H]."""
     result: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, terms)  # type: ignore[no-untyped-call]  # torch's
     return result
 
@@ -94,7 +91,7 @@ class SummedLoss(nn.Module):
         """Wrap a transformers causal language model, bare or with peft's adapters."""
         super().__init__()
         self.model = model
-        self.terms: Any = chunk_terms
+        self.terms: Any = chunk_terms  # or that function compiled
         self.masks = _masks(self.inner.config)
 
     @property

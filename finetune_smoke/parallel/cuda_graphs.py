@@ -106,12 +106,9 @@ def try_capture(run: TrainingRun, batch: batches.Batch) -> tuple[Captured | None
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """Capture the calls within the block as ``graph``.
+    """Capture the calls within the block as ``graph``; raises CaptureError with stream, random numbers and memory restored.
 
-    Raises CaptureError after it has restored stream, random numbers and memory.
-
-    The error mode is not torch's default "global", which forbids other threads to query events: NCCL's watchdog and a
-    checkpoint's thread do so.
+    The error mode is not torch's default "global", which forbids other threads to query events: NCCL's watchdog does so.
     """
     pool = torch.cuda.graph_pool_handle()
     try:

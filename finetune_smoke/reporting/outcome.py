@@ -110,19 +110,16 @@ class Clock:
 class Outcome:
     """The outcome of a run: plain data, the same on every rank. Losses are global means in nats per predicted token.
 
-    ``loss`` is the mean of the last 10 steps, ``losses`` the whole curve, ``step_below_limit`` the first step at which the
-    mean of 10 was below ``loss_limit``, noted ``seconds_below_limit`` after the first step of this process. ``exact_match``
-    is the share of held-out calls right to the last token, ``greedy_exact_match`` that of calls really generated. Seconds are
-    those of the slowest rank. ``checks`` that compare ranks are absent for a single rank; ``left_out`` says why other checks
-    do not apply. ``stopped``: a signal ended the run early, with a checkpoint; values that need a finished training are then
-    NaN or None. ``resumed_at`` is the step of the checkpoint that was resumed, ``saved_step`` that of the newest one which
-    this run saved or resumed. ``notes`` say which checkpoints were passed over or not saved, which failures a resumed one
-    carried, and what was left out or changed.
-
-    ``step_rows`` is the effective batch: rows of all ranks and passes of a step. ``wire_gb_per_step`` (10^9 bytes) is what
-    each GPU sends (``flops.wire_bytes``). ``memory_peak_gib`` is the peak of each rank, None on a CPU. FSDP divides
+    ``loss`` is the mean of the last 10 steps, ``step_below_limit`` the first step at which such a mean was below
+    ``loss_limit``, noted ``seconds_below_limit`` after the first step of this process. ``exact_match`` is the share of
+    held-out calls right to the last token, ``greedy_exact_match`` that of calls really generated. Seconds are those of the
+    slowest rank. ``checks`` that compare ranks are absent for a single rank; ``left_out`` says why others do not apply. If
+    a signal ``stopped`` the run, values that need a finished training are NaN or None. ``resumed_at`` is the step of the
+    checkpoint that was resumed, ``saved_step`` that of the newest one saved or resumed. ``notes`` say which checkpoints
+    were passed over or not saved, which failures a resumed one carried, and what was left out or changed. ``step_rows`` are
+    the rows of all ranks and passes of a step, ``wire_gb_per_step`` (10^9 bytes) is what each GPU sends,
+    ``memory_peak_gib`` the peak of each rank, None on a CPU, and ``rows_s`` how long training waited for rows. FSDP divides
     ``sharded_gib`` of frozen weights among the ranks, and gathers the ``layer_gib`` of a layer at once; 0 without FSDP.
-    ``rows_s`` is how long training waited for rows.
 
     Rates are by the wall clock over everything but compiling, capturing and the checks (``Clock``), in ``timed_steps``
     steps of ``timed_s`` seconds, after the first windows. ``tokens_per_s_per_gpu`` counts no padding,

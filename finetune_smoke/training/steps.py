@@ -52,10 +52,7 @@ class StepRows:
 
 @dataclass(slots=True, kw_only=True)
 class Steps:
-    """What the windows of a run share. ``captured`` is None until the CUDA graphs exist, and in a run without graphs.
-
-    ``buckets`` is None for a single rank.
-    """
+    """What the windows of a run share: ``captured`` is None while there are no CUDA graphs, ``buckets`` for a single rank."""
 
     run: TrainingRun
     log: Log
