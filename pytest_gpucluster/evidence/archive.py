@@ -120,12 +120,13 @@ def differences(manifest: Manifest, files: Mapping[str, bytes]) -> Iterator[str]
             yield f"{name} was changed: it has {found[name][0]} bytes and another SHA-256, the manifest says {entry[0]}"
 
 
-def misplaced(manifest: Manifest, names: Sequence[str]) -> str | None:
-    """The first file that does not stand where the manifest has it; None if all that are there stand in order."""
-    wanted = [MANIFEST, *([SIGNATURE] if SIGNATURE in names else []), *manifest.entries]
+def misplaced(manifest: Manifest, names: Sequence[str]) -> Iterator[str]:
+    """A sentence about the first file that does not stand where the manifest has it; nothing if all that are there do."""
+    wanted = [MANIFEST, SIGNATURE, *manifest.entries]
     kept = [name for name in names if name in wanted]
-    expected = [name for name in wanted if name in names]
-    return next((name for name, other in zip(kept, expected, strict=True) if name != other), None)
+    name = next((name for name, other in zip(kept, sorted(kept, key=wanted.index), strict=True) if name != other), None)
+    if name is not None:
+        yield f"{name} does not stand where the manifest has it: the files were reordered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,25 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpucluster.config.run_files import JOURNAL, JUNIT, REPORT, RESULTS
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.evidence import signature
-from pytest_gpucluster.evidence.archive import (
-    AS_PACKAGED,
-    AS_READ,
-    COPIED,
-    ENVIRONMENT,
-    MANIFEST,
-    REQUIRED,
-    SIGNATURE,
-    STATEMENTS,
-    Archive,
-    Manifest,
-    NewerBundleError,
-    as_json,
-    differences,
-    environment_of,
-    misplaced,
-    read_manifest,
-)
+from pytest_gpucluster.evidence import archive, signature
+from pytest_gpucluster.evidence.archive import AS_READ, MANIFEST, SIGNATURE, Archive, Manifest
 from pytest_gpucluster.evidence.junit_cases import difference_of_files, read_cases
 from pytest_gpucluster.inventory.identity import digest_of_package, version_of
 from pytest_gpucluster.page.document import RunDocument, document_of
@@ -119,7 +102,7 @@ def limits(bundle: Bundle) -> Found:
     entries = bundle.run.entries
     if entries and limits_digest(entries) != facts.get("limits_sha256"):
         return Found(NOT_OK, f"the limits in {RESULTS} are not those of its limits_sha256")
-    packaged = hashlib.sha256(bundle.file(AS_PACKAGED)).hexdigest()
+    packaged = hashlib.sha256(bundle.file(archive.AS_PACKAGED)).hexdigest()
     if packaged != DIGEST.read_text(encoding="ascii").strip():
         return bundle.other("the packaged limits are not those of this version; the verdict is about its own limits")
     if as_read is None:
@@ -155,10 +138,10 @@ def results(bundle: Bundle) -> Found:
         return Found(NOT_OK, fault)
     if (kept.get("environment") or {}).get("versions") != bundle.state.versions:
         return Found(NOT_OK, "the versions in its environment are not those of the journal")
-    for name in sorted(changed, key=lambda name: name not in COPIED):
+    for name in sorted(changed, key=lambda name: name not in archive.COPIED):
         path, one, other = first_difference(kept.get(name), made.get(name), name)
         why = f"{path} is {_short(one)}, and the journal gives {_short(other)}"
-        return Found(NOT_OK, why) if name in COPIED else bundle.other(why)
+        return Found(NOT_OK, why) if name in archive.COPIED else bundle.other(why)
     return Found(OK, f"the verdict {kept['verdict']} and {counted(len(bundle.run.records), 'outcome')} follow from the journal")
 
 
@@ -219,15 +202,15 @@ def page(bundle: Bundle) -> Found:
 
 def environment(bundle: Bundle) -> Found:
     """environment.json says what results.json says."""
-    if bundle.file(ENVIRONMENT) != as_json(environment_of(bundle.run)):
-        return Found(NOT_OK, f"{ENVIRONMENT} does not say what {RESULTS} says")
+    if bundle.file(archive.ENVIRONMENT) != archive.as_json(archive.environment_of(bundle.run)):
+        return Found(NOT_OK, f"{archive.ENVIRONMENT} does not say what {RESULTS} says")
     versions = bundle.state.versions
     return Found(OK, ", ".join(f"{name} {version}" for name, version in versions.items()) or "no versions are recorded")
 
 
 def statements(bundle: Bundle) -> Found:
     """The in-toto statements are about these files, and say this verdict."""
-    for name, make in STATEMENTS.items():
+    for name, make in archive.STATEMENTS.items():
         made = make(bundle.run, bundle.files)
         kept = json.loads(bundle.file(name))
         if not isinstance(kept, dict) or kept.get("subject") != made["subject"]:
@@ -299,31 +282,32 @@ class VerifyStep(NamedTuple):
     text: str
 
 
-def steps(archive: Archive, *, signers: Path | None) -> Iterator[VerifyStep]:
+def steps(whole: Archive, *, signers: Path | None) -> Iterator[VerifyStep]:
     """Every step, as it is done. What one step finds keeps no other from being tried.
 
     Args:
-        archive: the bundle.
+        whole: the bundle.
         signers: a file of allowed signers (ssh-keygen(1), ALLOWED SIGNERS); None: any signature will do, or none.
 
     Raises:
         ConfigurationError: it is no bundle at all, a newer version made it, or ssh-keygen is missing.
     """
-    if not {MANIFEST, SIGNATURE, JOURNAL, RESULTS} & archive.files.keys():
+    if not {MANIFEST, SIGNATURE, JOURNAL, RESULTS} & whole.files.keys():
         raise ConfigurationError("the zip is no bundle of gpucluster: it has neither manifest nor results")
-    manifest = _manifest(archive)
-    yield _listed("zip", archive.faults, good=f"{counted(len(archive.files), 'file')}, whole")
+    manifest = _manifest(whole)
+    yield _listed("zip", whole.faults, good=f"{counted(len(whole.files), 'file')}, whole")
     if isinstance(manifest, str):
         yield VerifyStep("manifest", NOT_OK, manifest)
     else:
         yield VerifyStep("manifest", OK, f"it names {counted(len(manifest.entries), 'file')}")
-        yield _listed("files", [*differences(manifest, archive.files)], good="each has its size and SHA-256")
-        yield _ordered(manifest, archive)
-    yield _signed(manifest, archive, signers)
-    gone = [name for name in REQUIRED if name not in archive.files]
+        yield _listed("files", [*archive.differences(manifest, whole.files)], good="each has its size and SHA-256")
+        out_of_order = [*archive.misplaced(manifest, [*whole.files])]
+        yield _listed("order", out_of_order, good="the files stand as the manifest has them")
+    yield _signed(manifest, whole, signers)
+    gone = [name for name in archive.REQUIRED if name not in whole.files]
     if gone:
         yield _listed("contents", [f"{name} is not in the bundle" for name in gone], good="")
-    bundle = Bundle(archive.files)
+    bundle = Bundle(whole.files)
     # A fork has the bundle already. An executor of the standard library sends it through a pipe, and can wait for ever where
     # the process that reads there dies (Python 3.10 and 3.11.2, python/cpython issue 94777).
     context = multiprocessing.get_context("fork")
@@ -351,39 +335,32 @@ def summary(taken: list[VerifyStep]) -> tuple[bool, str]:
     return True, ", ".join(["valid", *notes])
 
 
-def _manifest(archive: Archive) -> Manifest | str:
+def _manifest(whole: Archive) -> Manifest | str:
     """The manifest, or why there is none."""
-    if MANIFEST not in archive.files:
+    if MANIFEST not in whole.files:
         return f"{MANIFEST} is missing: it was removed or renamed"
     try:
-        return read_manifest(archive.files[MANIFEST])
-    except NewerBundleError:
+        return archive.read_manifest(whole.files[MANIFEST])
+    except archive.NewerBundleError:
         raise
     except ConfigurationError as error:
         return str(error)
 
 
-def _listed(name: str, faults: tuple[str, ...] | list[str], *, good: str) -> VerifyStep:
+def _listed(name: str, faults: Sequence[str], *, good: str) -> VerifyStep:
     return VerifyStep(name, NOT_OK, "; ".join(faults)) if faults else VerifyStep(name, OK, good)
 
 
-def _ordered(manifest: Manifest, archive: Archive) -> VerifyStep:
-    name = misplaced(manifest, [*archive.files])
-    if name is not None:
-        return VerifyStep("order", NOT_OK, f"{name} does not stand where the manifest has it: the files were reordered")
-    return VerifyStep("order", OK, "the files stand as the manifest has them")
-
-
-def _signed(manifest: Manifest | str, archive: Archive, signers: Path | None) -> VerifyStep:
+def _signed(manifest: Manifest | str, whole: Archive, signers: Path | None) -> VerifyStep:
     """Who signed. A signature that the manifest speaks of must be there."""
-    signed = archive.files.get(SIGNATURE)
+    signed = whole.files.get(SIGNATURE)
     if signed is None:
         if isinstance(manifest, Manifest) and manifest.is_signed:
             return VerifyStep("signature", NOT_OK, f"{SIGNATURE} is missing: the manifest says that it was signed")
         state = UNSIGNED if signers is None else NOT_OK
         return VerifyStep("signature", state, "nobody signed the bundle: anybody may have made it")
     try:
-        who = signature.check(archive.files.get(MANIFEST, b""), signed, signers=signers)
+        who = signature.check(whole.files.get(MANIFEST, b""), signed, signers=signers)
     except signature.SignatureError as fault:
         return VerifyStep("signature", NOT_OK, str(fault))
     return VerifyStep("signature", OK, who)
