@@ -109,19 +109,15 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriterionView:
-    """One criterion."""
+    """One criterion. ``row`` is its line in the table of the screen."""
 
-    name: str
+    row: table_rows.TableRow
     anchor: str
     title: str
     tone: str
-    outcome: str
     worst: Number
-    where: str
-    median: str
     limit: Number
     unit: str
-    headroom: str
     facts: tuple[tuple[str, str], ...]
     ids: tuple[str, ...]
     grid: Grid
@@ -146,24 +142,20 @@ def _view(
 ) -> CriterionView:
     """``shown``: the row of those places whose node answers, and how places are called."""
     row, names = shown
-    criterion, is_exact = records[0].criterion, len(run.records) <= EXACT_UP_TO
-    entry = run.entries.get(criterion, {})
+    is_exact = len(run.records) <= EXACT_UP_TO
+    entry = run.entries.get(row.criterion, {})
     limit = next((record.limit for record in records if record.limit is not None), None)
     readings = table_rows.readings_of(table_rows.severest_records(records)) or table_rows.readings_of(records)
     worst = max(readings, key=lambda reading: reading.badness) if readings and row.worst != table_rows.NOTHING else None
     notes = _notes(records, names, run.places)
     return CriterionView(
-        name=criterion,
+        row=row,
         anchor=anchor,
         title=str(entry.get("title") or ""),
         tone=BAD if row.counted_as == verdict.FAILED else OPEN if row.misses else TONES.get(row.counted_as, OPEN),
-        outcome=row.outcome,
         worst=exact(row.worst, worst.value if worst is not None else None),
-        where=row.where,
-        median=row.median,
         limit=exact(row.limit, limit.value if limit is not None else None),
         unit="" if row.unit == table_rows.NOTHING else row.unit,
-        headroom=row.headroom,
         facts=_facts(entry),
         ids=tuple(map(str, entry.get("ids") or ())),
         grid=grid_of(records, run.places, is_exact=is_exact),

@@ -7,11 +7,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.siblings import MAD_TO_SIGMA
 from pytest_gpucluster.text import counted
+from pytest_gpucluster.thresholds.limit import Limit
 
 WIDTH, STRIP_HEIGHT = 640.0, 64.0
 BINS = 64
@@ -24,8 +27,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52.0, 24.0, 10.0, 30.0
 TICK_WIDTH = 46.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dot:
+class Dot(NamedTuple):
     """One value of a strip; ``title`` says which."""
 
     x: float
@@ -34,8 +36,7 @@ class Dot:
     is_bad: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(NamedTuple):
     """A rectangle."""
 
     x: float
@@ -57,8 +58,7 @@ class Strip:
     ticks: tuple[tuple[float, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class Curve(NamedTuple):
     """One curve of a chart, as SVG's ``points``; ``kind`` is its class in the style sheet."""
 
     name: str
@@ -66,8 +66,7 @@ class Curve:
     points: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """A point beside the curves, with its words."""
 
     x: float
@@ -75,24 +74,7 @@ class Mark:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """Curves and bands over two axes."""
-
-    label: str
-    x_title: str
-    y_title: str
-    curves: tuple[Curve, ...]
-    areas: tuple[Curve, ...] = ()
-    marks: tuple[Mark, ...] = ()
-    limit_y: float | None = None
-    limit_text: str = ""
-    x_ticks: tuple[tuple[float, str], ...] = ()
-    y_ticks: tuple[tuple[float, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class Value(NamedTuple):
     """A number of a strip, where it was measured, and whether it is bad."""
 
     value: float
@@ -105,11 +87,8 @@ def strip_of(values: Sequence[Value], *, limit: float | None, label: str) -> Str
     if not values:
         return None
     numbers = [one.value for one in values]
-    low, high = _range([*numbers, *([limit] if limit is not None else [])])
-
-    def at(value: float) -> float:
-        return round(EDGE + (value - low) / (high - low) * (WIDTH - 2 * EDGE), 1)
-
+    bounds = _range([*numbers, *([limit] if limit is not None else [])])
+    at = partial(_along, bounds=bounds, ends=(EDGE, WIDTH - EDGE))
     is_large = len(values) > BINS
     shown = _remarkable(values) if is_large else list(values)
     return Strip(
@@ -118,8 +97,15 @@ def strip_of(values: Sequence[Value], *, limit: float | None, label: str) -> Str
         bars=tuple(_bins(numbers, at)) if is_large else (),
         band=_band(numbers, at),
         limit_x=at(limit) if limit is not None else None,
-        ticks=tuple((at(value), format_number(value)) for value in _steps(low, high, 5)),
+        ticks=tuple((at(value), format_number(value)) for value in _steps(*bounds, 5)),
     )
+
+
+def _along(value: float, bounds: tuple[float, float], ends: tuple[float, float]) -> float:
+    """Where a number between two bounds stands between two ends of a picture; in the middle where the bounds are one."""
+    low, high = bounds
+    share = (value - low) / (high - low) if high > low else 0.5
+    return round(ends[0] + share * (ends[1] - ends[0]), 1)
 
 
 def _range(numbers: Sequence[float]) -> tuple[float, float]:
@@ -199,14 +185,11 @@ class Axes:
         low, high = self.xs
         if self.is_log:
             low, high, value = (math.log(max(number, 1.0)) for number in (low, high, value))
-        share = (value - low) / (high - low) if high > low else 0.5
-        return round(LEFT + share * (CHART_WIDTH - LEFT - RIGHT), 1)
+        return _along(value, (low, high), (LEFT, CHART_WIDTH - RIGHT))
 
     def y(self, value: float) -> float:
         """Where a number stands on the y axis."""
-        low, high = self.ys
-        share = (value - low) / (high - low) if high > low else 0.5
-        return round(CHART_HEIGHT - BOTTOM - share * (CHART_HEIGHT - TOP - BOTTOM), 1)
+        return _along(value, self.ys, (CHART_HEIGHT - BOTTOM, TOP))
 
     def points(self, pairs: Sequence[tuple[float, float]]) -> str:
         """A curve as SVG's ``points``."""
@@ -225,6 +208,21 @@ class Axes:
     def x_ticks(self) -> tuple[tuple[float, str], ...]:
         """Round numbers of the x axis."""
         return tuple((self.x(value), format_number(value)) for value in _steps(*self.xs, 6))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Curves and bands over two axes."""
+
+    label: str
+    x_title: str
+    y_title: str
+    axes: Axes
+    curves: tuple[Curve, ...]
+    areas: tuple[Curve, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    limit: Limit | None = None
+    x_ticks: tuple[tuple[float, str], ...] = ()
 
 
 def axes_over(xs: Sequence[float], ys: Sequence[float], *, is_log: bool = False, from_zero: bool = False) -> Axes:

@@ -83,32 +83,18 @@ class TableLine:
     number: Number | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Everything that section 5 shows; what a run did not measure is empty."""
-
-    map: ClusterMap
-    matrices: tuple[Matrix, ...]
-    busbw: tuple[Chart, ...]
-    telemetry: tuple[Chart, ...]
-    loss: Chart | None
-    growth: tuple[TableLine, ...]
-    drift: tuple[TableLine, ...]
-    stacks: tuple[tuple[str, str], ...]
-
-
-def figures_of(run: RunDocument) -> Figures:
-    """All pictures of the run."""
-    return Figures(
-        map=_map(run),
-        matrices=_matrices(run),
-        busbw=_busbw(run),
-        telemetry=_telemetry(run),
-        loss=_loss(run),
-        growth=_growth(run),
-        drift=_drift(run),
-        stacks=_stacks(run),
-    )
+def figures_of(run: RunDocument) -> dict[str, object]:
+    """Everything that section 5 shows, by its name in the template; what a run did not measure is empty."""
+    return {
+        "map": _map(run),
+        "matrices": _matrices(run),
+        "busbw": _busbw(run),
+        "telemetry": _telemetry(run),
+        "loss": _loss(run),
+        "growth": _growth(run),
+        "drift": _drift(run),
+        "stacks": _stacks(run),
+    }
 
 
 def _map(run: RunDocument) -> ClusterMap:
@@ -116,11 +102,10 @@ def _map(run: RunDocument) -> ClusterMap:
     nodes = sorted({place.node for place in run.places.values()})
     columns = max((place.gpu + 1 for place in run.places.values() if place.gpu is not None), default=0)
     block = LABEL_WIDTH + (columns + 1) * (CELL + GAP) + 3 * GAP
-    cells, labels, at = [], [], {}
-    hosts = {place.node: host_of(place) for place in run.places.values()}
-    for index, node in enumerate(nodes):
-        at[node] = ((index // BLOCK) * (block + 4 * GAP), CELL + (index % BLOCK) * (CELL + GAP))
-        labels.append((at[node][0] + LABEL_WIDTH - 2 * GAP, at[node][1] + CELL - 5, _short_host(hosts[node])))
+    at = {node: (index // BLOCK * (block + 4 * GAP), CELL + index % BLOCK * (CELL + GAP)) for index, node in enumerate(nodes)}
+    hosts = {place.node: _short_host(host_of(place)) for place in run.places.values()}
+    labels = tuple((x + LABEL_WIDTH - 2 * GAP, y + CELL - 5, hosts[node]) for node, (x, y) in at.items())
+    cells = []
     for place in run.places.values():
         left, y = at[place.node]
         column = 0 if place.gpu is None else place.gpu + 1
@@ -129,18 +114,18 @@ def _map(run: RunDocument) -> ClusterMap:
         cells.append(MapCell(x=x, y=y, kind=kind, title=f"{name_of(place)}: {title}", is_bad=kind == "bad"))
     blocks = -(-len(nodes) // BLOCK)
     middle = LABEL_WIDTH + CELL // 2
-    heads = [
+    heads = tuple(
         (number * (block + 4 * GAP) + middle + column * (CELL + GAP), CELL - 6, str(column - 1) if column else "node")
         for number in range(blocks)
         for column in range(columns + 1)
-    ]
+    )
     bad = f"{sum(cell.is_bad for cell in cells)} bad of {counted(len(cells), 'place')}"
     return ClusterMap(
         width=max(1, blocks * (block + 4 * GAP)),
         height=CELL + min(len(nodes), BLOCK) * (CELL + GAP) + GAP,
         cells=tuple(cells),
-        labels=tuple(labels),
-        heads=tuple(heads),
+        labels=labels,
+        heads=heads,
         label=f"Map of {counted(len(nodes), 'node')} with up to {counted(columns, 'GPU')} each: {bad}",
     )
 
@@ -183,11 +168,10 @@ def _matrices(run: RunDocument) -> tuple[Matrix, ...]:
     found: list[tuple[bool, Matrix]] = []
     seen: set[tuple[str, str | None]] = set()
     for record in run.records:
-        pairs = record.evidence.get("pairs")
-        if isinstance(pairs, list) and (record.criterion.partition("[")[0], record.place) not in seen:
-            kind = record.criterion.partition("[")[0]
+        pairs, kind = record.evidence.get("pairs"), record.criterion.partition("[")[0]
+        if isinstance(pairs, list) and (kind, record.place) not in seen:
             seen.add((kind, record.place))
-            if not (kind.startswith("slow_") and any(name == "gpu_pairs" and place == record.place for name, place in seen)):
+            if not (kind.startswith("slow_") and ("gpu_pairs", record.place) in seen):
                 matrix = _matrix(record, pairs, run.places)
                 found += [(record.outcome == PASSED, matrix)] if matrix is not None else []
     bad = [matrix for is_good, matrix in found if not is_good][:MOST_MATRICES]
@@ -229,19 +213,19 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
     listed = (sizes for record in records if isinstance(sizes := record.evidence.get("sizes"), list))
     rows = [one for sizes in listed for one in sizes if isinstance(one, dict) and one.get("dtype") in (None, "float32")]
     pairs = ((one.get("bytes"), one.get("busbw_gb_s", one.get("busbw GB/s"))) for one in rows)
-    by_size = grouped((size, float(rate)) for size, rate in pairs if isinstance(size, int) and isinstance(rate, (int, float)))
+    known = ((size, float(rate)) for size, rate in pairs if isinstance(size, int) and isinstance(rate, (int, float)))
+    by_size = dict(sorted(grouped(known).items()))
     if len(by_size) < 2:
         return None
     expected = run.facts.get("expected") or {}
     shape = (expected.get("nodes") if "inter" in criterion else 1, expected.get("gpus_per_node"))
     reference = REFERENCE.get((criterion, *shape))  # type: ignore[arg-type]
-    sizes = sorted(by_size)
     rates = [value for found in by_size.values() for value in found]
     limit = next((record.limit for record in records if record.limit is not None and not record.limit.is_none), None)
     more = [*([limit.value] if limit else []), *([reference[1]] if reference else [])]
-    axes = axes_over(sizes, [0.0, *rates, *more], is_log=True, from_zero=True)
+    axes = axes_over([*by_size], [0.0, *rates, *more], is_log=True, from_zero=True)
     marks = (Mark(x=axes.x(reference[0]), y=axes.y(reference[1]), text=f"handover: {reference[1]}"),) if reference else ()
-    middle, range_ = _spread({size: by_size[size] for size in sizes}, axes)
+    middle, range_ = _spread(by_size, axes)
     return Chart(
         label=f"{criterion}: bus bandwidth by message size, {counted(len(records), 'place')}",
         x_title="message size",
@@ -249,20 +233,16 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
         curves=(middle,),
         areas=(range_,) if len(records) > 1 else (),
         marks=marks,
-        limit_y=axes.y(limit.value) if limit else None,
-        limit_text=limit.text if limit else "",
-        x_ticks=apart([(axes.x(size), _bytes(size)) for size in sizes]),
-        y_ticks=axes.y_ticks,
+        limit=limit,
+        x_ticks=apart([(axes.x(size), _bytes(size)) for size in by_size]),
+        axes=axes,
     )
 
 
 def _spread(values: Mapping[float, Sequence[float]], axes: Axes) -> tuple[Curve, Curve]:
     """The medians at each x, and the area between the lowest and the highest values."""
     low, high, middle = ([(x, of(some)) for x, some in values.items()] for of in (min, max, statistics.median))
-    return (
-        Curve(name="median", kind="c1", points=axes.points(middle)),
-        Curve(name="lowest to highest", kind="a1", points=axes.area(low, high)),
-    )
+    return Curve("median", "c1", axes.points(middle)), Curve("lowest to highest", "a1", axes.area(low, high))
 
 
 def _bytes(size: float) -> str:
@@ -274,8 +254,8 @@ def _telemetry(run: RunDocument) -> tuple[Chart, ...]:
     """Clock, power and temperature of all GPUs at each measurement, in the order of the plan."""
     charts = []
     for title, unit, names in TELEMETRY:
-        read = ((criterion, _numbers(records, *names)) for criterion, records in run.by_criterion.items())
-        seen = [(criterion, found) for criterion, found in read if found and not criterion.startswith("straggler[")]
+        read = {criterion: _numbers(records, *names) for criterion, records in run.by_criterion.items()}
+        seen = {criterion: found for criterion, found in read.items() if found and not criterion.startswith("straggler[")}
         if len(seen) > 1:
             charts.append(_bands(title, unit, seen))
     return tuple(charts)
@@ -286,19 +266,19 @@ def _numbers(records: Iterable[Record], name: str, described: str) -> list[float
     return [float(value) for value in values if value is not None]
 
 
-def _bands(title: str, unit: str, seen: Sequence[tuple[str, list[float]]]) -> Chart:
-    xs = [float(index + 1) for index in range(len(seen))]
-    axes = axes_over(xs, [value for _, found in seen for value in found])
-    middle, range_ = _spread(dict(zip(xs, (found for _, found in seen), strict=True)), axes)
-    most = max(map(len, (found for _, found in seen)))
+def _bands(title: str, unit: str, seen: Mapping[str, list[float]]) -> Chart:
+    by_x = {float(number): found for number, found in enumerate(seen.values(), 1)}
+    axes = axes_over([*by_x], [value for found in by_x.values() for value in found])
+    middle, range_ = _spread(by_x, axes)
+    most = max(map(len, by_x.values()))
     return Chart(
         label=f"{title} under load: median and range of up to {counted(most, 'GPU')} at {counted(len(seen), 'measurement')}",
-        x_title=f"measurements in their order: {shortlist([name for name, _ in seen], most=5)}",
+        x_title=f"measurements in their order: {shortlist([*seen], most=5)}",
         y_title=unit,
         curves=(middle,),
         areas=(range_,),
-        x_ticks=tuple((axes.x(x), format_number(x)) for x in xs[:: max(1, len(xs) // 8)]),
-        y_ticks=axes.y_ticks,
+        x_ticks=tuple((axes.x(x), format_number(x)) for x in [*by_x][:: max(1, len(seen) // 8)]),
+        axes=axes,
     )
 
 
@@ -321,10 +301,9 @@ def _curve_of_loss(record: Record, pairs: Sequence[tuple[float, float]]) -> Char
         x_title="step",
         y_title=limit.unit if limit is not None else "loss",
         curves=(Curve(name="loss", kind="c1", points=axes.points(pairs)),),
-        limit_y=axes.y(limit.value) if limit is not None else None,
-        limit_text=limit.text if limit is not None else "",
+        limit=limit,
         x_ticks=axes.x_ticks,
-        y_ticks=axes.y_ticks,
+        axes=axes,
     )
 
 

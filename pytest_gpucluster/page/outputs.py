@@ -62,21 +62,22 @@ class Written:
 
 def markdown_of(model: PageModel) -> str:
     """The summary, always below 1 MiB. Foreign text stays text: it makes no HTML, no link, no mention, no row of a table."""
-    parts = [*model.parts, *model.more_parts]
     terms = {"shown": SHOWN, "not_recorded": NOT_RECORDED, "most_parts": MOST_PARTS, "most_also": MOST_ALSO}
-    text = markdown("summary.md.j2", model=model, parts=parts, **terms)
+    text = markdown("summary.md.j2", model=model, **terms)
     content = text.encode()
     return text if len(content) <= MOST_BYTES else content[:MOST_BYTES].decode(errors="ignore") + CUT
 
 
 def termination_of(model: PageModel) -> str:
     """The verdict, then each bad part in a line, as UTF-8 of at most 4,096 bytes; parts that have no room are counted."""
-    parts = [*model.parts, *model.more_parts]
     lines = [within_bytes(one_line(text), MOST_LINE_BYTES) for text in (model.banner.line, model.banner.reason)]
-    lines += [within_bytes(one_line(_brief(part)), MOST_LINE_BYTES // 2) for part in parts]
-    rooms = (len(lines) - left for left in range(len(parts) + 1))
-    texts = ("\n".join([*lines[:kept], *_left_out(len(lines) - kept)]) + "\n" for kept in rooms)
-    return next(text for text in texts if len(text.encode()) <= MOST_MESSAGE_BYTES)
+    lines += [within_bytes(one_line(_brief(part)), MOST_LINE_BYTES // 2) for part in model.parts]
+    text = "\n".join(lines) + "\n"
+    for left_out in range(1, len(model.parts) + 1):
+        if len(text.encode()) <= MOST_MESSAGE_BYTES:
+            break
+        text = "\n".join([*lines[:-left_out], f"and {left_out} more, in the results directory"]) + "\n"
+    return text
 
 
 def _brief(part: PartView) -> str:
@@ -84,10 +85,6 @@ def _brief(part: PartView) -> str:
     name = next((f", {word} {known[word]}" for word in (NAMES["serial"], NAMES["uuid"]) if word in known), "")
     waived = ", waived" if part.is_waived else ""
     return f"{part.name}{name}{waived}: {_misses_of(part) or next(iter(part.evidence), part.kind)}"
-
-
-def _left_out(number: int) -> list[str]:
-    return [f"and {number} more, in the results directory"] if number else []
 
 
 def _misses_of(part: PartView) -> str:
@@ -112,8 +109,7 @@ def annotations_of(model: PageModel, written: Mapping[str, Written]) -> list[str
     banner = model.banner
     level = "notice" if banner.word == ACCEPTED else "error" if banner.word == REJECTED else "warning"
     lines = [_command(level, banner.word, banner.reason, None)]
-    parts = [*model.parts, *model.more_parts]
-    for part in parts[: MOST_ANNOTATIONS - 1]:
+    for part in model.parts[: MOST_ANNOTATIONS - 1]:
         known = next((written[one.criterion] for one in part.misses if one.criterion in written), None)
         text = _misses_of(part) or next(iter(part.evidence), part.kind)
         lines.append(_command("warning" if part.is_waived else "error", f"{part.name}: {part.kind}", text, known))

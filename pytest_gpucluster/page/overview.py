@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.verdict import (
@@ -58,8 +58,7 @@ class Banner:
     counts: tuple[tuple[str, int, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
+class Gap(NamedTuple):
     """Something that the run does not prove: a sentence, and the details."""
 
     title: str
@@ -181,28 +180,26 @@ def gaps_of(run: RunDocument) -> tuple[Gap, ...]:
 def _of_the_mode(run: RunDocument) -> Iterator[Gap]:
     if run.facts.get("simulated"):
         words = "A model of a fleet gave every value. The page shows how a report looks, and says nothing about hardware."
-        yield Gap(title="Simulated", text=words, tone=BAD, items=(plain(run.facts["simulated"]),))
+        yield Gap("Simulated", words, BAD, (plain(run.facts["simulated"]),))
     elif run.word == REHEARSED or run.facts.get("profile") == "rehearsal":
-        words = "A rehearsal runs the tests on a CPU. It asks only that a value is there."
-        yield Gap(title="Rehearsal", text=words, tone=OPEN)
+        yield Gap("Rehearsal", "A rehearsal runs the tests on a CPU. It asks only that a value is there.", OPEN)
     environment = run.facts.get("environment") or {}
     if environment.get("unfinished"):
-        words = "The run had not ended when this was written, or was killed."
-        yield Gap(title="Not ended", text=words, tone=BAD)
+        yield Gap("Not ended", "The run had not ended when this was written, or was killed.", BAD)
     if environment.get("rebuilt_from_journal"):
         words = "The report was made from the journal afterwards, and not by the run itself."
-        yield Gap(title="Rebuilt from the journal", text=words, tone=OPEN)
+        yield Gap("Rebuilt from the journal", words, OPEN)
 
 
 def _without_result(run: RunDocument) -> Iterator[Gap]:
     """What has no result although it applies, each outcome with its reasons."""
-    for outcome in WITHOUT:
-        open_ = [record for record in run.records if counted_as(record) == outcome]
-        if open_:
-            criteria = list(dict.fromkeys(record.criterion for record in open_))
-            words = f"{counted(len(open_), 'check')} of {counted(len(criteria), 'criterion', 'criteria')}."
-            items = (shortlist(criteria, most=MOST_NAMED), *_reasons(open_))
-            yield Gap(title=_word(outcome, len(open_)).capitalize(), text=words, tone=OPEN, items=items)
+    by_outcome = grouped((counted_as(record), record) for record in run.records)
+    for outcome in (one for one in WITHOUT if one in by_outcome):
+        open_ = by_outcome[outcome]
+        criteria = list(dict.fromkeys(record.criterion for record in open_))
+        words = f"{counted(len(open_), 'check')} of {counted(len(criteria), 'criterion', 'criteria')}."
+        items = (shortlist(criteria, most=MOST_NAMED), *_reasons(open_))
+        yield Gap(_word(outcome, len(open_)).capitalize(), words, OPEN, items)
 
 
 def _reasons(records: Sequence[Record]) -> list[str]:
@@ -215,46 +212,42 @@ def _not_judged(run: RunDocument) -> Iterator[Gap]:
     unlimited = [name for name, records in run.by_criterion.items() if any(map(is_only_measured, records))]
     if unlimited:
         words = f"{counted(len(unlimited), 'criterion', 'criteria')} measured a value that no number judges: any value passes."
-        yield Gap(title="Without a limit", text=words, tone=OPEN, items=(shortlist(unlimited, most=MOST_NAMED),))
+        yield Gap("Without a limit", words, OPEN, (shortlist(unlimited, most=MOST_NAMED),))
     misses = [record for record in run.records if record.advisory]
     if misses:
         words = f"{counted(len(misses), 'value')} missed an advisory limit. An advisory limit rejects nothing."
-        yield Gap(title="Advisory misses", text=words, tone=OPEN, items=tuple(_reasons(misses)))
+        yield Gap("Advisory misses", words, OPEN, tuple(_reasons(misses)))
     waived = [record for record in run.records if counted_as(record) == WAIVED]
     if waived:
-        named = [(f"{one.criterion} at {one.place or 'the cluster'}", plain(one.waiver)) for one in waived[:MOST_NAMED]]
-        items = tuple(f"{where}: {waiver}" for where, waiver in named)
+        items = (f"{one.criterion} at {one.place or 'the cluster'}: {plain(one.waiver)}" for one in waived[:MOST_NAMED])
         words = f"{counted(len(waived), 'failure')} counted as waived: somebody answers for them."
-        yield Gap(title="Waived", text=words, tone=OPEN, items=items)
+        yield Gap("Waived", words, OPEN, tuple(items))
 
 
 def _other_terms(run: RunDocument) -> Iterator[Gap]:
-    changed = [*map(str, run.facts.get("changed_limits") or ())]
+    changed, terms, remarks = (tuple(run.facts.get(name) or ()) for name in ("changed_limits", "changed_terms", "remarks"))
     if changed:
         entries = run.facts.get("changed_entries") or {}
         items = tuple(f"{name}: {plain(entries[name]) if name in entries else 'changed'}" for name in changed[:40])
         words = f"{counted(len(changed), 'limit differs', 'limits differ')} from what is packaged."
-        yield Gap(title="Changed limits", text=words, tone=OPEN, items=items)
-    terms = tuple(map(str, run.facts.get("changed_terms") or ()))
+        yield Gap("Changed limits", words, OPEN, items)
     if terms:
-        yield Gap(title="Changed terms", text="The run asked for something else than promised.", tone=OPEN, items=terms)
-    remarks = tuple(map(str, run.facts.get("remarks") or ()))
+        yield Gap("Changed terms", "The run asked for something else than promised.", OPEN, terms)
     if remarks:
         words = "What a reader of the verdict must know, such as limits that were never tried on this hardware."
-        yield Gap(title="Remarks", text=words, tone=OPEN, items=remarks)
+        yield Gap("Remarks", words, OPEN, remarks)
 
 
 def _selftest(run: RunDocument) -> Iterator[Gap]:
     facts = run.facts.get("selftest")
     if not facts:
-        words = "No faults were planted, so the run does not show what it would have found."
-        yield Gap(title="No self-test", text=words, tone="none")
+        yield Gap("No self-test", "No faults were planted, so the run does not show what it would have found.", "none")
         return
     unshown = [f"{one['kind']}: {one['why']}" for one in facts.get("unshown") or ()]
     items = (*map(str, facts.get("remarks") or ()), *map(str, facts.get("objections") or ()), *unshown)
     said = str(facts.get("statement", ""))
     tone = BAD if facts.get("objections") else OPEN if unshown else GOOD
-    yield Gap(title="Self-test", text=said[:1].upper() + said[1:], tone=tone, items=items)
+    yield Gap("Self-test", said[:1].upper() + said[1:], tone, items)
 
 
 def _left_out(run: RunDocument) -> Iterator[Gap]:
@@ -266,14 +259,12 @@ def _left_out(run: RunDocument) -> Iterator[Gap]:
         if len(items) > MOST_REASONS:  # most name one host of many
             more = counted(len(items) - MOST_REASONS, "other reason")
             items = [*items[:MOST_REASONS], f"{more}, each with its criterion below"]
-        yield Gap(
-            title="Does not apply", text=f"{counted(len(skipped), 'check')} left out by rule.", tone="none", items=tuple(items)
-        )
+        yield Gap("Does not apply", f"{counted(len(skipped), 'check')} left out by rule.", "none", tuple(items))
 
 
 def headlines_of(run: RunDocument, views: Sequence[CriterionView]) -> tuple[Headline, ...]:
     """The criteria of the handover that the run knows, in the handover's order."""
-    by_name, by_criterion = {view.name: view for view in views}, run.by_criterion
+    by_name, by_criterion = {view.row.criterion: view for view in views}, run.by_criterion
     names = PlaceNames(run.places)
     return tuple(
         _headline(title, by_criterion[name], by_name[name], names) for name, title in HANDOVER.items() if name in by_criterion
@@ -281,18 +272,18 @@ def headlines_of(run: RunDocument, views: Sequence[CriterionView]) -> tuple[Head
 
 
 def _headline(title: str, records: Sequence[Record], view: CriterionView, names: PlaceNames) -> Headline:
-    measured = [record for record in records if record.value is not None and math.isfinite(record.value)]
     limit = next((record.limit for record in records if record.limit is not None), None)
     values = [
-        Value(value=float(one.value or 0.0), name=names.name(one.place), is_bad=counted_as(one) in (FAILED, WAIVED))
-        for one in measured
+        Value(float(one.value), names.name(one.place), counted_as(one) in (FAILED, WAIVED))
+        for one in records
+        if one.value is not None and math.isfinite(one.value)
     ]
     asked = f"limit {view.limit.text} {view.unit or NOTHING}"
-    label = f"{title}: {counted(len(values), 'value')}, worst {view.worst.text} at {view.where}, {asked}"
+    label = f"{title}: {counted(len(values), 'value')}, worst {view.worst.text} at {view.row.where}, {asked}"
     return Headline(
         title=title,
         view=view,
-        outcome=_absence(records) or view.outcome,
+        outcome=_absence(records) or view.row.outcome,
         strip=strip_of(values, limit=float(limit.value) if limit is not None else None, label=label),
     )
 

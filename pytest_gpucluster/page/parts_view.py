@@ -76,7 +76,7 @@ def name_of(place: Place) -> str:
 
 def _part(index: int, culprit: Mapping[str, Any], run: RunDocument, by_criterion: Mapping[str, Sequence[Record]]) -> PartView:
     place = run.places.get(culprit["place"]["id"]) if culprit.get("place") is not None else None
-    names = [str(name) for name in culprit.get("places") or ()]
+    names = culprit.get("places", ())
     nodes = {one.node: one.id for one in run.places.values() if one.gpu is None}
     node = None if place is None else nodes.get(place.node)
     misses, more = _misses(culprit["criteria"], {*names, node, None}, by_criterion)
@@ -130,12 +130,11 @@ def _misses(
     shown: dict[str, Miss] = {}
     for criterion in criteria:
         records = by_criterion.get(criterion, ())
-        bad = [one for one in records if one.outcome in (FAILED, NOISY) and one.value is not None and one.limit is not None]
-        own = [one for one in bad if one.place in names]
-        if own:
-            shown[criterion] = _miss(own[0], records)
-    kept = dict(list(shown.items())[:SHOWN_CRITERIA])
-    return tuple(kept.values()), tuple(str(name) for name in criteria if name not in kept)
+        bad = (one for one in records if one.outcome in (FAILED, NOISY) and one.place in names)
+        own = next((one for one in bad if one.value is not None and one.limit is not None), None)
+        if own is not None and len(shown) < SHOWN_CRITERIA:
+            shown[criterion] = _miss(own, records)
+    return tuple(shown.values()), tuple(name for name in criteria if name not in shown)
 
 
 def _miss(record: Record, records: Sequence[Record]) -> Miss:
@@ -157,7 +156,7 @@ def _range(good: Sequence[float]) -> str:
     if not good:
         return "none passed"
     low, high = format_number(min(good)), format_number(max(good))
-    count = f"{len(good):,} place{'' if len(good) == 1 else 's'}"
+    count = f"{len(good):,} {'place' if len(good) == 1 else 'places'}"
     if low == high:
         return f"{low} ({count})"
     middle, widest = statistics.median(good), max(map(abs, good))

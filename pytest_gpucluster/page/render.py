@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_gpucluster.page.criteria_view import CriterionView, host_of, views_of
 from pytest_gpucluster.page.document import RunDocument, html
-from pytest_gpucluster.page.figures import Figures, figures_of
+from pytest_gpucluster.page.figures import figures_of
 from pytest_gpucluster.page.overview import Banner, Gap, Headline, banner_of, gaps_of, headlines_of
 from pytest_gpucluster.page.parts_view import MOST_PARTS, PartView, parts_of
 from pytest_gpucluster.places import Place
@@ -27,8 +28,7 @@ class PageModel:
     gaps: tuple[Gap, ...]
     headlines: tuple[Headline, ...]
     parts: tuple[PartView, ...]
-    more_parts: tuple[PartView, ...]
-    figures: Figures
+    figures: Mapping[str, object]
     criteria: tuple[CriterionView, ...]
     requirements: tuple[tuple[str, CriterionView], ...]
     versions: tuple[tuple[str, str], ...]
@@ -41,14 +41,12 @@ class PageModel:
 def model_of(run: RunDocument) -> PageModel:
     """The view of a run."""
     views = views_of(run)
-    parts = parts_of(run)
     packed = base64.b64encode(gzip.compress(run.content, 7, mtime=0)).decode("ascii")
     return PageModel(
         banner=banner_of(run),
         gaps=gaps_of(run),
         headlines=headlines_of(run, views),
-        parts=parts[:MOST_PARTS],
-        more_parts=parts[MOST_PARTS:],
+        parts=parts_of(run),
         figures=figures_of(run),
         criteria=views,
         requirements=tuple((name, view) for view in views for name in view.ids),
@@ -80,7 +78,7 @@ def _in_words(name: str) -> str:
 
 def page_from(model: PageModel) -> str:
     """The page: HTML with all that it needs inside."""
-    return html("report.html.j2", script="page.js", model=model)
+    return html("report.html.j2", script="page.js", model=model, most_parts=MOST_PARTS)
 
 
 def embedded_results(page: str) -> bytes | None:

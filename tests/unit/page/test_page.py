@@ -490,9 +490,9 @@ def test_an_absent_node_colours_no_criterion() -> None:
     absent = fleet(3, 4, absent=[1])
     rows = outcomes(absent, [failed("bf16_tflops", "node2-gpu0", 498)])
     (first, *others) = sorted(model_of(document_of(text_of(document(rows, absent)))).criteria, key=lambda one: one.tone)
-    assert (first.name, first.tone, first.outcome) == ("bf16_tflops", "bad", "1 of 8 failed, 4 absent")
+    assert (first.row.criterion, first.tone, first.row.outcome) == ("bf16_tflops", "bad", "1 of 8 failed, 4 absent")
     assert {one.tone for one in others} == {"good"}
-    assert {one.outcome for one in others} == {"8 ok, 4 absent"}
+    assert {one.row.outcome for one in others} == {"8 ok, 4 absent"}
 
 
 def test_a_node_that_is_absent_is_one_line() -> None:
