@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -240,11 +241,7 @@ def _test_files(folder: Path, *, depth: int) -> Iterator[Path]:
     for here, folders, files in os.walk(folder):
         below = len(Path(here).relative_to(folder).parts)
         folders[:] = sorted(name for name in folders if below < depth and name not in _PACKAGES and not name.startswith("."))
-        yield from (Path(here, name) for name in sorted(files) if _is_test_file(name))
-
-
-def _is_test_file(name: str) -> bool:
-    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
+        yield from (Path(here, name) for name in sorted(files) if fnmatch(name, "test_*.py") or fnmatch(name, "*_test.py"))
 
 
 def _read(file: Path, texts: Iterable[bytes] = (b"",)) -> TestsOfFile | None:
@@ -286,23 +283,16 @@ def _may_judge(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str] | None:
     """The ids of a test's parameters: empty without a decorator, None where the source does not tell."""
-    marks = [one for one in function.decorator_list if isinstance(one, ast.Call) and _called(one) == "parametrize"]
+    calls = (one for one in function.decorator_list if isinstance(one, ast.Call))
+    marks = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr == "parametrize"]
     if not marks:
         return frozenset()
     if len(marks) > 1 or len(marks[0].args) != 2 or marks[0].keywords:
         return None
-    names, values = (_literal(argument) for argument in marks[0].args)
+    try:
+        names, values = map(ast.literal_eval, marks[0].args)
+    except ValueError:
+        return None
     if not isinstance(names, str) or "," in names or not isinstance(values, (list, tuple)):
         return None
     return frozenset(map(str, values)) if all(isinstance(one, (str, int)) for one in values) else None
-
-
-def _called(call: ast.Call) -> str | None:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else None
-
-
-def _literal(node: ast.expr) -> object:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None

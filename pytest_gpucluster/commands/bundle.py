@@ -19,6 +19,7 @@ VALID, NOT_VALID = 0, 1
 WIDEST = 12
 
 
+@collector_off()
 def main(chosen: argparse.Namespace) -> int:
     """Write the bundle of a run; 0 whatever its verdict is, 1 if ``verify`` will not call the bundle valid.
 
@@ -28,11 +29,6 @@ def main(chosen: argparse.Namespace) -> int:
     """
     target: Path = chosen.output
     _require_new(target)
-    return _write(chosen, target)
-
-
-@collector_off()
-def _write(chosen: argparse.Namespace, target: Path) -> int:
     files, run = contents_of(chosen.folder)
     manifest = manifest_of(files, is_signed=chosen.key is not None).text.encode()
     signed = {SIGNATURE: signature.sign(manifest, chosen.key)} if chosen.key is not None else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,18 +49,10 @@ FEW = 4
 """So many parts, or nodes, have a line each."""
 
 
-def gone_lines(parts: Matching) -> list[str]:
-    """The parts that the later run lacks."""
-    hosts = {str(place.get("hostname")) for place in parts.places_after.values()} - parts.silent
-    emptied = parts.emptied
-    single = [place for place in parts.gone if place["node"] not in emptied]
-    return [*_single(single), *_whole(emptied.values(), still_there=hosts)]
-
-
-def new_lines(parts: Matching) -> list[str]:
-    """The parts that only the later run has."""
-    filled = parts.filled
-    return [*_single([place for place in parts.new if place["node"] not in filled]), *_whole(filled.values(), still_there=())]
+def lines_of(places: Sequence[Part], whole: Mapping[int, Sequence[Part]], *, still_there: Collection[str] = ()) -> list[str]:
+    """Parts that one run lacks, those of nodes of which all GPUs are concerned together. ``still_there`` are hosts."""
+    single = [place for place in places if place["node"] not in whole]
+    return [*_single(single), *_whole(whole.values(), still_there=still_there)]
 
 
 def renamed_lines(parts: Matching) -> list[str]:
@@ -120,7 +112,7 @@ def _single(places: Sequence[Part]) -> list[str]:
     return [*(label_of(place) for place in places if place["gpu"] is None), *lines]
 
 
-def _whole(nodes: Iterable[Sequence[Part]], *, still_there: Iterable[str]) -> list[str]:
+def _whole(nodes: Iterable[Sequence[Part]], *, still_there: Collection[str]) -> list[str]:
     """Nodes of which all GPUs are concerned."""
     alike = grouped(((str(gpus[0].get("hostname")) in still_there, len(gpus)), gpus[0]) for gpus in nodes)
     lines = []
@@ -239,10 +231,10 @@ def sections(found: RunComparison) -> list[Section]:
     known: list[Section] = [
         ("worse outcomes", _worse_outcomes(found, label)),
         ("values lost beyond noise", [_value(one, label) for one in found.worse_values]),
-        ("parts that are gone", gone_lines(parts)),
+        ("parts that are gone", lines_of(parts.gone, parts.emptied, still_there=parts.heard)),
         ("better outcomes", [_outcome(one, label) for one in found.outcomes if not one.is_worse]),
         ("other changes of values", [_value(one, label) for one in found.other_values]),
-        ("parts that are new", new_lines(parts)),
+        ("parts that are new", lines_of(parts.new, parts.filled)),
         ("hosts with other names", renamed_lines(parts)),
         ("parts that moved", moved_lines(parts)),
         ("limits and environment", [f"{name}: {before} -> {after}" for name, before, after in found.settings]),
@@ -256,20 +248,14 @@ def findable(found: RunComparison) -> str:
     """The smallest loss of one part that would be named in 99 of 100 cases, and where it is more than 2 %."""
     if not found.findable:
         return f"{FINDABLE}: none, no rate is in both runs"
-    shares = sorted(found.findable.values())
-    low, high = (f"{100 * share:.2g}" for share in (shares[0], shares[-1]))
-    above = [f"{one_line(name)} ({100 * share:.2g} %)" for name, share in _by_share(found) if share > AIM]
+    low, high = (f"{100 * of(found.findable.values()):.2g}" for of in (min, max))
+    above = [f"{one_line(name)} ({100 * share:.2g} %)" for name, share in found.findable.items() if share > AIM]
     said = f"; more than {100 * AIM:g} % in {shortlist(above, most=MOST_NAMES)}" if above else ""
     return f"{FINDABLE}: {low if low == high else f'{low} to {high}'} %{said}"
 
 
 def _reach(found: RunComparison) -> list[str]:
-    return [f"{name}: {100 * share:.2g} %" for name, share in _by_share(found)]
-
-
-def _by_share(found: RunComparison) -> list[tuple[str, float]]:
-    """The rates, worst first."""
-    return sorted(found.findable.items(), key=lambda item: -item[1])
+    return [f"{name}: {100 * share:.2g} %" for name, share in found.findable.items()]
 
 
 def _runs(found: RunComparison) -> Iterator[str]:

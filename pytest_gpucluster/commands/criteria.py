@@ -90,7 +90,7 @@ def _about(key: str, file: ThresholdsFile) -> list[Shown]:
         "source": entry.source,
         "ids": ", ".join(entry.ids),
         "written": f"{Path(entry.file).name}:{entry.line}",
-        "run it": f"gpucluster run {_quoted(key)}",
+        "run it": f"gpucluster run {shlex.quote(key)}",
     }
     limits = ((name, file.criteria(profile)[key]) for name, profile in file.profiles.items())
     alike = grouped((f"does not apply: {one.skip}" if one.skip else _limit(one), name) for name, one in limits)
@@ -114,10 +114,6 @@ def _limit(entry: Threshold) -> str:
 
 def _written(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (list, dict, bool)) else str(value)
-
-
-def _quoted(key: str) -> str:
-    return f"'{key}'" if "[" in key else key
 
 
 # --- One criterion, measured and judged ---

@@ -87,21 +87,15 @@ def read_run(folder: Path, *, criterion: str | None = None, part: str | None = N
     """
     document = read_results(folder)
     kept = KeptRun(folder=folder, head={name: one for name, one in document.items() if name not in TABLES})
-    return kept if criterion is None else _with_values(kept, document, criterion, part)
-
-
-def _with_values(kept: KeptRun, document: Mapping[str, Any], criterion: str, part: str | None) -> KeptRun:
-    rows = [row for row in rows_of(document, criterion=criterion) if number_of(row["value"]) is not None]
+    known = rows_of(document, criterion=criterion) if criterion is not None else ()
+    rows = [row for row in known if number_of(row["value"]) is not None]
     if not rows:
         return kept
     is_floor = next((row["limit_kind"] in ("above", "min") for row in rows if row["limit_kind"]), True)
     values = [row["value"] for row in rows]
-    worst = (min if is_floor else max)(values)
-    found = replace(kept, median=statistics.median(values), worst=worst, unit=rows[0]["unit"])
+    kept = replace(kept, median=statistics.median(values), worst=(min if is_floor else max)(values), unit=rows[0]["unit"])
     mine = [row for row in rows if part is not None and row["place"] is not None and part in map(row["place"].get, NAMES)]
-    if mine:
-        return replace(found, value=mine[0]["value"], where=where_of(mine[0]["place"]))
-    return found
+    return replace(kept, value=mine[0]["value"], where=where_of(mine[0]["place"])) if mine else kept
 
 
 def main(chosen: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from rich.console import Console
@@ -100,14 +101,9 @@ def pairs(names: Iterable[tuple[str, str]]) -> Table:
 
 def without_gaps(parts: Iterable[Shown]) -> list[Shown]:
     """The parts without empty tables, and with one empty line at most between two others."""
-    found: list[Shown] = []
-    for part in parts:
-        is_empty = isinstance(part, Table) and not part.columns
-        if not is_empty and not (_is_gap(part) and (not found or _is_gap(found[-1]))):
-            found.append(part)
-    while found and _is_gap(found[-1]):
-        found.pop()
-    return found
+    shown = [part for part in parts if not (isinstance(part, Table) and not part.columns)]
+    found = [part for before, part in pairwise([Text(""), *shown]) if not (_is_gap(before) and _is_gap(part))]
+    return found[:-1] if found and _is_gap(found[-1]) else found
 
 
 def print_parts(parts: Iterable[Shown], *, spare: Sequence[str] = ()) -> None:

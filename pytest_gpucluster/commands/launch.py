@@ -77,12 +77,9 @@ class Job:
             world_size=self.num_nodes * self.num_local,
             local_rank=0,
             local_world_size=self.num_local,
-            group_rank=0,
             master_addr=self.master_addr,
             master_port=self.master_port,
-            run_id="none",
             agent_hosts_store=True,
-            restart_count=0,
         )
 
 
@@ -118,7 +115,11 @@ def say_variables(job: Job) -> None:
     for name, value in hosts_variable(job.hosts).items():
         _say("so that each node keeps its number and its name, whoever is absent, enter this on node 0 before its line:")
         sys.stderr.write(f"export {name}={shlex.quote(value)}\n")
-    _say_secret()
+    if os.environ.get(SECRET_VARIABLE):  # no command line has it: other users can read those
+        _say(f"give every node the {SECRET_VARIABLE} of this environment, before its line")
+    else:
+        _say("to sign the messages between ranks, enter this on every node before its line:")
+        sys.stderr.write(f"export {SECRET_VARIABLE}={secrets.token_hex(32)}\n")
 
 
 def threads_of(job: Job) -> dict[str, str]:
@@ -143,11 +144,12 @@ def read_job(chosen: argparse.Namespace) -> Job:
     given = dict(vars(chosen))
     hosts = hosts_from(chosen.hosts) if chosen.hosts else ()
     needed = ("nnodes", "nproc_per_node", "master_addr", *(["node_rank"] if chosen.run else []))
-    step = read_step(os.environ) if _lacks(given, needed) else None
+    lacks = any(given[name] is None for name in needed)
+    step = read_step(os.environ) if lacks else None
     if step is not None:
         hosts = hosts or step.hosts
         _fill(given, len(step.hosts), step.num_gpus, hosts[0], step.node_rank, step.port)
-    pod = read_pod(os.environ, hostname=socket.gethostname()) if step is None and _lacks(given, needed) else None
+    pod = read_pod(os.environ, hostname=socket.gethostname()) if lacks and step is None else None
     if pod is not None:
         _fill(given, pod.num_nodes, pod.num_gpus, pod.master_addr, pod.index, pod.port)
         require_index(given["node_rank"], given["nnodes"])
@@ -172,10 +174,6 @@ def read_job(chosen: argparse.Namespace) -> Job:
 def _fill(given: dict[str, Any], *said: str | int | None) -> None:
     """Take from the surroundings, which say each of :data:`FILLED` or None, what no option gave."""
     given.update({name: value for name, value in zip(FILLED, said, strict=True) if given[name] is None})
-
-
-def _lacks(given: Mapping[str, Any], needed: Sequence[str]) -> bool:
-    return any(given[name] is None for name in needed)
 
 
 def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[str], *, in_slurm: bool, in_pod: bool) -> None:
@@ -212,15 +210,6 @@ def _own_hello(job: Job) -> rendezvous.Hello:
 def _say(text: str) -> None:
     sys.stderr.write(f"gpucluster launch: {text}\n")
     sys.stderr.flush()
-
-
-def _say_secret() -> None:
-    """Print how every node gets the secret that signs the messages. No command line has it: other users can read those."""
-    if os.environ.get(SECRET_VARIABLE):
-        _say(f"give every node the {SECRET_VARIABLE} of this environment, before its line")
-        return
-    _say("to sign the messages between ranks, enter this on every node before its line:")
-    sys.stderr.write(f"export {SECRET_VARIABLE}={secrets.token_hex(32)}\n")
 
 
 def _become_torchrun(job: Job, *, secret: str | None, hosts: Sequence[str] = ()) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpucluster.config.host_list import JOB, STEP, expand
+from pytest_gpucluster.config.host_list import JOB, STEP, expand, hosts_in
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import program, slurm
 from pytest_gpucluster.inventory.reading import NotAvailable
@@ -216,21 +216,22 @@ def read_step(variables: Mapping[str, str], *, whole_job: bool = False) -> Slurm
     """
     if "SLURM_JOB_ID" not in variables:
         return None
-    if "SLURM_STEP_ID" not in variables:
-        if not whole_job and variables.get("SLURM_JOB_NUM_NODES", "1") != "1":
-            raise ConfigurationError(
-                "this job has several nodes and this is only the first: start it on each with "
-                "srun --ntasks-per-node=1 gpucluster launch --run"
-            )
-        hosts = _hosts(variables, JOB)
-    else:
-        hosts = _hosts(variables, STEP)
-        tasks = variables.get("SLURM_STEP_NUM_TASKS", str(len(hosts)))
-        if tasks != str(len(hosts)):
-            raise ConfigurationError(
-                f"the step has {tasks} {'task' if tasks == '1' else 'tasks'} on {counted(len(hosts), 'node')}: one task a node "
-                "starts all of its ranks (srun --ntasks-per-node=1)"
-            )
+    is_step = "SLURM_STEP_ID" in variables
+    if not (is_step or whole_job) and variables.get("SLURM_JOB_NUM_NODES", "1") != "1":
+        raise ConfigurationError(
+            "this job has several nodes and this is only the first: start it on each with "
+            "srun --ntasks-per-node=1 gpucluster launch --run"
+        )
+    name = STEP if is_step else JOB
+    hosts = hosts_in(variables, name)
+    if not hosts:
+        raise ConfigurationError(f"Slurm set no {name}: say --nnodes, --hosts and --node-rank")
+    tasks = variables.get("SLURM_STEP_NUM_TASKS", str(len(hosts)))
+    if is_step and tasks != str(len(hosts)):
+        raise ConfigurationError(
+            f"the step has {tasks} {'task' if tasks == '1' else 'tasks'} on {counted(len(hosts), 'node')}: one task a node "
+            "starts all of its ranks (srun --ntasks-per-node=1)"
+        )
     job, restarts = int(variables["SLURM_JOB_ID"]), int(variables.get("SLURM_RESTART_COUNT") or 0)
     return SlurmStep(
         hosts=hosts,
@@ -239,17 +240,6 @@ def read_step(variables: Mapping[str, str], *, whole_job: bool = False) -> Slurm
         port=FIRST_PORT + (job * STARTS + restarts % STARTS) % PORTS,
         start=f"{job}.{restarts}",
     )
-
-
-def _hosts(variables: Mapping[str, str], name: str) -> tuple[str, ...]:
-    text = variables.get(name, "")
-    try:
-        hosts = expand(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{name}={text!r} is no list of hosts: {error}") from None
-    if not hosts:
-        raise ConfigurationError(f"Slurm set no {name}: say --nnodes, --hosts and --node-rank")
-    return hosts
 
 
 def _num_gpus(variables: Mapping[str, str]) -> int | None:

@@ -26,18 +26,27 @@ def expected_hosts(variables: Mapping[str, str], *, num_nodes: int, own: str) ->
     Raises:
         ConfigurationError: :data:`VARIABLE` is no list of hosts.
     """
-    given = variables.get(VARIABLE, "")
-    if given.strip(" ,"):
-        try:
-            return expand(given)
-        except ValueError as error:
-            raise ConfigurationError(f"{VARIABLE}={given!r} is no list of hosts: {error}") from None
+    if variables.get(VARIABLE, "").strip(" ,"):
+        return hosts_in(variables, VARIABLE)
     try:
         step, job = (expand(variables.get(name, "")) for name in (STEP, JOB))
     except ValueError:
         return ()  # no version of Slurm writes such a list
     hosts = step if len(step) == num_nodes else job
     return hosts if len(hosts) <= num_nodes and any(is_same_host(own, host) for host in hosts) else ()
+
+
+def hosts_in(variables: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """The hosts that a variable lists; none where it is not set.
+
+    Raises:
+        ConfigurationError: it is no list of hosts.
+    """
+    text = variables.get(name, "")
+    try:
+        return expand(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{name}={text!r} is no list of hosts: {error}") from None
 
 
 def expand(text: str) -> tuple[str, ...]:

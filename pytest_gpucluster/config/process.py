@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -36,12 +36,9 @@ def require_open_files(num_connections: int, *, num_ranks: int, pid: int = 0) ->
         return
     if _allows(soft, needed):
         return
-    if _allows(hard, needed):
-        try:
+    with suppress(OSError):
+        if _allows(hard, needed):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
-        except OSError:
-            pass
-        else:
             return
     raise ConfigurationError(
         f"the process that hosts the store needs {counted(needed, 'open file')} "

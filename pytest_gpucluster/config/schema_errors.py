@@ -31,7 +31,6 @@ _TYPES = {
     "too_short": "a list that is not empty",
     "expected": "{words}",
 }
-_ABSENT = {"missing": "missing", "empty": "empty"}
 _CLOSE = 0.55
 """difflib's ratio: 'minimum' is 0.6 from 'min'."""
 _MAX_SHOWN = 10
@@ -119,9 +118,10 @@ def _message(
         return f"the key {key!r} must be text{part_of(tuple(above)).inside}."
     name, part = path[-1], part_of(path[:-1])
     if kind == "extra_forbidden":
-        return _unknown_key(str(name), part)
-    if kind in _ABSENT:
-        return f"{name!r} is {_ABSENT[kind]}{part.inside}."
+        near = did_you_mean(str(name), part.keys)
+        return f"{str(name)!r} is not a key of {part.noun}{part.inside}. Keys: {', '.join(part.keys)}.{near}"
+    if kind in ("missing", "empty"):
+        return f"{name!r} is {kind}{part.inside}."
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "")
         near = hint(path, str(error["input"]), choices.split(", "))
@@ -129,7 +129,3 @@ def _message(
     expected = _TYPES[kind].format(**context) if kind in _TYPES else f"otherwise ({error['msg']})"
     found = "" if kind == "expected" and isinstance(error["input"], (dict, list)) else described(error["input"])
     return f"{name!r} must be {expected}{found and f', not {found}'}{part.inside}."
-
-
-def _unknown_key(name: str, part: FileSection) -> str:
-    return f"{name!r} is not a key of {part.noun}{part.inside}. Keys: {', '.join(part.keys)}.{did_you_mean(name, part.keys)}"

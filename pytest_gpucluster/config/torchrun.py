@@ -26,12 +26,12 @@ class Launch:
     world_size: int
     local_rank: int
     local_world_size: int
-    group_rank: int
+    group_rank: int = 0
     master_addr: str
     master_port: int
-    run_id: str
+    run_id: str = "none"
     agent_hosts_store: bool
-    restart_count: int
+    restart_count: int = 0
 
     @property
     def num_nodes(self) -> int:

@@ -50,7 +50,7 @@ class RunComparison:
         only_before: criteria that were judged in the earlier run alone.
         only_after: the same for the later run.
         compared: how many values were compared.
-        findable: the smallest loss of one part that would be found, by criterion, as a share; see :func:`smallest_losses`.
+        findable: the smallest loss of one part that would be found, as a share, by criterion, the largest first.
     """
 
     before: Mapping[str, Any]
@@ -119,7 +119,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> RunCompariso
         only_before=tuple(sorted(judged[0] - judged[1])),
         only_after=tuple(sorted(judged[1] - judged[0])),
         compared=sum(map(len, pairs.values())),
-        findable=smallest_losses(pairs, criteria),
+        findable=dict(sorted(smallest_losses(pairs, criteria).items(), key=lambda item: -item[1])),
     )
 
 

@@ -67,10 +67,10 @@ class Matching:
         return _whole_nodes(self.new, _sizes(self.places_after))
 
     @property
-    def silent(self) -> set[str]:
-        """The hosts of the later run of which no GPU answered."""
-        heard = {place["node"] for place in self.places_after.values() if place["gpu"] is not None and _answered(place)}
-        return {str(place["hostname"]) for place in self.places_after.values() if place["node"] not in heard}
+    def heard(self) -> set[str]:
+        """The hosts of the later run of which a GPU answered."""
+        there = (place for place in self.places_after.values() if place["gpu"] is not None and _answered(place))
+        return {str(place.get("hostname")) for place in there}
 
     @property
     def new(self) -> list[Mapping[str, Any]]:

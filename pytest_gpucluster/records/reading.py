@@ -47,7 +47,15 @@ class _Place(msgspec.Struct, kw_only=True):
     serial: str | None = None
 
 
-class _Row(msgspec.Struct, kw_only=True):
+class _Note(msgspec.Struct, kw_only=True):
+    """What is said of some outcomes."""
+
+    reason: str | None = None
+    remark: str | None = None
+    waiver: dict[str, Any] | None = None
+
+
+class _Row(_Note, kw_only=True):
     """What every reader asks of an outcome."""
 
     criterion: str
@@ -59,9 +67,6 @@ class _Row(msgspec.Struct, kw_only=True):
     limit_kind: str | None
     limit_value: float | None
     evidence: dict[str, Any]
-    waiver: dict[str, Any] | None = None
-    reason: str | None = None
-    remark: str | None = None
 
 
 class _Limit(msgspec.Struct, kw_only=True):
@@ -75,14 +80,6 @@ class _Summary(msgspec.Struct, kw_only=True):
 
     worst: float | None = None
     worst_margin_percent: float | None = None
-
-
-class _Note(msgspec.Struct, kw_only=True):
-    """What is said of some outcomes."""
-
-    reason: str | None = None
-    remark: str | None = None
-    waiver: dict[str, Any] | None = None
 
 
 class _Named(msgspec.Struct, kw_only=True):
@@ -365,7 +362,6 @@ _OF_A_URL = re.compile(r"(?P<scheme>\w[\w+.-]*://)[^/@\s]+@")
 _KNOWN_FORMS = re.compile(
     r"\b(hf_|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abp]-|sk-|AKIA|nvapi-)[A-Za-z0-9_-]{8,}|\beyJ[\w-]+\.[\w-]+\.[\w-]+"
 )
-_NOT_DIGESTED = ("where",)
 
 
 def run_identity(run: str, *, now: dt.datetime | None = None) -> dict[str, Any]:
@@ -402,8 +398,7 @@ def run_facts(run: Mapping[str, Any], places: Iterable[Place], *, last_s: float,
         "ended": last.isoformat(timespec="milliseconds") if has_ended else None,
         "duration_s": round(max(0.0, (last - started).total_seconds()), 3),
         "command": list(run.get("command") or ()),
-        "user": run.get("user"),
-        "host": run.get("host"),
+        **{name: run.get(name) for name in ("user", "host")},
         "hosts": list(dict.fromkeys(place.hostname for place in places if place.hostname)),
     }
 
@@ -438,7 +433,7 @@ def limits_used(criteria: Iterable[Threshold]) -> dict[str, dict[str, Any]]:
 
 def limits_digest(limits: Mapping[str, Mapping[str, Any]]) -> str:
     """SHA-256 of ``limits`` without the keys ``where``, as JSON with sorted keys and without spaces."""
-    kept = {key: {name: value for name, value in facts.items() if name not in _NOT_DIGESTED} for key, facts in limits.items()}
+    kept = {key: {name: value for name, value in facts.items() if name != "where"} for key, facts in limits.items()}
     text = json.dumps(strict_json(kept), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
