@@ -49,8 +49,8 @@ def _inventory(machine: Mapping[str, Any], *, as_json: bool) -> int:
     """Print the parts serial by serial; 3 where a serial is not known, each with its reason on stderr."""
     parts = parts_of(machine)
     sys.stdout.write(json_text(parts) if as_json else csv_text(parts))
-    unread = [f"{one.label}: {one.unread}" for one in parts if not one.serial]
-    sys.stderr.writelines(f"gpucluster info: not seen: {text}\n" for text in unread)
+    unread = [f"gpucluster info: not seen: {one.label}: {one.unread}\n" for one in parts if not one.serial]
+    sys.stderr.writelines(unread)
     return UNSEEN if unread else GOOD
 
 

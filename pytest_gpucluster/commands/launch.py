@@ -41,6 +41,7 @@ ONE_HOST = "127.0.0.1"
 DEFAULT_PORT = 29500
 """torchrun's own."""
 THREADS = "OMP_NUM_THREADS"
+NO_GPU = "Slurm gave this job no GPU (--gpus-per-node): say --nproc-per-node"
 FILLED = ("nnodes", "nproc_per_node", "master_addr", "node_rank", "master_port")
 SUITE = ("--pyargs", "tests_acceptance")
 """What pytest is given where nothing is: plain pytest would run other tests, or none, on each node by itself."""
@@ -148,15 +149,15 @@ def read_job(chosen: argparse.Namespace) -> Job:
     step = read_step(os.environ) if lacks else None
     if step is not None:
         hosts = hosts or step.hosts
-        _fill(given, len(step.hosts), step.num_gpus, hosts[0], step.node_rank, step.port)
+        fill(given, len(step.hosts), step.num_gpus, hosts[0], step.node_rank, step.port)
     pod = read_pod(os.environ, hostname=socket.gethostname()) if lacks and step is None else None
     if pod is not None:
-        _fill(given, pod.num_nodes, pod.num_gpus, pod.master_addr, pod.index, pod.port)
+        fill(given, pod.num_nodes, pod.num_gpus, pod.master_addr, pod.index, pod.port)
         require_index(given["node_rank"], given["nnodes"])
     if step is None and pod is None:
         alone = given["nnodes"] == 1  # node 0 is the first host; a node alone is node 0, and meets itself
         address = hosts[0] if hosts else ONE_HOST if alone else None
-        _fill(given, None, None, address, 0 if alone else None, None)
+        fill(given, None, None, address, 0 if alone else None, None)
     _require(given, needed, hosts, in_slurm=step is not None, in_pod=pod is not None)
     return Job(
         num_nodes=given["nnodes"],
@@ -171,15 +172,15 @@ def read_job(chosen: argparse.Namespace) -> Job:
     )
 
 
-def _fill(given: dict[str, Any], *said: str | int | None) -> None:
-    """Take from the surroundings, which say each of :data:`FILLED` or None, what no option gave."""
-    given.update({name: value for name, value in zip(FILLED, said, strict=True) if given[name] is None})
+def fill(given: dict[str, Any], *said: str | int | None) -> None:
+    """Take from the surroundings, which say the first of :data:`FILLED` or None for each, what no option gave."""
+    given.update({name: value for name, value in zip(FILLED, said, strict=False) if given[name] is None})
 
 
 def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[str], *, in_slurm: bool, in_pod: bool) -> None:
     nodes, port, deadline_s = given["nnodes"], given["master_port"], given["join_deadline_s"]
     if in_slurm and given["nproc_per_node"] is None:
-        raise ConfigurationError("Slurm gave this job no GPU (--gpus-per-node): say --nproc-per-node")
+        raise ConfigurationError(NO_GPU)
     for option in ("nnodes", "nproc_per_node", "master_addr"):
         if option in needed and given[option] is None:
             where = f"in a Pod without {MEANINGS[option]}" if in_pod else "outside a Slurm job"

@@ -80,13 +80,12 @@ def _with_shape(chosen: argparse.Namespace) -> argparse.Namespace:
         given.nnodes = len(hosts)
     if given.nnodes is None or given.nproc_per_node is None:
         step = read_step(os.environ, whole_job=True)
-        if step is not None and step.num_gpus is None and given.nproc_per_node is None:
-            raise ConfigurationError("Slurm gave this job no GPU (--gpus-per-node): say --nproc-per-node")
-        if step is not None and chosen.show == "torchrun":
-            hosts, given.master_port = hosts or step.hosts, chosen.master_port or step.port
         if step is not None:
-            given.nnodes = len(step.hosts) if given.nnodes is None else given.nnodes
-            given.nproc_per_node = step.num_gpus if given.nproc_per_node is None else given.nproc_per_node
+            launch.fill(vars(given), len(step.hosts), step.num_gpus)
+            if given.nproc_per_node is None:
+                raise ConfigurationError(launch.NO_GPU)
+            if chosen.show == "torchrun":
+                hosts, given.master_port = hosts or step.hosts, chosen.master_port or step.port
     given.hosts = ",".join(hosts) or None
     if given.master_addr is None and (hosts or given.nnodes == 1 or chosen.show != "torchrun"):
         given.master_addr = hosts[0] if hosts else launch.ONE_HOST

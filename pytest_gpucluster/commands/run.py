@@ -68,7 +68,11 @@ def main(chosen: argparse.Namespace) -> int:
     """
     if criteria.may_be_criterion(chosen.function):
         return criteria.run(chosen)
-    _require_plain_start()
+    if read_launch() is not None:
+        raise ConfigurationError(
+            "this command is for one machine and starts its ranks by itself, but torchrun's variables are set; "
+            "start it without torchrun, or unset RANK, WORLD_SIZE and LOCAL_RANK"
+        )
     require_torch()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     inventory, num_local = _machine(chosen)
@@ -76,14 +80,6 @@ def main(chosen: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gpucluster-run-") as folder:
         controller = _controller(inventory.device, num_local, inline=chosen.inline)
         return _Measuring(controller, inventory, logs=Path(folder), as_json=chosen.json).run(order)
-
-
-def _require_plain_start() -> None:
-    if read_launch() is not None:
-        raise ConfigurationError(
-            "this command is for one machine and starts its ranks by itself, but torchrun's variables are set; "
-            "start it without torchrun, or unset RANK, WORLD_SIZE and LOCAL_RANK"
-        )
 
 
 def _machine(chosen: argparse.Namespace) -> tuple[Inventory, int]:

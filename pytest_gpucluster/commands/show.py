@@ -55,12 +55,12 @@ def main(chosen: argparse.Namespace) -> int:
 
 def _picked(rows: Sequence[Mapping[str, Any]], subject: str) -> list[Mapping[str, Any]]:
     """The outcomes of a criterion (``busbw`` for all that are called ``busbw[...]``), or those at a place."""
-    found = [row for row in rows if row["criterion"] == subject]
-    found = found or [row for row in rows if row["criterion"].partition("[")[0] == subject]
-    found = found or [row for row in rows if row["place"] is not None and subject in map(row["place"].get, NAMES)]
+    names = [*dict.fromkeys(row["criterion"] for row in rows)]
+    if keys := criteria.keys_of(subject, names):
+        return [row for row in rows if row["criterion"] in keys]
+    found = [row for row in rows if row["place"] is not None and subject in map(row["place"].get, NAMES)]
     if found:
         return found
-    names = dict.fromkeys(row["criterion"] for row in rows)
     places = [str(row["place"].get(key)) for key in ("hostname", "id") for row in rows if row["place"] is not None]
     hint = did_you_mean(subject, [*names, *places])
     raise ConfigurationError(f"{subject!r} is no criterion and no place (id, hostname, UUID, serial) of this run.{hint}")

@@ -130,7 +130,9 @@ def main(chosen: argparse.Namespace) -> int:
         raise ConfigurationError(f"--interval-s {chosen.interval_s:g} is not a time from 0.1 to 3600 s")
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        with _ended_by(signal.SIGTERM, signal.SIGHUP), NodeReader(interval_s=chosen.interval_s) as reader:
+        for one in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(one, _end)
+        with NodeReader(interval_s=chosen.interval_s) as reader:
             _watch(_Watch(reader, chosen), chosen)
     except KeyboardInterrupt:
         pass
@@ -254,16 +256,6 @@ def _keys() -> Iterator[int | None]:
         termios.tcsetattr(keys, termios.TCSADRAIN, before)
 
 
-@contextlib.contextmanager
-def _ended_by(*signals: signal.Signals) -> Iterator[None]:
-    """Leave the block when one of these comes, so that the terminal is restored."""
-
-    def end(number: int, _frame: Any) -> None:
-        raise _EndedError(number)
-
-    before = {one: signal.signal(one, end) for one in signals}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+def _end(number: int, _frame: Any) -> None:
+    """Leave by an exception, so that the terminal is restored."""
+    raise _EndedError(number)
