@@ -158,7 +158,7 @@ def read_job(chosen: argparse.Namespace) -> Job:
         alone = given["nnodes"] == 1  # node 0 is the first host; a node alone is node 0, and meets itself
         address = hosts[0] if hosts else ONE_HOST if alone else None
         fill(given, None, None, address, 0 if alone else None, None)
-    _require(given, needed, hosts, in_slurm=step is not None, in_pod=pod is not None)
+    _require(given, hosts, in_slurm=step is not None, in_pod=pod is not None)
     return Job(
         num_nodes=given["nnodes"],
         num_local=given["nproc_per_node"],
@@ -177,12 +177,12 @@ def fill(given: dict[str, Any], *said: str | int | None) -> None:
     given.update({name: value for name, value in zip(FILLED, said, strict=False) if given[name] is None})
 
 
-def _require(given: Mapping[str, Any], needed: Sequence[str], hosts: Sequence[str], *, in_slurm: bool, in_pod: bool) -> None:
+def _require(given: Mapping[str, Any], hosts: Sequence[str], *, in_slurm: bool, in_pod: bool) -> None:
     nodes, port, deadline_s = given["nnodes"], given["master_port"], given["join_deadline_s"]
     if in_slurm and given["nproc_per_node"] is None:
         raise ConfigurationError(NO_GPU)
     for option in ("nnodes", "nproc_per_node", "master_addr"):
-        if option in needed and given[option] is None:
+        if given[option] is None:
             where = f"in a Pod without {MEANINGS[option]}" if in_pod else "outside a Slurm job"
             raise ConfigurationError(f"--{option.replace('_', '-')} is needed {where}")
     for option in ("nnodes", "nproc_per_node"):

@@ -160,10 +160,8 @@ def _node_section(view: View, room: Room) -> WatchSection:
     head, now = safe(f"{view.hostname}   {view.at}"), view.now
     if now is None:
         return WatchSection(name="node", title=head, lines=_notes_of(view))
-    lines = [*_notes_of(view), *_gpu_lines(view, now, room)]
-    return WatchSection(
-        name="node", title=f"{head}   {_what_is_there(now)}", lines=lines, style="red" if view.is_late else "blue"
-    )
+    lines, title = [*_notes_of(view), *_gpu_lines(view, now, room)], f"{head}   {_what_is_there(now)}"
+    return WatchSection(name="node", title=title, lines=lines, style="red" if view.is_late else "blue")
 
 
 def _notes_of(view: View) -> list[Text]:

@@ -326,9 +326,7 @@ def requested(settings: Settings) -> dict[str, str]:
         "--gpucluster-profile": settings.profile,
         "--gpucluster-expect": ",".join(f"{key}={number}" for key, number in shape.items() if number is not None),
         "--gpucluster-level": level,
-        "--gpucluster-gate": "given" if settings.gate else None,
-        "--gpucluster-selftest": "given" if settings.selftest else None,
-        "--gpucluster-audit": "given" if settings.audit else None,
+        **{f"--gpucluster-{name}": "given" for name in ("gate", "selftest", "audit") if getattr(settings, name)},
         "--gpucluster-only": " ".join(map(str, settings.only)),
     }
     return {name: text for name, text in texts.items() if text}

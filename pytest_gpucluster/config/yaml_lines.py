@@ -93,28 +93,26 @@ def read(path: Path, *, file: str, parsed: Callable[[bytes, str], Document] | No
     return replace(parsed(content, file) if parsed else parse(content, file=file), sha256=hashlib.sha256(content).hexdigest())
 
 
-def _unreadable(file: str, message: str) -> Document:
-    return Document(file=file, problems=(Problem(file=file, line=0, message=message),))
+def _unreadable(file: str, message: str, *, line: int = 0) -> Document:
+    return Document(file=file, problems=(Problem(file=file, line=line, message=message),))
 
 
 def parse(content: bytes, *, file: str) -> Document:
     """Parse one YAML mapping in UTF-8. ``file`` is its name in messages."""
-    reader = _Reader(file)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        reader.note(content.count(b"\n", 0, error.start), "not UTF-8 text.")
-        return Document(file=file, problems=tuple(reader.problems))
-    data: dict[str | int, Any] = {}
+        return _unreadable(file, "not UTF-8 text.", line=content.count(b"\n", 0, error.start) + 1)
     for loader in (_FAST_LOADER, yaml.BaseLoader):  # libyaml refuses escapes such as "\udc80", and words its errors differently
         reader = _Reader(file)
         try:
             data = reader.read(text, loader=loader)
-            break
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
             words = filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))
             reader.note(mark.line if mark is not None else 0, f"not YAML: {', '.join(words)}.")
+        else:
+            break
     if reader.problems:
         return Document(file=file, problems=tuple(sorted(reader.problems, key=lambda problem: problem.line)))
     return Document(file=file, data=data, where=reader.where)

@@ -342,11 +342,10 @@ def contents_of(folder: Path) -> tuple[dict[str, bytes], RunDocument]:
         OSError: a file cannot be read.
     """
     files, run = _kept(folder)
-    page = folder / REPORT
-    files[REPORT] = page.read_bytes() if page.is_file() else page_from(model_of(run)).encode()
-    if (folder / JUNIT).is_file():
-        files[JUNIT] = (folder / JUNIT).read_bytes()
-    else:
+    files |= {name: (folder / name).read_bytes() for name in (REPORT, JUNIT) if (folder / name).is_file()}
+    if REPORT not in files:
+        files[REPORT] = page_from(model_of(run)).encode()
+    if JUNIT not in files:
         state = state_of(files[JOURNAL])
         files[JUNIT] = texts_of(state.report(state.close()))[1].encode()
     files[ENVIRONMENT] = as_json(environment_of(run))
@@ -354,8 +353,7 @@ def contents_of(folder: Path) -> tuple[dict[str, bytes], RunDocument]:
     if limits is not None:
         files[AS_READ] = limits
     files[AS_PACKAGED] = released_text(packaged_files(packaged_path())).encode()
-    for name, make in STATEMENTS.items():
-        files[name] = as_json(make(run, files))
+    files |= {name: as_json(make(run, files)) for name, make in STATEMENTS.items()}
     return dict(sorted(files.items())), run
 
 

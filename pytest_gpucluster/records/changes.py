@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.judging.failure_text import COUNTED
@@ -241,8 +241,7 @@ def _beyond(one: _Scatter, sigmas: float) -> Iterable[Change]:
     for pair in one.pairs:
         own = pair.change - one.shift
         if abs(own) > allowed:
-            known = Change(criterion=one.name, part=pair.part, change=own, allowed=allowed)
-            yield replace(known, before=pair.before, after=pair.after)
+            yield Change(criterion=one.name, part=pair.part, change=own, allowed=allowed, before=pair.before, after=pair.after)
 
 
 def _shifts(one: _Scatter) -> Iterable[Change]:
@@ -263,7 +262,7 @@ def _families(scatters: Iterable[_Scatter]) -> Iterable[_Scatter]:
             whole = {part: some for part, some in scores.items() if len(some) == len(members)}
             pairs = [Pair(part=part, before=0, after=0, change=statistics.fmean(some)) for part, some in whole.items()]
             if len(pairs) >= ENOUGH:
-                yield replace(_scatter(family, members[0].known, pairs), known=members[0].known)
+                yield _scatter(family, members[0].known, pairs)
 
 
 def _beyond_together(family: _Scatter, tests: _Tests) -> Iterable[Change]:

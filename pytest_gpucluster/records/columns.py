@@ -75,10 +75,7 @@ def limit_facts(limit: Limit) -> dict[str, Any]:
     return {
         "kind": limit.kind,
         "operator": SIGNS[limit.kind],
-        "value": limit.value,
-        "unit": limit.unit,
-        "text": limit.text,
-        "basis": limit.basis,
+        **{name: getattr(limit, name) for name in ("value", "unit", "text", "basis")},
     }
 
 

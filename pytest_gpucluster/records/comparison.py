@@ -125,11 +125,10 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> RunCompariso
 
 def _outcomes(old: Mapping[RowKey, Row], new: Mapping[RowKey, Row]) -> Iterator[OutcomeChange]:
     for key, row in old.items():
-        before, after = row["outcome"], new[key]["outcome"] if key in new else None
-        if after is None or before not in BADNESS or after not in BADNESS or BADNESS[before] == BADNESS[after]:
-            continue
-        reason = str(new[key].get("reason") or "").partition("\n")[0]
-        yield OutcomeChange(criterion=key[0], part=key[1], before=before, after=after, reason=reason)
+        before, after = row["outcome"], new.get(key, row)["outcome"]
+        if before in BADNESS and after in BADNESS and BADNESS[before] != BADNESS[after]:
+            reason = str(new[key].get("reason") or "").partition("\n")[0]
+            yield OutcomeChange(criterion=key[0], part=key[1], before=before, after=after, reason=reason)
 
 
 def _pairs(

@@ -79,20 +79,17 @@ class OrderDifferences:
 def parts_of(machine: Mapping[str, Any]) -> list[ListedPart]:
     """The parts of a machine, from the plain data of ``read_machine``."""
     host, dmi, nics, gpus = (machine[name] for name in ("hostname", "dmi", "nics", "gpus"))
-    board = {"model": dmi["board_name"], "serial": dmi["board_serial"], "firmware": dmi["bios_version"]}
     found = [
-        _part(host, "chassis", "", {"model": dmi["product_name"], "serial": dmi["chassis_serial"]}),
-        _part(host, "board", "", board),
+        _part(host, "chassis", "", (dmi["product_name"], dmi["chassis_serial"], "")),
+        _part(host, "board", "", (dmi["board_name"], dmi["board_serial"], dmi["bios_version"])),
     ]
     if isinstance(nics, list):
-        own = [nic for nic in nics if nic["is_virtual"] is not True and nic["is_nvswitch"] is not True]
-        readings = ({"model": nic["board_id"], "serial": nic["guid"], "firmware": nic["firmware"]} for nic in own)
-        found += [_part(host, "nic", nic["device"], read) for nic, read in zip(own, readings, strict=True)]
+        own = (nic for nic in nics if nic["is_virtual"] is not True and nic["is_nvswitch"] is not True)
+        found += [_part(host, "nic", nic["device"], (nic["board_id"], nic["guid"], nic["firmware"])) for nic in own]
     else:
         found.append(ListedPart(host=host, part="nic", unread=one_line(str(nics["not_available"]))))
     for gpu in gpus["gpus"]:
-        read = {"model": gpu["name"], "serial": gpu["serial"], "firmware": gpu["vbios"]}
-        found.append(_part(host, "gpu", f"gpu{gpu['index']}", read))
+        found.append(_part(host, "gpu", f"gpu{gpu['index']}", (gpu["name"], gpu["serial"], gpu["vbios"])))
     on_bus = machine["gpus_on_pci_bus"]
     hidden = max(gpus["count"], on_bus if isinstance(on_bus, int) else 0) - len(gpus["gpus"])
     if gpus["error"] and not gpus["gpus"]:
@@ -101,14 +98,13 @@ def parts_of(machine: Mapping[str, Any]) -> list[ListedPart]:
     return [*found, *(ListedPart(host=host, part="gpu", unread=why) for _ in range(hidden))]
 
 
-def _part(host: str, kind: str, name: str, readings: Mapping[str, Any]) -> ListedPart:
-    """One part, by its readings: model, serial and firmware."""
-    known = {column: _text(value) for column, value in readings.items()}
-    hidden, serial, unread = readings["serial"], known["serial"], ""
+def _part(host: str, kind: str, name: str, readings: tuple[Any, Any, Any]) -> ListedPart:
+    """One part, by the readings of its model, serial and firmware."""
+    (model, serial, firmware), hidden, unread = map(_text, readings), readings[1], ""
     if not _is_serial(serial):
         unread = one_line(str(hidden["not_available"]) if isinstance(hidden, dict) else f"the firmware says {serial!r}")
-        known["serial"] = ""
-    return ListedPart(host=host, part=kind, name=name, unread=unread, **known)
+        serial = ""
+    return ListedPart(host=host, part=kind, name=name, model=model, serial=serial, firmware=firmware, unread=unread)
 
 
 def _is_serial(text: str) -> bool:
