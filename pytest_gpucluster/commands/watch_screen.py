@@ -5,6 +5,7 @@ At a terminal each section is a box, in a log a heading with lines below it (``w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -180,9 +181,9 @@ def _what_is_there(now: NodeReading) -> str:
     """The kinds of GPU of this node."""
     if isinstance(now.gpus, NotAvailable):
         return "no GPU to be seen"
-    names = [words_of(gpu.name) for gpu in known_gpus(now).values()]
-    kinds = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
-    lost = len(now.gpus) - len(names)
+    names = Counter(words_of(gpu.name) for gpu in known_gpus(now).values())
+    kinds = [f"{number} x {name}" for name, number in names.items()]
+    lost = len(now.gpus) - names.total()
     return ", ".join([*kinds, *([f"{lost} cannot be read"] if lost else [])]) or "no GPU"
 
 
@@ -379,8 +380,7 @@ def _progress_of_nodes(run: RunPicture, room: Room) -> list[Text]:
     ordered = sorted(run.nodes, key=lambda node: ("red", "yellow", "").index(_style(node)))
     cells = [_node_cell(node) for node in ordered[:MOST_CELLS]]
     lines = _rows(cells, _across(room, NODE_CELL, len(cells)))
-    left = ordered[MOST_CELLS:]
-    if left:
+    if left := ordered[MOST_CELLS:]:
         bad = sum(_style(node) != "" for node in left)
         lines.append(Text(f"and {counted(len(left), 'more node')}, {bad} of them bad, absent or not measured"))
     return lines
@@ -424,20 +424,18 @@ def _span(span: tuple[float, float]) -> str:
 def _bad_parts(run: RunPicture, room: Room) -> WatchSection:
     """What is bad so far, a part or cause each."""
     bad, culprits = "bad so far" if run.verdict_line is None else "bad", run.culprits
-    shown = culprits[:MOST_PARTS]
-    lines = [line for culprit in shown for line in _folded(_part(culprit, run.places), room, style="red")]
+    lines = [line for culprit in culprits[:MOST_PARTS] for line in _folded(_part(culprit, run.places), room, style="red")]
     more = [Text(f"and {len(culprits) - MOST_PARTS} more")] if len(culprits) > MOST_PARTS else []
     title = f"{bad}: {counted(len(culprits), 'part or cause', 'parts or causes')}"
     return WatchSection(name="bad parts", title=title, lines=[*lines, *more], style="red")
 
 
 def _part(culprit: Culprit, places: Mapping[str, Place]) -> str:
-    if culprit.place is None:
-        where = counted(len(culprit.places), "place")
-    else:
-        place = places.get(culprit.place)
-        is_nameless = culprit.is_absent_node and (place is None or place.hostname is None)
-        where = "(unknown host)" if is_nameless else culprit.place if place is None else place.named
+    where, place = culprit.place or counted(len(culprit.places), "place"), places.get(culprit.place or "")
+    if culprit.place is not None and culprit.is_absent_node and (place is None or place.hostname is None):
+        where = "(unknown host)"
+    elif place is not None:
+        where = place.named
     criteria = culprit.criteria
     why = next(iter(culprit.evidence), ", ".join(criteria))
     number = f", {counted(len(criteria), 'criterion', 'criteria')}" if len(criteria) > 1 else ""

@@ -213,7 +213,7 @@ def _of_sizes(criterion: str, records: Sequence[Record], run: RunDocument) -> Ch
     listed = (sizes for record in records if isinstance(sizes := record.evidence.get("sizes"), list))
     rows = [one for sizes in listed for one in sizes if isinstance(one, dict) and one.get("dtype") in (None, "float32")]
     pairs = ((one.get("bytes"), one.get("busbw_gb_s", one.get("busbw GB/s"))) for one in rows)
-    known = ((size, float(rate)) for size, rate in pairs if isinstance(size, int) and isinstance(rate, (int, float)))
+    known = ((float(size), float(rate)) for size, rate in pairs if isinstance(size, int) and isinstance(rate, (int, float)))
     by_size = dict(sorted(grouped(known).items()))
     if len(by_size) < 2:
         return None
