@@ -66,10 +66,8 @@ def live_lines(view: View, *, width: int, height: int | None, shows: Shows = "al
     for name, lines in boxes:
         if not hidden and len(shown) + len(lines) < height:
             shown += lines
-        elif not shown:
-            shown += lines[: height - 1]
-            hidden.append(name)
         else:
+            shown += [] if shown else lines[: height - 1]
             hidden.append(name)
     more = f"   below: {', '.join(hidden)} (a taller terminal shows all)" if hidden else ""
     foot = Text(f" {KEYS[shows]}{more}", style="dim")

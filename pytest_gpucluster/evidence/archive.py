@@ -20,6 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,6 @@ LOCAL = struct.Struct("<4s5H3I2H")
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, struct.error, RuntimeError, OverflowError)
 
 
-class NewerBundleError(ConfigurationError):
-    """A bundle that this version cannot judge."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a bundle holds besides manifest and signature, in order: the size and the SHA-256 of each file, by name."""
@@ -88,17 +85,17 @@ def read_manifest(content: bytes) -> Manifest:
     """The manifest in these bytes, which have to be written exactly as :attr:`Manifest.text` writes it.
 
     Raises:
-        NewerBundleError: a newer version wrote it.
-        ConfigurationError: it is none, or it is damaged.
+        ConfigurationError: a newer version wrote it, and this one cannot judge it.
+        ValueError: it is none, or it is damaged.
     """
     text = content.decode("ascii", "replace")
     version = NEWER.match(text)
     if version is not None and int(version[1]) > VERSION:
-        raise NewerBundleError(f"the bundle has version {version[1]}; this version of gpucluster reads up to {VERSION}")
+        raise ConfigurationError(f"the bundle has version {version[1]}; this version of gpucluster reads up to {VERSION}")
     entries = {one["name"]: (int(one["size"]), one["sha256"]) for one in ENTRY.finditer(text)}
     found = Manifest(entries=entries, is_signed=text.partition("\n")[0] == HEAD + SIGNED)
     if found.text != text:
-        raise ConfigurationError(f"{MANIFEST} is not written as gpucluster writes it")
+        raise ValueError(f"{MANIFEST} is not written as gpucluster writes it")
     return found
 
 
@@ -377,14 +374,11 @@ def _limits_as_read(journal: bytes, run: RunDocument) -> bytes | None:
 
     A journal may be forged, and name a file that nobody should see.
     """
-    found = []
-    for path in _candidates(journal):
-        if path.is_file():
-            content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest() == run.facts.get("thresholds_sha256"):
-                return content
-            found.append((path, content))
-    return next((content for path, content in found if path != packaged_path() and b"criteria:" in content), None)
+    contents = [(path, path.read_bytes()) for path in _candidates(journal) if path.is_file()]
+    stated = run.facts.get("thresholds_sha256")
+    same = (content for _, content in contents if hashlib.sha256(content).hexdigest() == stated)
+    named = (content for path, content in contents if path != packaged_path() and b"criteria:" in content)
+    return next(chain(same, named), None)
 
 
 def _candidates(journal: bytes) -> Iterator[Path]:

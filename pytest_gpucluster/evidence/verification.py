@@ -341,9 +341,7 @@ def _manifest(whole: Archive) -> Manifest | str:
         return f"{MANIFEST} is missing: it was removed or renamed"
     try:
         return archive.read_manifest(whole.files[MANIFEST])
-    except archive.NewerBundleError:
-        raise
-    except ConfigurationError as error:
+    except ValueError as error:
         return str(error)
 
 
