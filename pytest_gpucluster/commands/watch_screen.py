@@ -161,7 +161,8 @@ def _node_section(view: View, room: Room) -> WatchSection:
     head, now = safe(f"{view.hostname}   {view.at}"), view.now
     if now is None:
         return WatchSection(name="node", title=head, lines=_notes_of(view))
-    lines, title = [*_notes_of(view), *_gpu_lines(view, now, room)], f"{head}   {_what_is_there(now)}"
+    title = f"{head}   {_what_is_there(now)}"
+    lines = [*_notes_of(view), *_gpu_lines(view, now, room)]
     return WatchSection(name="node", title=title, lines=lines, style="red" if view.is_late else "blue")
 
 
@@ -431,7 +432,8 @@ def _bad_parts(run: RunPicture, room: Room) -> WatchSection:
 
 
 def _part(culprit: Culprit, places: Mapping[str, Place]) -> str:
-    where, place = culprit.place or counted(len(culprit.places), "place"), places.get(culprit.place or "")
+    where = culprit.place or counted(len(culprit.places), "place")
+    place = places.get(where)
     if culprit.place is not None and culprit.is_absent_node and (place is None or place.hostname is None):
         where = "(unknown host)"
     elif place is not None:

@@ -168,7 +168,8 @@ def _matrices(run: RunDocument) -> tuple[Matrix, ...]:
     found: list[tuple[bool, Matrix]] = []
     seen: set[tuple[str, str | None]] = set()
     for record in run.records:
-        pairs, kind = record.evidence.get("pairs"), record.criterion.partition("[")[0]
+        pairs = record.evidence.get("pairs")
+        kind = record.criterion.partition("[")[0]
         if isinstance(pairs, list) and (kind, record.place) not in seen:
             seen.add((kind, record.place))
             if not (kind.startswith("slow_") and ("gpu_pairs", record.place) in seen):

@@ -100,7 +100,8 @@ def parts_of(machine: Mapping[str, Any]) -> list[ListedPart]:
 
 def _part(host: str, kind: str, name: str, readings: tuple[Any, Any, Any]) -> ListedPart:
     """One part, by the readings of its model, serial and firmware."""
-    (model, serial, firmware), hidden, unread = map(_text, readings), readings[1], ""
+    model, serial, firmware = map(_text, readings)
+    hidden, unread = readings[1], ""
     if not _is_serial(serial):
         unread = one_line(str(hidden["not_available"]) if isinstance(hidden, dict) else f"the firmware says {serial!r}")
         serial = ""
