@@ -9,38 +9,23 @@ if sys.version_info < (3, 10):  # noqa: UP036 -- a checkout, and pip building fr
     sys.exit("pytest-gpucluster needs Python 3.10 or newer; {} is {}.{}".format(sys.executable, *sys.version_info))
 
 if TYPE_CHECKING:
-    from pytest_gpucluster import health, localization
-    from pytest_gpucluster.cluster.calls import Cluster
-    from pytest_gpucluster.cluster.localizers import GpuLocalizer, NodeLocalizer
-    from pytest_gpucluster.cluster.results import Results
-    from pytest_gpucluster.cluster.soak import SoakWork
-    from pytest_gpucluster.errors import Blame, MeasurementError
-    from pytest_gpucluster.inventory.reading import NotAvailable
-    from pytest_gpucluster.judging import agreement, scaling, siblings
-    from pytest_gpucluster.judging.finding import Finding
-    from pytest_gpucluster.judging.noise import Repeats
-    from pytest_gpucluster.places import Place
-    from pytest_gpucluster.protocol.functions import measurement
-
-__all__ = [
-    "Blame",
-    "Cluster",
-    "Finding",
-    "GpuLocalizer",
-    "MeasurementError",
-    "NodeLocalizer",
-    "NotAvailable",
-    "Place",
-    "Repeats",
-    "Results",
-    "SoakWork",
-    "agreement",
-    "health",
-    "localization",
-    "measurement",
-    "scaling",
-    "siblings",
-]
+    from pytest_gpucluster import health as health
+    from pytest_gpucluster import localization as localization
+    from pytest_gpucluster.cluster.calls import Cluster as Cluster
+    from pytest_gpucluster.cluster.localizers import GpuLocalizer as GpuLocalizer
+    from pytest_gpucluster.cluster.localizers import NodeLocalizer as NodeLocalizer
+    from pytest_gpucluster.cluster.results import Results as Results
+    from pytest_gpucluster.cluster.soak import SoakWork as SoakWork
+    from pytest_gpucluster.errors import Blame as Blame
+    from pytest_gpucluster.errors import MeasurementError as MeasurementError
+    from pytest_gpucluster.inventory.reading import NotAvailable as NotAvailable
+    from pytest_gpucluster.judging import agreement as agreement
+    from pytest_gpucluster.judging import scaling as scaling
+    from pytest_gpucluster.judging import siblings as siblings
+    from pytest_gpucluster.judging.finding import Finding as Finding
+    from pytest_gpucluster.judging.noise import Repeats as Repeats
+    from pytest_gpucluster.places import Place as Place
+    from pytest_gpucluster.protocol.functions import measurement as measurement
 
 _HOMES = {
     "Blame": "errors",
@@ -61,6 +46,7 @@ _HOMES = {
     "scaling": "judging.scaling",
     "siblings": "judging.siblings",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
