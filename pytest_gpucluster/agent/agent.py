@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -266,20 +267,21 @@ class Agent:
         target, self._target = self._target, None
         if target is None:
             return
-        self._calls.discard_worker()
-        self._is_reporting = True
-        write_reports(target)
-        self._is_reporting = False
+        self._report(lambda: write_reports(target))
         with contextlib.suppress(ChannelLostError):
             self._context.channel.put(command_key(self._commands.num_read), LOST)
 
     def _write_replica_reports(self) -> None:
         """Called when the controller or its node is lost: write its reports here, if this agent has the journal replica."""
         if self._replica is not None:
-            self._calls.discard_worker()
-            self._is_reporting = True
-            self._replica.write_reports()
-            self._is_reporting = False
+            self._report(self._replica.write_reports)
+
+    def _report(self, write: Callable[[], None]) -> None:
+        """Write reports, which may take longer than other work of this thread."""
+        self._calls.discard_worker()
+        self._is_reporting = True
+        write()
+        self._is_reporting = False
 
     def _end_if_stuck(self) -> None:
         """Runs in a thread: end this process where the main one makes no round for :data:`STUCK_S`.

@@ -7,7 +7,6 @@ import math
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -16,7 +15,6 @@ from pytest_gpucluster.agent.group_hang import GroupHang, group_of
 from pytest_gpucluster.agent.heartbeat import Heartbeat
 from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.agent.worker_process import LOG_NAME, READS, WorkerProcess, describe_end, site_log, worker_environment
-from pytest_gpucluster.errors import Part
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import messages, node_events
 from pytest_gpucluster.protocol.channel import StoreChannel, progress_key, reply_key
@@ -54,16 +52,6 @@ class CurrentCall:
         """When the next clock runs out, by the monotonic clock."""
         return min(self._deadline_s, self._release_s)
 
-    @property
-    def is_overdue(self) -> bool:
-        """Whether the set-up or the function took longer than allowed."""
-        return time.monotonic() >= self._deadline_s
-
-    @property
-    def is_release_due(self) -> bool:
-        """Whether the call was aborted and its time of grace is over."""
-        return time.monotonic() >= self._release_s
-
     def enter(self) -> None:
         """Called when the worker calls the function: start the deadline, and a time of grace that waited for this."""
         self._entered_s = time.monotonic()
@@ -84,11 +72,16 @@ class CurrentCall:
         else:
             self._release_s = (self._entered_s or time.monotonic()) + command.grace_s
 
-    def describe_overdue(self) -> str:
-        """What took too long: ``did not return within 5 s``."""
-        if self.has_entered:
-            return f"did not return within {self.command.deadline_s:g} s"
-        return f"did not finish its set-up within {self.command.setup_s:g} s"
+    def failure(self) -> messages.Failure | None:
+        """How the call ends by its clocks: it was aborted and its time of grace is over, or it took longer than allowed."""
+        now_s = time.monotonic()
+        if self.aborted is not None and now_s >= self._release_s:
+            return messages.Failure(kind="released", error=self.aborted.why)
+        if now_s < self._deadline_s:
+            return None
+        set_up = f"did not finish its set-up within {self.command.setup_s:g} s"
+        late = f"did not return within {self.command.deadline_s:g} s" if self.has_entered else set_up
+        return messages.Failure(kind="hung", error=late)
 
 
 STEP_CHARACTERS = 80
@@ -100,15 +93,13 @@ MOST_ENDED = 1000
 class AgentContext:
     """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests.
 
-    ``requested``: what the options on its node ask for; None for an agent that the controller itself started. ``listener``
-    finds the name of the node's listener; None where it could not be started.
+    ``requested``: what the options on its node ask for; None for an agent that the controller itself started.
     """
 
     rank: Rank
     channel: StoreChannel
     spawner: Spawner
     roots: tuple[str, ...]
-    listener: Callable[[], str | None]
     requested: dict[str, str] | None = None
 
 
@@ -174,12 +165,8 @@ class CallRunner:
         """Called in each round of the agent's loop: end the call if it was aborted, or took too long."""
         if self._current is not None and time.monotonic() >= self._current.next_s:
             self._catch_up()
-        if self._current is None:
-            return
-        if self._current.aborted is not None and self._current.is_release_due:
-            self._end(messages.Failure(kind="released", error=self._current.aborted.why))
-        elif self._current.is_overdue:
-            self._end(messages.Failure(kind="hung", error=self._current.describe_overdue()))
+        if self._current is not None and (failure := self._current.failure()) is not None:
+            self._end(self._current.command, failure)
 
     def _catch_up(self) -> None:
         """Take what came while this thread waited for the store: a worker that has answered, or ended, does not hang."""
@@ -281,7 +268,7 @@ class CallRunner:
         nccl_log.remove(spawner.folder / LOG_NAME)  # that of the worker before
         environment = worker_environment(self._context.rank, spawner.folder, nodes=command.nodes)
         environment |= {name: value for name, value in command.variables.items() if name in messages.CALL_VARIABLES}
-        environment[node_events.VARIABLE] = self._context.listener() or ""
+        environment[node_events.VARIABLE] = node_events.listener_of(self._context.channel, self._context.rank.group_rank) or ""
         environment[node_events.ENDED_VARIABLE] = node_events.EndedWorkers(ended=tuple(self._ended)).to_json().decode()
         worker = WorkerProcess(spawner, cwd=command.cwd, environment=environment)
         self._selector.register(worker.wire, selectors.EVENT_READ, self._on_message)
@@ -289,25 +276,11 @@ class CallRunner:
         return worker
 
     def _task_of(self, command: messages.StartCall) -> messages.Task:
-        rank, address = self._context.rank.rank, self._context.channel.address
-        members = [
-            messages.GroupMember(
-                id=group.id,
-                rank=group.ranks.index(rank),
-                size=len(group.ranks),
-                host=address.host,
-                port=address.port,
-                setup_s=command.setup_s,
-            )
-            for group in command.groups or ()
-            if rank in group.ranks
-        ]
-        return messages.Task.of(
-            command,
-            roots=self._context.roots,
-            trusted=self._context.channel.is_signed,
-            group=members[0] if members else None,
-        )
+        rank, channel, member = self._context.rank.rank, self._context.channel, None
+        if (group := group_of(command, rank)) is not None:
+            at, size = group.ranks.index(rank), len(group.ranks)
+            member = messages.GroupMember(id=group.id, rank=at, size=size, store=channel.address, setup_s=command.setup_s)
+        return messages.Task.of(command, roots=self._context.roots, trusted=channel.is_signed, group=member)
 
     def _kill(self, worker: WorkerProcess) -> bool:
         """Kill the worker and beat meanwhile. False, and this rank is lost, if it does not end."""
@@ -320,27 +293,24 @@ class CallRunner:
 
     # The end of a call.
 
-    def _end(self, failure: messages.Failure) -> None:
+    def _end(self, call: messages.StartCall, failure: messages.Failure) -> None:
         """Kill the worker that did not return, after a look at what it does, and answer with ``failure``."""
         last = None
         if self._worker is not None:
             last = self._worker.collective()  # before any signal: this rank's, or one that wakes a peer's worker
-            if failure.kind == "hung" and self._current is not None:
-                seen, stacks = self._hang_of(self._current.command).look_at(self._worker)
-            else:
-                seen = self._worker.look()
-                stacks = "" if seen.state == STOPPED else self._worker.stacks()
-            part: Part | None = "software" if seen.state == STOPPED else failure.blames
-            failure = replace(failure, blames=part, state=seen.state, stacks=stacks, flight=seen.flight, ras=seen.ras)
+            if failure.kind == "hung":
+                failure = self._hang_of(call).look_at(self._worker, failure)
+            elif (failure := self._worker.look(failure)).state != STOPPED:
+                failure = replace(failure, stacks=self._worker.stacks())
             if not self._kill(self._worker) and failure.kind == "hung":
                 failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
         self._finish(failure, last)
 
-    def _fail(self, failure: messages.Reply) -> None:
+    def _fail(self, failure: messages.Failure) -> None:
         """Answer the current call for a worker that cannot go on, or the next call if there is none."""
         if self._current is not None:
             self._finish(failure)
-        elif isinstance(failure, messages.Failure):
+        else:
             self._failed_idle = failure
         self.discard_worker()
 
@@ -377,5 +347,6 @@ class CallRunner:
 
 def _members_of(last: LastCollective, call: messages.StartCall, rank: int) -> messages.Spans:
     """The ranks that take part in a collective of this rank; empty without a process group."""
-    ranks = group_of(call, rank)
+    group = group_of(call, rank)
+    ranks = () if group is None else group.ranks
     return spans(one for first, end in last.members or ((0, len(ranks)),) for one in ranks[first : end + 1])

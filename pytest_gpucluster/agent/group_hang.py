@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from pytest_gpucluster.protocol.channel import StoreChannel, hung_key, reply_key
-from pytest_gpucluster.protocol.messages import HangFound, StartCall
+from pytest_gpucluster.protocol.messages import Failure, HangFound, RankGroup, StartCall
 from pytest_gpucluster.protocol.rank import STOPPED
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat
-    from pytest_gpucluster.agent.worker_process import Evidence, WorkerProcess
+    from pytest_gpucluster.agent.worker_process import WorkerProcess
 
 PAUSE_S = 0.05
 LOOK_S = 0.5
@@ -38,34 +40,34 @@ class GroupHang:
         self._heartbeat = heartbeat
         self._call = call
         self._rank = rank
-        self._group = group_of(call, rank)
+        group = group_of(call, rank)
+        ranks = (rank,) if group is None else group.ranks
+        self._peers = [one for one in ranks if one != rank]
+        self._key = hung_key(call.id, ranks[0])
 
     def is_found(self) -> bool:
         """Whether the agent of another rank in the same group has found that its worker hangs."""
-        return len(self._group) > 1 and self._channel.has(hung_key(self._call.id, self._group[0]))
+        return bool(self._peers) and self._channel.has(self._key)
 
-    def look_at(self, worker: WorkerProcess) -> tuple[Evidence, str]:
-        """What the worker, which hangs, does, and its Python stacks; it ends by this, unless it is stopped.
+    def look_at(self, worker: WorkerProcess, failure: Failure) -> Failure:
+        """The failure with what the worker, which hangs, does, and its Python stacks; it ends by this, unless it is stopped.
 
         A worker that is stopped ends after the others have replied: it has no stacks to show, and its end would wake those
         that have.
         """
         since_s = time.monotonic()
-        has_peers = len(self._group) > 1
-        if has_peers:
-            self._channel.put(hung_key(self._call.id, self._group[0]), HangFound(rank=self._rank))
-        seen = worker.look()
-        if seen.state == STOPPED:
-            self._pause(since_s + STOPPED_SETTLE_S, is_over=self._have_peers_replied)
-            return seen, ""
-        if has_peers:
+        if self._peers:
+            self._channel.put(self._key, HangFound(rank=self._rank))
+        failure = worker.look(failure)
+        if failure.state == STOPPED:
+            replies = [reply_key(self._call.id, rank) for rank in self._peers]
+            self._pause(since_s + STOPPED_SETTLE_S, is_over=lambda: all(map(self._channel.has, replies)))
+            return failure
+        if self._peers:
             self._pause(since_s + LOOK_S)
             worker.hold()
             self._pause(since_s + SETTLE_S)
-        return seen, worker.stacks()
-
-    def _have_peers_replied(self) -> bool:
-        return all(self._channel.has(reply_key(self._call.id, rank)) for rank in self._group if rank != self._rank)
+        return replace(failure, stacks=worker.stacks())
 
     def _pause(self, until_s: float, *, is_over: Callable[[], bool] = lambda: False) -> None:
         """Wait until then, by the monotonic clock, and beat meanwhile."""
@@ -74,6 +76,6 @@ class GroupHang:
             time.sleep(min(left_s, PAUSE_S))
 
 
-def group_of(call: StartCall, rank: int) -> tuple[int, ...]:
-    """The ranks that share a process group with this one in the call, itself included; empty without a group."""
-    return next((group.ranks for group in call.groups or () if rank in group.ranks), ())
+def group_of(call: StartCall, rank: int) -> RankGroup | None:
+    """The process group of this rank in the call; None without a group."""
+    return next((group for group in call.groups or () if rank in group.ranks), None)

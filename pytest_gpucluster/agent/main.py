@@ -6,7 +6,6 @@ its own node's ranks as children. The settings come as one JSON argument, the ru
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import shutil
@@ -25,7 +24,7 @@ from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect, listener_key
 from pytest_gpucluster.protocol.codec import Secret, TypedMessage
 from pytest_gpucluster.protocol.messages import ReportTarget
-from pytest_gpucluster.protocol.node_events import ListenerName, listener_of, new_name
+from pytest_gpucluster.protocol.node_events import ListenerName, new_name
 from pytest_gpucluster.protocol.rank import Rank
 from pytest_gpucluster.worker import worker
 
@@ -94,7 +93,6 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
             spawner=spawner,
             roots=settings.roots,
             requested=settings.requested,
-            listener=functools.partial(listener_of, channel, rank.group_rank),
         )
         shared_at = commands_address(settings.address, secret, rank) if rank.local_world_size > 1 else None
         commands = CommandReader(channel, rank, shared_at=shared_at)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_gpucluster.agent import nccl_ras
 from pytest_gpucluster.agent.spawner import Spawner, describe_exit, kill_and_reap
 from pytest_gpucluster.errors import Part
@@ -99,15 +101,6 @@ SEND_S = 8.0  # the agent does not beat meanwhile: less than the controller wait
 TAIL_BYTES = 64 * 1024
 READS = 64
 """Reads in a row from a worker's line or output. More waits there only if something writes without end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What can be seen of a worker that hangs without an end to it: process state letter, last collectives, NCCL's RAS."""
-
-    state: str
-    flight: str
-    ras: str
 
 
 class WorkerProcess:
@@ -201,14 +194,18 @@ class WorkerProcess:
         """The process state letter (``T`` stopped, ``D`` uninterruptible wait), or ``?``."""
         return state_of(self.pid) or "?"
 
-    def look(self) -> Evidence:
-        """What the worker, which hangs, does; it goes on hanging. A stopped one tells nothing but its state."""
+    def look(self, failure: Failure) -> Failure:
+        """The failure with what the worker, which hangs, does: its state, its last collectives, NCCL's RAS. It goes on hanging.
+
+        A stopped one tells nothing but its state, and no part of the machine is to blame for it.
+        """
         state = self.state()
-        ras = ""
-        if state != STOPPED:
-            ras = nccl_ras.ask(self._ras_address)  # while its peers run, too
+        if state == STOPPED:
+            failure = replace(failure, blames="software")
+        else:
+            failure = replace(failure, ras=nccl_ras.ask(self._ras_address))  # while its peers run, too
             flight_recorder.ask(self.pid, self._flight_file)
-        return Evidence(state=state, flight=flight_recorder.summarize(self._flight_file), ras=ras)
+        return replace(failure, state=state, flight=flight_recorder.summarize(self._flight_file))
 
     def hold(self) -> None:
         """Stop the worker (SIGSTOP), so that the end of a peer cannot wake it out of what it is in."""

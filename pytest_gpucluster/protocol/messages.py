@@ -13,6 +13,7 @@ from msgspec.structs import force_setattr
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.places import Device
 from pytest_gpucluster.protocol import plain_data
+from pytest_gpucluster.protocol.channel import Address
 from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, read_one_of
 
 FailureKind: TypeAlias = Literal["raised", "refused", "died", "hung", "released", "lost"]
@@ -295,8 +296,7 @@ class GroupMember(TypedMessage, frozen=True, kw_only=True):
     id: str
     rank: int
     size: int
-    host: str
-    port: int
+    store: Address
     setup_s: float
 
 

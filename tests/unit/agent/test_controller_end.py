@@ -72,9 +72,7 @@ def served(
     monkeypatch.setattr(agent.Agent, "_end_if_stuck", around.watch)
     events, ends = os.pipe(), os.pipe()
     spawner: Any = SimpleNamespace(fileno=lambda: events[0], pid=os.getpid(), folder=folder)
-    context = AgentContext(
-        rank=RANK, channel=channel.connect(store.address, None), spawner=spawner, roots=(), listener=lambda: None
-    )
+    context = AgentContext(rank=RANK, channel=channel.connect(store.address, None), spawner=spawner, roots=())
     found = agent.Agent(
         context, reader(context.channel, RANK), controller_fd=ends[0] if around.has_controller else None, target=TARGET
     )

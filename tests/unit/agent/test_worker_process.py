@@ -26,6 +26,9 @@ import json, os, signal, socket, subprocess, sys, time
 from pathlib import Path
 from pytest_gpucluster.agent.spawner import Spawner, describe_exit, kill_and_reap
 from pytest_gpucluster.agent.worker_process import WorkerProcess
+from pytest_gpucluster.protocol.messages import Failure
+
+HUNG = Failure(kind="hung", error="")
 
 def main(request, link_fd):
     # A stand-in for worker.main: does what its environment says, so that no torch is loaded here.
@@ -134,7 +137,7 @@ def answers(pid, path):
 python_stacks.ask = lambda pid, path: "in a wait"
 flight_recorder.ask = lambda pid, path: None
 hangs = start("time.sleep(600)")
-hangs.look()
+hangs.look(HUNG)
 hangs_in = hangs.stacks()
 {looked_at}.ask = answers
 worker = start('''
@@ -143,7 +146,7 @@ while not os.path.exists({str(answered)!r}):
 link.sendall(b'{{"t": "success"}}\\\\n')
 time.sleep(600)
 ''')
-worker.look()
+worker.look(HUNG)
 tell(hangs=hangs_in, woken=worker.stacks())
 """)
     )
@@ -162,11 +165,11 @@ python_stacks.ask = lambda pid, path: ""
 nccl_ras.ask = lambda address: f"asked {address}"
 known = {"DO": "time.sleep(600)", "NCCL_RAS_ADDR": "127.0.0.1:4711"}
 worker = WorkerProcess(spawner, cwd="/", environment=known)
-asked = worker.look().ras
+asked = worker.look(HUNG).ras
 os.kill(worker.pid, signal.SIGSTOP)
 while worker.state() != "T":
     time.sleep(0.01)
-tell(asked=asked, stopped=worker.look().ras, without=start("time.sleep(600)").look().ras)
+tell(asked=asked, stopped=worker.look(HUNG).ras, without=start("time.sleep(600)").look(HUNG).ras)
 """)
     )
     assert facts == {"asked": "asked 127.0.0.1:4711", "stopped": "", "without": "asked None"}
