@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pytest_gpucluster.protocol.channel import MOST_DIGITS, Address, ChannelLostError, StoreChannel, command_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError, Secret, Wire
 from pytest_gpucluster.protocol.messages import Command, Quit, read_command
-from pytest_gpucluster.protocol.rank import Rank, is_own_user
+from pytest_gpucluster.protocol.rank import Rank, bound_to, is_own_user
 
 LOOK_S = 3.0
 """How long a line is silent before its agent looks whether the command is in the store."""
@@ -145,17 +145,6 @@ class SharedCommands:
         return True
 
 
-def take_address(name: str) -> socket.socket | None:
-    """A socket at the node's address, which does not listen yet; None if another agent has it."""
-    taken = socket.socket(socket.AF_UNIX)
-    try:
-        taken.bind(name)
-    except OSError:
-        taken.close()
-        return None
-    return taken
-
-
 def call_sharer(name: str, channel: StoreChannel) -> SharedCommands | None:
     """A line to the agent that has the node's address; None if it is no agent of this user, or does not serve."""
     deadline_s = time.monotonic() + START_S
@@ -205,7 +194,7 @@ class CommandReader:
         Raises:
             ChannelLostError: the store is gone.
         """
-        taken = take_address(self._shared_at) if self._shared_at is not None else None
+        taken = bound_to(self._shared_at) if self._shared_at is not None else None
         if self._shared_at is None or taken is not None:
             self._reader = self._channel.reconnect()  # a blocked read locks its connection
         if taken is not None:

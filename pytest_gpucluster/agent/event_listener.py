@@ -10,19 +10,21 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, XidEvents
 from pytest_gpucluster.inventory.error_codes import NVLINK_XIDS
 from pytest_gpucluster.inventory.program import die_with_parent
 from pytest_gpucluster.protocol.node_events import NodeEvents, NodeLoss, NodeSxid, NodeXid
-from pytest_gpucluster.protocol.rank import is_own_user
+from pytest_gpucluster.protocol.rank import bound_to, is_own_user
+
+if TYPE_CHECKING:
+    import socket
 
 HOST_PIDS = "pid:[4026531836]"
 """The first pid namespace of every Linux (PROC_PID_INIT_INO)."""
@@ -36,11 +38,8 @@ MOST_APART = 1000
 
 def start_listener(name: str) -> int | None:
     """Fork the listener and return its pid; None where its name cannot be taken."""
-    taking = socket.socket(socket.AF_UNIX)
-    try:
-        taking.bind(f"\0{name}")
-    except OSError:
-        taking.close()
+    taking = bound_to(f"\0{name}")
+    if taking is None:
         return None
     taking.listen(BACKLOG)
     parent = os.getpid()
@@ -94,10 +93,9 @@ class Listener:
         self._taking = taking
         self._events = events
         self._log = log
-        self._before: list[NodeXid] = []
         self._counts: Counter[tuple[NodeSxid | NodeLoss, bool]] = Counter()
         self._logged: list[tuple[float, NodeXid]] = []
-        self._before += self._xids_of(log.read(), is_before=True)
+        self._before = self._xids_of(log.read(), is_before=True)
 
     def _xids_of(self, logged: Iterable[Logged], *, is_before: bool = False) -> list[NodeXid]:
         """Count what is of a switch or of a lost GPU, of which there may be very many lines; the rest is returned."""

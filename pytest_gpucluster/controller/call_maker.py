@@ -58,10 +58,6 @@ class ProcessGroups:
                 self._standing.append(known[ranks])
         return tuple(known[ranks] for ranks in wanted)
 
-    def remove_broken(self, failed: Collection[int]) -> list[int]:
-        """Forget the groups in which a rank failed; returns their other ranks, whose workers have to be killed."""
-        return [rank for rank in self.remove_of(failed) if rank not in failed]
-
     def _remove(self, groups: list[RankGroup]) -> list[int]:
         self._standing = [group for group in self._standing if group not in groups]
         return sorted({rank for group in groups for rank in group.ranks})
@@ -159,18 +155,16 @@ class CallMaker:
             self._end_workers(ranks)
 
     def _exchange_with_these(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]]) -> dict[int, Reply]:
-        joined = self._join(groups) if call.groups is not None else None
-        if joined is None:
-            self._leave(self._groups.remove_of(ranks))
-        call_id = self._send(call, ranks, joined)
+        self._leave(self._groups.remove_of(ranks) if call.groups is None else self._groups.remove_others(groups))
+        pending = self._send(call, ranks, None if call.groups is None else self._groups.join(groups))
         try:
-            return self._gather(PendingReplies(call_id=call_id, waiting=set(ranks), groups=groups, give_up_s=_give_up_s(call)))
+            return self._gather(pending)
         except BaseException:
-            self._send_if_connected(AbortCall(id=call_id, ranks=spans(ranks), why="the run was interrupted"))
+            self._send_if_connected(AbortCall(id=pending.call_id, ranks=spans(ranks), why="the run was interrupted"))
             raise
 
-    def _send(self, call: Call, ranks: list[int], groups: tuple[RankGroup, ...] | None) -> str:
-        """Send the call to the agents of ``ranks``; returns the id of the call."""
+    def _send(self, call: Call, ranks: list[int], groups: tuple[RankGroup, ...] | None) -> PendingReplies:
+        """Send the call to the agents of ``ranks``, which reply to it from then on."""
         call_id, hellos = next(self._ids), self._context.members.hellos
         self._context.link.send(
             StartCall(
@@ -191,7 +185,12 @@ class CallMaker:
                 variables=call.variables,
             )
         )
-        return call_id
+        return PendingReplies(
+            call_id=call_id,
+            waiting=set(ranks),
+            groups=[group.ranks for group in groups or ()],
+            give_up_s=time.monotonic() + call.setup_s + call.deadline_s + MARGIN_S,
+        )
 
     def _gather(self, pending: PendingReplies) -> dict[int, Reply]:
         """Wait until each rank has answered, or will not; release ranks that wait for one that failed."""
@@ -262,19 +261,13 @@ class CallMaker:
 
     # Process groups.
 
-    def _join(self, groups: Sequence[tuple[int, ...]]) -> tuple[RankGroup, ...]:
-        """The groups for a call, after their members have left the groups that stand in the way."""
-        self._leave(self._groups.remove_others(groups))
-        return self._groups.join(groups)
-
     def _leave(self, ranks: list[int]) -> None:
         """Have all members leave their groups; kill all their workers if one does not."""
         if not ranks:
             return
         function = functions.name_function(worker.leave_group, rootdir=self._context.rootdir)
         call = Call(function=function, ranks=ranks, deadline_s=LEAVE_S, setup_s=LEAVE_S, any_device=True)
-        call_id = self._send(call, ranks, None)
-        replies = self._gather(PendingReplies(call_id=call_id, waiting=set(ranks), groups=[], give_up_s=_give_up_s(call)))
+        replies = self._gather(self._send(call, ranks, None))
         if not all(reply.ok for reply in replies.values()):
             self._send_if_connected(KillWorkers(ranks=spans(ranks)))
 
@@ -287,13 +280,9 @@ class CallMaker:
         self._context.members.note_lost(replies)
         failed = {rank for rank, reply in replies.items() if not reply.ok}
         changed = {rank for rank, reply in replies.items() if reply.ok and reply.group_changed}
-        self._send_if_connected(KillWorkers(ranks=spans({*self._groups.remove_broken(failed | changed), *changed})))
+        self._send_if_connected(KillWorkers(ranks=spans({*self._groups.remove_of(failed | changed), *changed} - failed)))
 
     def _send_if_connected(self, command: AbortCall | KillWorkers) -> None:
         """Send what ends something. A lost store is left to who waits for replies; it must not hide replies, nor a Ctrl-C."""
         with contextlib.suppress(ChannelLostError):
             self._context.link.send(command)
-
-
-def _give_up_s(call: Call) -> float:
-    return time.monotonic() + call.setup_s + call.deadline_s + MARGIN_S

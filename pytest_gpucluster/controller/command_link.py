@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -106,7 +106,7 @@ class CommandLink:
                 opened = channel.connect(self.address, self._secret)
             if opened.has(command_key(0)):
                 raise MeasurementError(
-                    f"not run: the store at {self.address.host}:{self.address.port} has the messages of an earlier run; "
+                    f"not run: the store at {self.address} has the messages of an earlier run; "
                     "start this one with another --master-port",
                     kind="missing",
                 )
@@ -158,8 +158,8 @@ class CommandLink:
         while not self._stop_beating.wait(LOOK_S) and (self._beating.ident is None or self._beating.is_alive()):
             answers, quiet_s = self._num_answers, quiet_s + LOOK_S if answers == self._num_answers else 0.0
             if quiet_s >= (STORE_STOPPED_S if state_of(os.getppid()) == STOPPED else STORE_SILENT_S):
-                where = f"{self.address.host}:{self.address.port}"
-                self.silence = self.silence or f"the store at {where} has not answered for {quiet_s:g} s and is taken for gone"
+                silence = f"the store at {self.address} has not answered for {quiet_s:g} s and is taken for gone"
+                self.silence = self.silence or silence
                 channel.hang_up(self.address)
 
 
@@ -256,14 +256,9 @@ class Members:
                 replies.setdefault(rank, Failure(kind="released", error=error, blames="host"))
         return replies
 
-    def expected_to_leave(self, world_size: int, *, said_hello: Callable[[int], bool]) -> list[int]:
-        """The ranks whose agents will say goodbye."""
-        alive = [rank for rank in range(world_size) if rank not in self._lost and not self.has_died_here(rank)]
-        return [rank for rank in alive if rank in self.hellos or said_hello(rank)]
-
-    def dead_here(self) -> list[int]:
-        """The ranks of this machine whose agent processes have ended."""
-        return [rank for rank in self.hellos if self.has_died_here(rank)]
+    def alive(self, world_size: int) -> list[int]:
+        """The ranks that are not lost, and whose agents have not ended as far as this machine knows."""
+        return [rank for rank in range(world_size) if rank not in self._lost and not self.has_died_here(rank)]
 
     def has_died_here(self, rank: int) -> bool:
         """Whether the rank's agent ran on this machine and has ended."""

@@ -171,7 +171,7 @@ class Controller:
         If an agent of this node died, torchrun sends SIGTERM to the node, and SIGKILL 30 s later
         (torch.distributed.elastic). Then the other ranks may still finish their call.
         """
-        dead = self._members.dead_here()
+        dead = [rank for rank in self._members.hellos if self._members.has_died_here(rank)]
         if self._launch is not None and dead and not self._early_end.is_ending:
             why = f"rank {dead[0]}: its agent process has ended, and torchrun ends this node because of it"
             self._early_end.after_last_call(why)
@@ -193,9 +193,9 @@ class Controller:
         try:
             self._journal.flush()
             self._link.send(Quit(code=code, last_lines=last_lines))
-            leaving = self._members.expected_to_leave(self.world_size, said_hello=self._said_hello)
-            if leaving:
-                self._link.channel.arrived([bye_key(rank) for rank in leaving], within_s=BYE_S)
+            alive = self._members.alive(self.world_size)
+            leaving = [bye_key(rank) for rank in alive if rank in self._members.hellos or self._said_hello(rank)]
+            self._link.channel.arrived(leaving, within_s=BYE_S)
         except (ChannelLostError, OSError) as lost:
             sys.stderr.write(f"gpucluster: could not say goodbye: {lost}\n")
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.grouping import grouped
@@ -25,12 +25,8 @@ Failures: TypeAlias = "Mapping[int, Failure]"
 ONE_WAY = "correct the program: its ranks take different ways through it (other code, data or variables of the environment)"
 
 
-class Cause(NamedTuple):
-    """The culprits, the failure in words as soon as ranks have names, and what to do if it can only be the program's."""
-
-    culprits: tuple[int, ...]
-    headline: Callable[[Name], str]
-    advice: str | None = None
+Cause: TypeAlias = "tuple[list[int], str, str | None]"
+"""The culprits, the failure in words, and what to do if it can only be the program's."""
 
 
 CONSEQUENCE = re.compile(
@@ -76,18 +72,18 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
         what: the outcome, for example ``gemm was not measured``.
     """
     failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, Failure)}
-    culprits, headline, advice = _find_cause(failed, replies)
+    culprits, headline, advice = _find_cause(failed, replies, name)
     blamed = [rank for rank in culprits if rank in failed]  # a rank that returned too early has not failed itself
     first = failed[blamed[0] if blamed else min(failed)]
     parts: set[Part] = {"software"} if advice else {failed[rank].blames or "unknown" for rank in blamed}
     advices = {failed[rank].advice for rank in blamed}
     advice = advice or (advices.pop() if len(advices) == 1 else None)
-    lines = [f"{what}: {headline(name)}", *([f"  next: {advice}"] if advice is not None else [])]
+    lines = [f"{what}: {headline}", *([f"  next: {advice}"] if advice is not None else [])]
     others = [rank for rank in failed if rank not in culprits]
     lines += [f"  {text}" for text in _consequences(others, failed)]
     lines += _evidence(_with_stacks(blamed or ([] if culprits else list(failed)), failed), failed, name)
     return Diagnosis(
-        culprits=culprits,
+        culprits=tuple(culprits),
         kind="hung" if culprits and not blamed else first.kind,
         text="\n".join(lines),
         blames=parts.pop() if len(parts) == 1 else "unknown",
@@ -97,15 +93,14 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
     )
 
 
-def _find_cause(failed: Failures, replies: Mapping[int, Reply]) -> Cause:
-    """The culprits, and the failure in words as soon as ranks have names."""
+def _find_cause(failed: Failures, replies: Mapping[int, Reply], name: Name) -> Cause:
     causes = _first_causes(failed)
     if causes:
-        return Cause(tuple(causes), lambda name: _describe_each(causes, failed, name))
+        return causes, _describe_each(causes, failed, name), None
     if any(reply.kind == "hung" for reply in failed.values()):
-        return _find_cause_of_hang(failed, replies)
-    ranks = sorted(failed)
-    return Cause((), lambda name: f"ranks {ranges(ranks)} failed together: {name(ranks[0])} {_describe(failed[ranks[0]])}")
+        return _find_cause_of_hang(failed, replies, name)
+    first = min(failed)
+    return [], f"ranks {ranges(failed)} failed together: {name(first)} {_describe(failed[first])}", None
 
 
 def _first_causes(failed: Failures) -> list[int]:
@@ -122,16 +117,15 @@ def is_consequence(failure: Failure) -> bool:
     return failure.advice is None and failure.kind == "raised" and bool(CONSEQUENCE.search(failure.cause or failure.error))
 
 
-def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause:
+def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply], name: Name) -> Cause:
     """Stopped processes; otherwise ranks that never arrived in a collective; otherwise a single rank."""
     late = next(reply.error for reply in failed.values() if reply.kind == "hung")
     stopped = sorted(rank for rank in failed if failed[rank].state == "T")
     if stopped:
-        return Cause(tuple(stopped), lambda name: f"{_names(stopped, name)} is stopped (SIGSTOP): the call {late}")
+        return stopped, f"{_names(stopped, name)} is stopped (SIGSTOP): the call {late}", None
     if len(replies) == 1:
-        return Cause(
-            tuple(failed), lambda name: f"{_names(sorted(failed), name)} {late}{_last_collective(failed[min(failed)])}"
-        )
+        (alone,) = failed
+        return [alone], f"{name(alone)} {late}{_last_collective(failed[alone])}", None
     furthest = max(reply.collectives for reply in failed.values())
     entered = sorted(rank for rank in failed if failed[rank].collectives == furthest)
     collective = next((failed[rank].collective for rank in entered), "")
@@ -140,21 +134,16 @@ def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause
         where = f"{collective} (collective {furthest} of the call), which {rank_list(entered)} had entered"
         returned = [rank for rank in absent if rank not in failed]
         why = f"{rank_list(returned)} returned from the function; " if returned else ""
-        return Cause(
-            tuple(absent),
-            lambda name: f"{_names(absent, name)} never arrived in {where}: {why}the call {late}",
-            ONE_WAY if returned == absent else None,
-        )
+        headline = f"{_names(absent, name)} never arrived in {where}: {why}the call {late}"
+        return absent, headline, ONE_WAY if returned == absent else None
     differing = find_mismatch({rank: failed[rank] for rank in entered if failed[rank].members == failed[entered[0]].members})
     if len(differing) > 1:
         odd = odd_ranks(differing)
         each = ", ".join(f"{rank_list(ranks)} {words}" for words, ranks in differing.items())
         where = f"({each}; collective {furthest} of the call): the call {late}"
-        if odd:
-            return Cause(tuple(odd), lambda name: f"{_names(odd, name)} did not enter what the others did {where}", ONE_WAY)
-        return Cause((), lambda _name: f"the ranks did not enter the same collective {where}", ONE_WAY)
-    every = f"{rank_list(failed)} all entered {collective or 'no collective'} and none returned"
-    return Cause((), lambda _name: f"{every}: the call {late}")
+        who = f"{_names(odd, name)} did not enter what the others did" if odd else "the ranks did not enter the same collective"
+        return odd, f"{who} {where}", ONE_WAY
+    return [], f"{rank_list(failed)} all entered {collective or 'no collective'} and none returned: the call {late}", None
 
 
 def _find_absent(failed: Failures, replies: Mapping[int, Reply], waiting: Failure) -> list[int]:
@@ -261,7 +250,7 @@ def find_mismatch(waiting: Mapping[int, Failure]) -> dict[str, list[int]]:
 def odd_ranks(found: Mapping[str, list[int]]) -> list[int]:
     """The ranks outside the largest group, if that is more than half of all; otherwise nobody can say who is wrong."""
     sizes = [len(ranks) for ranks in found.values()]
-    if len(sizes) < 2 or 2 * sizes[0] <= sum(sizes):
+    if 2 * sizes[0] <= sum(sizes):
         return []
     return sorted(rank for ranks in list(found.values())[1:] for rank in ranks)
 

@@ -77,7 +77,6 @@ class InlineController(AgentlessController):
 
     def replicate(self, line: str) -> None:
         """Do nothing: there is no other node."""
-        del line
 
     def terminate(self, by: str) -> None:
         """Remember the signal; the function that runs now is not interrupted."""

@@ -75,6 +75,10 @@ class Address(TypedMessage, frozen=True, kw_only=True):
     port: int
     run_id: str
 
+    def __str__(self) -> str:
+        """Host and port, for messages."""
+        return f"{self.host}:{self.port}"
+
 
 def command_key(number: int) -> str:
     """The key of the controller's command of this number, from 0."""
@@ -164,12 +168,12 @@ def _mac(name: str, body: bytes, secret: Secret | None) -> str:
 class KeyStore:
     """One connection to the store: the keys of one run, as bytes."""
 
-    def __init__(self, store: TCPStore, prefix: str, *, where: str) -> None:
-        """Use ``store`` below ``prefix``. ``where``: host and port, for messages."""
+    def __init__(self, address: Address, store: TCPStore) -> None:
+        """Use ``store``, which is at ``address``."""
         from torch.distributed import PrefixStore
 
-        self._store: Any = PrefixStore(prefix, store)
-        self._where = where
+        self._store: Any = PrefixStore(f"gpucluster/{address.run_id}", store)
+        self._address = address
 
     def set(self, key: str, data: bytes) -> None:
         """Write one key."""
@@ -205,16 +209,16 @@ class KeyStore:
         try:
             return operation()
         except DistNetworkError as lost:
-            raise ChannelLostError(f"the store at {self._where} is gone: {lost}") from lost
+            raise ChannelLostError(f"the store at {self._address} is gone: {lost}") from lost
 
 
 class StoreChannel:
     """One connection to the store. A blocked read locks its connection, so readers and writers each have their own."""
 
-    def __init__(self, address: Address, store: KeyStore, secret: Secret | None) -> None:
-        """Use ``store``, which holds the keys of this run. ``secret`` signs, None: messages are not signed."""
+    def __init__(self, address: Address, store: TCPStore, secret: Secret | None) -> None:
+        """Use ``store`` at ``address``. ``secret`` signs, None: messages are not signed."""
         self.address = address
-        self.store = store
+        self.store = KeyStore(address, store)
         self._secret = secret
         self._signed_prefix = f"{address.run_id}/{self._read_nonce()}" if secret is not None else address.run_id
 
@@ -224,8 +228,20 @@ class StoreChannel:
         return self._secret is not None
 
     def reconnect(self) -> StoreChannel:
-        """Another connection to the same store whose reads wait for ever, for a thread that does nothing but read."""
-        return connect_reader(self.address, self._secret)
+        """Another connection to the same store whose reads wait for ever, for a thread that does nothing but read.
+
+        Raises:
+            ChannelLostError: the store is gone. This is found out first: a TCPStore that waits for its server holds Python's
+                lock.
+        """
+        try:
+            socket.create_connection((self.address.host, self.address.port), timeout=STILL_THERE_S).close()
+        except OSError as gone:
+            raise ChannelLostError(f"the store at {self.address} is gone: {gone}") from gone
+        store = _open_store(self.address, CONNECT_TIMEOUT_S)
+        channel = StoreChannel(self.address, store, self._secret)
+        store.set_timeout(timedelta(seconds=FOREVER_S))
+        return channel
 
     def put(self, key: str, message: TypedMessage) -> None:
         """Write one message.
@@ -347,9 +363,9 @@ def host_store(address: Address, secret: Secret | None, *, listener: socket.sock
     if listener is not None:
         options["master_listen_fd"] = listener.detach()
     try:
-        return _channel_of(address, TCPStore(address.host, address.port, **options), secret)
+        return StoreChannel(address, TCPStore(address.host, address.port, **options), secret)
     except (DistNetworkError, DistStoreError) as taken:
-        raise ChannelLostError(f"no store can be hosted at {address.host}:{address.port}: {taken}") from taken
+        raise ChannelLostError(f"no store can be hosted at {address}: {taken}") from taken
 
 
 def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> StoreChannel:
@@ -358,23 +374,7 @@ def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNE
     Raises:
         ChannelLostError: no store answers within ``timeout_s``.
     """
-    return _channel_of(address, _open_store(address, timeout_s), secret)
-
-
-def connect_reader(address: Address, secret: Secret | None) -> StoreChannel:
-    """A connection whose reads wait for ever, for a thread that does nothing but read.
-
-    Raises:
-        ChannelLostError: the store is gone. This is found out first: a TCPStore that waits for its server holds Python's lock.
-    """
-    try:
-        socket.create_connection((address.host, address.port), timeout=STILL_THERE_S).close()
-    except OSError as gone:
-        raise ChannelLostError(f"the store at {address.host}:{address.port} is gone: {gone}") from gone
-    store = _open_store(address, CONNECT_TIMEOUT_S)
-    channel = _channel_of(address, store, secret)
-    store.set_timeout(timedelta(seconds=FOREVER_S))
-    return channel
+    return StoreChannel(address, _open_store(address, timeout_s), secret)
 
 
 def hang_up(address: Address) -> None:
@@ -399,10 +399,4 @@ def _open_store(address: Address, timeout_s: float) -> TCPStore:
     try:
         return TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except (DistNetworkError, DistStoreError) as lost:
-        raise ChannelLostError(f"no store answers at {address.host}:{address.port} within {timeout_s:g} s") from lost
-
-
-def _channel_of(address: Address, store: TCPStore, secret: Secret | None) -> StoreChannel:
-    return StoreChannel(
-        address, KeyStore(store, f"gpucluster/{address.run_id}", where=f"{address.host}:{address.port}"), secret
-    )
+        raise ChannelLostError(f"no store answers at {address} within {timeout_s:g} s") from lost

@@ -97,6 +97,17 @@ def is_own_user(line: socket.socket) -> bool:
     return user_of(line) == os.getuid()
 
 
+def bound_to(name: str) -> socket.socket | None:
+    """A Unix socket of this name, which does not listen yet; None if another process has the name."""
+    taken = socket.socket(socket.AF_UNIX)
+    try:
+        taken.bind(name)
+    except OSError:
+        taken.close()
+        return None
+    return taken
+
+
 def spans(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """First and last of each run of consecutive ranks: every agent reads every command, so commands are kept short."""
     found: list[tuple[int, int]] = []

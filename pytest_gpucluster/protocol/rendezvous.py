@@ -22,12 +22,16 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from msgspec import Meta
+from msgspec.structs import asdict
 
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.protocol.channel import ForgedMessageError, sign, verify
-from pytest_gpucluster.protocol.codec import SECRET_VARIABLE, Secret
+from pytest_gpucluster.protocol.codec import SECRET_VARIABLE, SHOWN_CHARACTERS, MalformedMessageError, Secret, TypedMessage
+from pytest_gpucluster.text import one_line
 
 MAX_MESSAGE_BYTES = 4096
 MAX_STRANGERS = 64
@@ -44,6 +48,7 @@ DEAD_AFTER_S = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
 Notice = Callable[[str], None]
 JsonObject: TypeAlias = "dict[str, Any]"
+Message = TypeVar("Message", bound=TypedMessage)
 
 
 class NotJoinedError(GpuclusterError):
@@ -54,15 +59,14 @@ class _NoAnswerError(Exception):
     """The other side closed the connection, or sent more than a message may have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class Hello(TypedMessage, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a launcher knows: its own node, the shape of the whole job, and which start of a Slurm job it belongs to."""
 
     node_rank: int
-    hostname: str
+    hostname: Annotated[str, Meta(max_length=255)]
     num_nodes: int
     num_local: int
-    start: str = ""
+    start: Annotated[str, Meta(max_length=64)] = ""
 
     def complaint_about(self, other: Hello) -> str | None:
         """Why ``other`` cannot join this node 0; None if it can."""
@@ -80,24 +84,35 @@ class Hello:
         return None
 
 
-def read_hello(message: JsonObject) -> Hello:
-    """The hello in a message.
+class Welcome(TypedMessage, frozen=True, kw_only=True):
+    """What node 0 sends first. ``left_s``: how long it will wait at most."""
 
-    Raises:
-        ValueError: it holds something else.
-    """
-    said = message.get("hello")
-    if not isinstance(said, dict) or set(said) != set(Hello.__slots__):
-        raise ValueError("no hello")
-    numbers = [said[name] for name in ("node_rank", "num_nodes", "num_local")]
-    hostname, start = said["hostname"], said["start"]
-    if not all(type(number) is int for number in numbers) or not isinstance(hostname, str) or not isinstance(start, str):
-        raise ValueError("not whole numbers and two names")
-    if not start.isprintable() or len(start) > 64:
-        raise ValueError("no name of a start")
-    if not hostname.isprintable() or len(hostname) > 255 or not isinstance(message.get("nonce"), str):
-        raise ValueError("no hostname, or no nonce")
-    return Hello(**said)
+    challenge: str
+    left_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
+
+
+class Joining(TypedMessage, frozen=True, kw_only=True):
+    """What another node sends then. Challenge and nonce are the key of the answer."""
+
+    hello: Hello
+    nonce: str
+
+    def __post_init__(self) -> None:
+        """Refuse names that act on a screen.
+
+        Raises:
+            ValueError: there is one.
+        """
+        if not (self.hello.hostname + self.hello.start).isprintable():
+            raise ValueError("no name of a host, or of a start")
+
+
+class Answer(TypedMessage, frozen=True, kw_only=True):
+    """What node 0 sends last. ``t``: ``go``, or ``end`` with the reason."""
+
+    t: str
+    why: str | None = None
+    secret: str | None = None
 
 
 # Node 0.
@@ -218,13 +233,12 @@ class Meeting:
     def _read_hello_from(self, peer: _Peer) -> None:
         """Called when a whole message has arrived."""
         try:
-            message = _read(bytes(peer.received), key=peer.challenge)
-            hello = read_hello(message)
-        except (ForgedMessageError, ValueError) as error:
+            joining = _read(bytes(peer.received), Joining, key=peer.challenge)
+        except ForgedMessageError as error:
             self._notice_once(f"{peer.address} said no hello of this run ({error})")
             self._drop(peer)
             return
-        peer.nonce = message["nonce"]
+        hello, peer.nonce = joining.hello, joining.nonce
         complaint = self._own.complaint_about(hello)
         if complaint is None and hello.node_rank in self._joined:
             complaint = f"node rank {hello.node_rank} is here already, from {self.hostnames[hello.node_rank]}"
@@ -299,9 +313,9 @@ def join(own: Hello, *, host: str, port: int, within_s: float, notice: Notice) -
     while (left_s := deadline_s - time.monotonic()) > 0:
         try:
             with socket.create_connection((host, port), timeout=min(left_s, CONNECT_S)) as connection:
-                left = _hello(connection, own)
-                notice(f"node 0 is reached; it waits {left.left_s:g} s more for whoever is not there")
-                return _await_go(connection, left)
+                key, left_s = _hello(connection, own)
+                notice(f"node 0 is reached; it waits {left_s:g} s more for whoever is not there")
+                return _await_go(connection, key, within_s=left_s + MARGIN_S)
         except (OSError, _NoAnswerError, ForgedMessageError) as error:
             if problem != (problem := _explain(error)):
                 notice(f"waiting for node 0 at {host}:{port}: {problem}")
@@ -309,33 +323,22 @@ def join(own: Hello, *, host: str, port: int, within_s: float, notice: Notice) -
     raise NotJoinedError(unreached(host, port, within_s=within_s, problem=problem))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Challenge:
-    """What node 0 sent first: the key for its answer, and how long it will wait at most."""
-
-    key: str
-    left_s: float
-
-
-def _hello(connection: socket.socket, own: Hello) -> _Challenge:
-    welcome = _receive(connection, key=WELCOME, within_s=CONNECT_S)
-    challenge, left_s = welcome.get("challenge"), welcome.get("left_s")
-    if not isinstance(challenge, str) or not isinstance(left_s, (int, float)) or not 0 <= left_s <= MAX_WAIT_S:
-        raise ForgedMessageError("no welcome")
-    nonce = secrets.token_hex(16)
-    connection.sendall(_frame({"hello": asdict(own), "nonce": nonce}, key=challenge))
-    return _Challenge(key=_answer_key(challenge, nonce), left_s=float(left_s))
+def _hello(connection: socket.socket, own: Hello) -> tuple[str, float]:
+    """Say hello; returns the key of node 0's answer, and how long node 0 will wait at most, in seconds."""
+    welcome, nonce = _receive(connection, Welcome, key=WELCOME, within_s=CONNECT_S), secrets.token_hex(16)
+    connection.sendall(_frame({"hello": asdict(own), "nonce": nonce}, key=welcome.challenge))
+    return _answer_key(welcome.challenge, nonce), welcome.left_s
 
 
-def _await_go(connection: socket.socket, welcomed: _Challenge) -> str | None:
+def _await_go(connection: socket.socket, key: str, *, within_s: float) -> str | None:
     _notice_death(connection)
     try:
-        answer = _receive(connection, key=welcomed.key, within_s=welcomed.left_s + MARGIN_S)
+        answer = _receive(connection, Answer, key=key, within_s=within_s)
     except (OSError, _NoAnswerError, ForgedMessageError) as error:
         raise NotJoinedError(f"node 0 was reached, and then its launcher went away ({error}); nothing was started") from None
-    if answer.get("t") != "go":
-        raise NotJoinedError(f"nothing was started: {answer.get('why')}")
-    return answer["secret"] if isinstance(answer.get("secret"), str) else None
+    if answer.t != "go":
+        raise NotJoinedError(f"nothing was started: {answer.why}")
+    return answer.secret
 
 
 def unreached(host: str, port: int, *, within_s: float, problem: str) -> str:
@@ -374,23 +377,20 @@ def _frame(message: JsonObject, *, key: str) -> bytes:
     return sign(json.dumps(message).encode(), name=f"joining/{key}", secret=Secret.read()) + b"\n"
 
 
-def _read(data: bytes, *, key: str) -> JsonObject:
+def _read(data: bytes, kind: type[Message], *, key: str) -> Message:
     mac, _, rest = data.partition(b"\n")
     body = rest.partition(b"\n")[0]
     try:
-        message = json.loads(verify(mac + b"\n" + body, name=f"joining/{key}", secret=Secret.read()))
-    except (ValueError, RecursionError):
-        raise ForgedMessageError("what arrived is not JSON") from None
-    if not isinstance(message, dict):
-        raise ForgedMessageError("what arrived is not a JSON object")
-    return message
+        return kind.read(verify(mac + b"\n" + body, name=f"joining/{key}", secret=Secret.read()))
+    except MalformedMessageError as wrong:
+        raise ForgedMessageError(one_line(str(wrong)[:SHOWN_CHARACTERS])) from None
 
 
 def _answer_key(challenge: str, nonce: str) -> str:
     return f"{challenge}/{nonce}"
 
 
-def _receive(connection: socket.socket, *, key: str, within_s: float) -> JsonObject:
+def _receive(connection: socket.socket, kind: type[Message], *, key: str, within_s: float) -> Message:
     """Receive one whole message, at most ``within_s``."""
     received = bytearray()
     deadline_s = time.monotonic() + within_s
@@ -402,7 +402,7 @@ def _receive(connection: socket.socket, *, key: str, within_s: float) -> JsonObj
             raise _NoAnswerError("the connection was closed")
         if len(received) > MAX_MESSAGE_BYTES:
             raise ForgedMessageError("more than a message may have")
-    return _read(bytes(received), key=key)
+    return _read(bytes(received), kind, key=key)
 
 
 def _notice_death(connection: socket.socket) -> None:

@@ -519,7 +519,7 @@ def test_a_hello_with_another_secret(host: Host, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(VARIABLE, "of this run")
     line = socket.create_connection((HERE, host.port), timeout=20)
     host.meeting.gather(within_s=0.2)
-    challenge = rendezvous._receive(line, key=rendezvous.WELCOME, within_s=5)["challenge"]
+    challenge = rendezvous._receive(line, rendezvous.Welcome, key=rendezvous.WELCOME, within_s=5).challenge
     said = {"hello": {"node_rank": 1, "hostname": "x", "num_nodes": 3, "num_local": 2}, "nonce": "n"}
     old = rendezvous._frame(said, key="a challenge of long ago")
     another = forged(said, f"joining/{challenge}")
