@@ -236,14 +236,12 @@ class CommandReader:
         while True:
             try:
                 command: Command | None = self._take()
-            except RefusedMessageError as refused:
-                if self.num_read > 0:  # the secret is right: another program wrote this, and the controller overwrites it
-                    self._show_once(f"gpucluster: rank {self._rank} does not obey: {refused}")
+            except Exception as error:  # noqa: BLE001 -- whatever it is, no command can be trusted from here on
+                if isinstance(error, RefusedMessageError) and self.num_read > 0:
+                    # The secret is right: another program wrote this, and the controller overwrites it.
+                    self._show_once(f"gpucluster: rank {self._rank} does not obey: {error}")
                     time.sleep(REFUSED_PAUSE_S)
                     continue
-                command = None
-                self._show_once(f"gpucluster: rank {self._rank} reads no more commands: {refused}")
-            except Exception as error:  # noqa: BLE001 -- whatever it is, no command can be trusted from here on
                 command = None
                 self._show_once(f"gpucluster: rank {self._rank} reads no more commands: {error}")
             self.put(command)  # first: who sees what follows may count on it

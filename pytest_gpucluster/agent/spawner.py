@@ -65,12 +65,8 @@ class Spawner:
         numbered = replace(request, number=self._requests)
         try:
             socket.send_fds(self._link, [numbered.to_json()], [link.fileno(), output_fd])
-            while True:
-                answer = self._receive()
-                if isinstance(answer, messages.WorkerExited):
-                    self._exits.append((answer.pid, answer.status))
-                elif answer.number == self._requests:
-                    break
+            while (answer := self._receive()) is None or answer.number != self._requests:
+                pass
         except TimeoutError:
             raise OSError(f"the process that starts workers did not answer within {ANSWER_S:g} s") from None
         if isinstance(answer, messages.WorkerNotStarted):
@@ -84,18 +80,20 @@ class Spawner:
             OSError: the spawner has ended.
         """
         while select.select([self._link], [], [], 0.0 if self._exits else within_s)[0]:
-            answer = self._receive()
-            if isinstance(answer, messages.WorkerExited):
-                self._exits.append((answer.pid, answer.status))
-            # Another answer is late: its request was given up, so that worker finds its line closed and ends.
+            self._receive()  # an answer is late: its request was given up, so that worker finds its line closed and ends
         found, self._exits = self._exits, []
         return found
 
-    def _receive(self) -> messages.FromSpawner:
+    def _receive(self) -> messages.WorkerStarted | messages.WorkerNotStarted | None:
+        """The next answer to a request; None: a worker has ended, which is kept for :meth:`exits`."""
         data = self._link.recv(REQUEST_BYTES)
         if not data:
             raise OSError("the spawner of workers has ended")
-        return messages.read_from_spawner(data)
+        answer = messages.read_from_spawner(data)
+        if not isinstance(answer, messages.WorkerExited):
+            return answer
+        self._exits.append((answer.pid, answer.status))
+        return None
 
 
 class _Server:

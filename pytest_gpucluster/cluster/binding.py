@@ -47,11 +47,6 @@ class AnsweringNode:
     hostname: str
     group_rank: int
 
-    @property
-    def sort_key(self) -> tuple[tuple[tuple[int, int, str], ...], int, str]:
-        """Natural order of hostnames, then torchrun's."""
-        return natural_sort_key(self.hostname), self.group_rank, self.hostname
-
 
 def only_own(inventory: Inventory, hostnames: Iterable[str]) -> Inventory:
     """The inventory without a list that an earlier run left, where a host answers that is not in it: another cluster's."""
@@ -70,7 +65,7 @@ def number_nodes(nodes: Collection[AnsweringNode], inventory: Inventory) -> dict
     A host that is not in the list never gets the number of a host of the list. Two lists are of names that no hostname
     equals: one of addresses, and one of which no name answers. There torchrun's order is meant, as ``launch --hosts`` says.
     """
-    ordered = sorted(nodes, key=lambda node: node.sort_key)
+    ordered = sorted(nodes, key=lambda node: (natural_sort_key(node.hostname), node.group_rank, node.hostname))
     if not inventory.hosts:
         return {node: number for number, node in enumerate(ordered)}
     numbers = _by_name(ordered, inventory.hosts)

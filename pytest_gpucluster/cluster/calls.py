@@ -335,7 +335,7 @@ class Cluster:
             groups=[[rank_of(place) for place in group] for group in groups],
             deadline_s=deadline_s,
             kwargs=dict(parameters),
-            test_arguments=arguments,
+            test_arguments=tuple(arguments),
         )
         replies = self._controller.call(call)
         not_idle = self._note_foreign(replies, self.places, f"{name.qualname} ran")

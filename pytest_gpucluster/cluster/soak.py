@@ -63,7 +63,8 @@ class SoakResult:
         """One more round. A value that is no finite number was not measured; the rounds go on where a part is unknown."""
         value = found.count if found.value is None else found.value
         if not is_finite(value):
-            self.fail(number, MeasurementError(f"{text_of(value, repr)} is not a finite number", culprits=self.blamed))
+            blamed = () if self.place == CLUSTER else (self.place,)
+            self.fail(number, MeasurementError(f"{text_of(value, repr)} is not a finite number", culprits=blamed))
             return
         before = value if self.value is None else self.value
         extreme = min if self.keep == "lowest" else max
@@ -90,16 +91,6 @@ class SoakResult:
         self.latest_round = number
 
     @property
-    def own_place(self) -> Place | None:
-        """The place of the values; None where all nodes share them."""
-        return None if self.place == CLUSTER else self.place
-
-    @property
-    def blamed(self) -> tuple[Place, ...]:
-        """Whom an error of this place points to."""
-        return () if self.own_place is None else (self.own_place,)
-
-    @property
     def evidence(self) -> dict[str, Any]:
         """The worst round, what it showed, and how the rounds went."""
         assert self.worst is not None
@@ -124,9 +115,8 @@ class SoakResult:
         if self.error is not None:
             raise self.error
         if self.unknown:
-            raise Finding(unknown=self.unknown, unknown_kind=self.worst.unknown_kind if self.worst else None).error(
-                self.own_place
-            )
+            unknown = Finding(unknown=self.unknown, unknown_kind=self.worst.unknown_kind if self.worst else None)
+            raise unknown.error(None if self.place == CLUSTER else self.place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

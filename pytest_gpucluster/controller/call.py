@@ -38,7 +38,7 @@ class Call(TypedMessage, frozen=True, kw_only=True):
     groups: Sequence[Sequence[int]] | None = None
     setup_s: float = SETUP_S
     any_device: bool = False
-    test_arguments: Sequence[str] | None = None
+    test_arguments: tuple[str, ...] | None = None
     once: bool = False
     """Later calls of the function get the first one's replies: this run itself changes what the function reads."""
     is_startup: bool = False

@@ -61,8 +61,8 @@ class RankGroup(TypedMessage, frozen=True, kw_only=True):
 class FunctionCall(TypedMessage, frozen=True, kw_only=True):
     """What a worker does in a call: the part of the call that the agent passes on unchanged.
 
-    ``any_device``: the function runs without a GPU too. ``test``: the function is the body of a distributed test, which gets
-    the fixtures named in ``test_arguments`` besides ``kwargs`` (plain data).
+    ``any_device``: the function runs without a GPU too. ``test_arguments``: the fixtures that the body of a distributed test
+    gets besides ``kwargs`` (plain data); None: the function is no such body.
     """
 
     function: FunctionName
@@ -70,8 +70,7 @@ class FunctionCall(TypedMessage, frozen=True, kw_only=True):
     device: Device
     any_device: bool
     sys_path: tuple[str, ...]
-    test: bool
-    test_arguments: tuple[str, ...]
+    test_arguments: tuple[str, ...] | None
 
 
 class StartCall(FunctionCall, frozen=True, kw_only=True, tag_field="t", tag="call"):

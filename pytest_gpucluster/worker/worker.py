@@ -104,7 +104,8 @@ class _Worker:
         roots = None if task.trusted else [Path(root) for root in task.roots]
         allowed = [path for path in task.sys_path if roots is None or functions.may_import_from(Path(path), roots)]
         sys.path += [path for path in allowed if path not in sys.path]  # this node's own paths stay first: they are checked
-        function = functions.find_function(task.function, trusted=task.trusted, roots=roots, rewrite=task.test)
+        is_test = task.test_arguments is not None
+        function = functions.find_function(task.function, trusted=task.trusted, roots=roots, rewrite=is_test)
         reads_only = task.any_device or hasattr(function, functions.NO_DEVICE_MARK)
         device = self._device(task, required=not reads_only)
         if task.group is not None:
@@ -113,7 +114,7 @@ class _Worker:
             self._group_id = self._group = None
         needs_idle = device.type == "cuda" and functions.needs_idle_gpu(function)
         watching = self._watch.measuring(task.call) if self._watch is not None and needs_idle else contextlib.nullcontext()
-        return (bind_test(function, task.test_arguments, device) if task.test else function), watching
+        return (function if task.test_arguments is None else bind_test(function, task.test_arguments, device)), watching
 
     def _device(self, task: messages.Task, *, required: bool) -> Any:
         import torch
