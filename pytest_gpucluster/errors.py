@@ -69,11 +69,8 @@ class MeasurementError(GpuclusterError):
         self.culprits = culprits
         self.kind = kind
         self.blame = blame or Blame(part="software" if kind in ("refused", "not_idle") else "unknown")
-
-    @property
-    def blames(self) -> Part:
+        self.blames = self.blame.part
         """The kind of the part that is to blame."""
-        return self.blame.part
 
 
 class GpuMemoryError(MemoryError):

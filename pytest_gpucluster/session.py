@@ -177,12 +177,7 @@ class Session:
     """One run. It starts processes only in :meth:`open`."""
 
     def __init__(
-        self,
-        setup: RunSetup,
-        *,
-        rootdir: Path,
-        controller: Controller | None = None,
-        secret: Secret | None = None,
+        self, setup: RunSetup, *, rootdir: Path, controller: Controller | None = None, secret: Secret | None = None
     ) -> None:
         """Start nothing.
 
@@ -230,10 +225,8 @@ class Session:
         return self.state.binding
 
     def _start(self, logs: Path, *, junit: Path | None, observer: Observer) -> None:
-        folder = self.setup.settings.results_dir.absolute()
-        target = ReportTarget(
-            folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=self.state.run["id"]
-        )
+        folder, file = str(self.setup.settings.results_dir.absolute()), str(junit.absolute()) if junit is not None else None
+        target = ReportTarget(folder=folder, junit=file, run=self.state.run["id"])
         self.controller.start(log=logs / AGENTS_LOG, target=target, observer=observer)
 
     def open(

@@ -12,6 +12,7 @@ through the store.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import selectors
@@ -72,11 +73,9 @@ class JournalReplica:
 
     def _copy(self, reader: StoreChannel) -> None:
         with self._file.open("w", encoding="utf-8") as copy, contextlib.suppress(ChannelLostError, RefusedMessageError):
-            number = 0
-            while True:
+            for number in itertools.count():
                 copy.write(reader.take(journal_key(number), messages.JournalText.read).text)
                 copy.flush()
-                number += 1
 
     def write_reports(self) -> None:
         """Write the reports from the copy, because the controller is lost."""

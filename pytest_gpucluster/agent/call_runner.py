@@ -19,6 +19,7 @@ from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import messages, node_events
 from pytest_gpucluster.protocol.channel import StoreChannel, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
+from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.protocol.rank import STOPPED, Rank, spans
 from pytest_gpucluster.worker.last_collective import LastCollective
 
@@ -72,16 +73,16 @@ class CurrentCall:
         else:
             self._release_s = (self._entered_s or time.monotonic()) + command.grace_s
 
-    def failure(self) -> messages.Failure | None:
+    def failure(self) -> Failure | None:
         """How the call ends by its clocks: it was aborted and its time of grace is over, or it took longer than allowed."""
         now_s = time.monotonic()
         if self.aborted is not None and now_s >= self._release_s:
-            return messages.Failure(kind="released", error=self.aborted.why)
+            return Failure(kind="released", error=self.aborted.why)
         if now_s < self._deadline_s:
             return None
         set_up = f"did not finish its set-up within {self.command.setup_s:g} s"
         late = f"did not return within {self.command.deadline_s:g} s" if self.has_entered else set_up
-        return messages.Failure(kind="hung", error=late)
+        return Failure(kind="hung", error=late)
 
 
 STEP_CHARACTERS = 80
@@ -117,8 +118,8 @@ class CallRunner:
         self._heartbeat = heartbeat
         self._worker: WorkerProcess | None = None
         self._current: CurrentCall | None = None
-        self._lost: messages.Failure | None = None
-        self._failed_idle: messages.Failure | None = None
+        self._lost: Failure | None = None
+        self._failed_idle: Failure | None = None
         self._ended: deque[tuple[int, float]] = deque(maxlen=MOST_ENDED)
         selector.register(context.spawner, selectors.EVENT_READ, self.on_exits)
 
@@ -147,13 +148,13 @@ class CallRunner:
                 self._worker = self._start_worker(command)
                 self._heartbeat.beat_if_connected()  # the worker may be slow to take the call, too
         except OSError as error:
-            self._finish(messages.Failure(kind="died", error=f"no worker could be started: {error}", blames="host"))
+            self._finish(Failure(kind="died", error=f"no worker could be started: {error}", blames="host"))
             return
         try:
             self._worker.tail.clear()
             self._worker.wire.send(self._task_of(command))
         except OSError as error:
-            self._finish(messages.Failure(kind="died", error=f"the worker did not take the call: {error}"))
+            self._finish(Failure(kind="died", error=f"the worker did not take the call: {error}"))
 
     def abort(self, command: messages.AbortCall) -> None:
         """Called when the controller aborts a call. A call that is over already stays as it is."""
@@ -199,7 +200,7 @@ class CallRunner:
             exits = self._context.spawner.exits()
         except OSError:
             self._selector.unregister(self._context.spawner)
-            self._lost = messages.Failure(kind="lost", error="the process that starts workers has ended", blames="host")
+            self._lost = Failure(kind="lost", error="the process that starts workers has ended", blames="host")
             self._finish(self._lost)
             return
         for pid, status in exits:
@@ -209,7 +210,7 @@ class CallRunner:
     def _on_worker_exit(self, worker: WorkerProcess, status: int) -> None:
         worker.note_exit()
         words, part = describe_end(status, oom_kills_before=worker.oom_kills_before)
-        died = messages.Failure(kind="died", error=words, blames=part, stacks=worker.crash())
+        died = Failure(kind="died", error=words, blames=part, stacks=worker.crash())
         if self._current is None:
             self._fail(died)
             return
@@ -234,9 +235,7 @@ class CallRunner:
             for message in received or ():
                 self._take(message)
         except MalformedMessageError as wrong:
-            self._fail(
-                messages.Failure(kind="refused", blames="software", error=f"the worker sent what is no message: {wrong}")
-            )
+            self._fail(Failure(kind="refused", blames="software", error=f"the worker sent what is no message: {wrong}"))
 
     def _take(self, message: messages.FromWorker) -> None:
         call_id = self._current.command.id if self._current is not None else None
@@ -254,7 +253,7 @@ class CallRunner:
         if isinstance(message, messages.Entered):
             self._current.enter()
         elif isinstance(message, messages.Success) and self._hang_of(self._current.command).is_found():
-            self._finish(messages.Failure(kind="released", error="it returned only after another rank was found to hang"))
+            self._finish(Failure(kind="released", error="it returned only after another rank was found to hang"))
         else:
             self._finish(message)
 
@@ -286,14 +285,12 @@ class CallRunner:
         """Kill the worker and beat meanwhile. False, and this rank is lost, if it does not end."""
         if worker.kill(meanwhile=self._heartbeat.beat_if_connected):
             return True
-        self._lost = messages.Failure(
-            kind="lost", error=f"worker {worker.pid} does not end on SIGKILL (state {worker.state()})"
-        )
+        self._lost = Failure(kind="lost", error=f"worker {worker.pid} does not end on SIGKILL (state {worker.state()})")
         return False
 
     # The end of a call.
 
-    def _end(self, call: messages.StartCall, failure: messages.Failure) -> None:
+    def _end(self, call: messages.StartCall, failure: Failure) -> None:
         """Kill the worker that did not return, after a look at what it does, and answer with ``failure``."""
         last = None
         if self._worker is not None:
@@ -306,7 +303,7 @@ class CallRunner:
                 failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
         self._finish(failure, last)
 
-    def _fail(self, failure: messages.Failure) -> None:
+    def _fail(self, failure: Failure) -> None:
         """Answer the current call for a worker that cannot go on, or the next call if there is none."""
         if self._current is not None:
             self._finish(failure)
@@ -336,9 +333,7 @@ class CallRunner:
         try:
             channel.put(reply_key(call.id, rank), reply)
         except ValueError as error:
-            reply = messages.Failure(
-                kind="refused", blames="software", type="ValueError", error=f"the result is too large: {error}"
-            )
+            reply = Failure(kind="refused", blames="software", type="ValueError", error=f"the result is too large: {error}")
             channel.put(reply_key(call.id, rank), reply)
         if not reply.ok:
             channel.note_fault(call.id, rank)

@@ -115,17 +115,14 @@ class Listener:
     def step(self) -> None:
         """Take in what is new, and answer who asks."""
         has_request = bool(select.select([self._taking], [], [], POLL_S)[0])
-        self._look()
+        now_s = time.monotonic()
+        self._logged += [(now_s, xid) for xid in self._xids_of(self._log.read())]
         if has_request:
             line, _ = self._taking.accept()
             with line, contextlib.suppress(OSError):
                 if is_own_user(line):
                     line.settimeout(ANSWER_S)
                     line.sendall(self.heard().to_json())
-
-    def _look(self) -> None:
-        now_s = time.monotonic()
-        self._logged += [(now_s, xid) for xid in self._xids_of(self._log.read())]
 
     def heard(self) -> NodeEvents:
         """All that was heard so far."""

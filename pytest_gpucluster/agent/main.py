@@ -87,13 +87,7 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
         channel = connect(settings.address, secret)
         if listener is not None:
             channel.put(listener_key(rank.group_rank), ListenerName(name=listener))
-        context = AgentContext(
-            rank=rank,
-            channel=channel,
-            spawner=spawner,
-            roots=settings.roots,
-            requested=settings.requested,
-        )
+        context = AgentContext(rank=rank, channel=channel, spawner=spawner, roots=settings.roots, requested=settings.requested)
         shared_at = commands_address(settings.address, secret, rank) if rank.local_world_size > 1 else None
         commands = CommandReader(channel, rank, shared_at=shared_at)
         agent = Agent(context, commands, controller_fd=settings.controller_fd, target=target)

@@ -34,7 +34,7 @@ Main = Callable[[messages.StartWorker, int], None]
 class Spawner:
     """The agent's handle on its spawner."""
 
-    def __init__(self, main: Main, *, folder: Path, neighbours: Neighbours | None = None) -> None:
+    def __init__(self, main: Main, *, folder: Path, neighbours: Neighbours) -> None:
         """Fork the spawner. Each worker runs ``main(request, link_fd)``.
 
         ``folder`` belongs to the agent. The spawner removes it at the end, in case the agent was killed. It looks after the
@@ -103,7 +103,7 @@ class _Server:
     each worker ends by itself.
     """
 
-    def __init__(self, link: socket.socket, main: Main, folder: Path, neighbours: Neighbours | None) -> None:
+    def __init__(self, link: socket.socket, main: Main, folder: Path, neighbours: Neighbours) -> None:
         self._folder = folder
         self._neighbours = neighbours
         self._link = link
@@ -126,14 +126,12 @@ class _Server:
             for pid in self._workers:
                 kill_worker(pid)
             shutil.rmtree(self._folder, ignore_errors=True)
-            if self._neighbours is not None:
-                self._neighbours.linger()
+            self._neighbours.linger()
             os._exit(0)
 
     def _step(self) -> bool:
         ready, _, _ = select.select([self._link.fileno(), self._wake], [], [], LOOK_S)
-        if self._neighbours is not None:
-            self._neighbours.look()
+        self._neighbours.look()
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.results import Results
-from pytest_gpucluster.cluster.unmeasurable import Attendance, attendance_of, error_for, missing_error, not_idle_error, rank_of
+from pytest_gpucluster.cluster.unmeasurable import Attendance, error_for, missing_error, not_idle_error, rank_of
 from pytest_gpucluster.config.host_list import is_address, is_same_host
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Call
@@ -185,7 +185,7 @@ class Binding:
     @cached_property
     def attendance(self) -> Attendance:
         """How many of the expected GPUs answer, and on which hosts."""
-        return attendance_of(self.places)
+        return Attendance(self.places)
 
     @cached_property
     def nic_gb_s_per_gpu(self) -> float | None:
@@ -321,7 +321,7 @@ def _refuse_other_files(controller: Controller | InlineController, replies: Mapp
 def _judge_idle(places: Sequence[Place], occupancies: Mapping[int, Reply]) -> Results:
     """What used each place's GPU. Matched by UUID, because ranks may count GPUs in another order than CUDA."""
     values: dict[Any, Any] = {}
-    attendance = attendance_of(places)
+    attendance = Attendance(places)
     errors: dict[Any, MeasurementError] = {place: missing_error(place, attendance) for place in places if place.rank is None}
     read = {rank: reply.value for rank, reply in occupancies.items() if reply.ok}
     present = [place for place in places if place.rank is not None]

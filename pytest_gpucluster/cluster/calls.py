@@ -25,7 +25,7 @@ from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.grouping import grouped
 from pytest_gpucluster.inventory.occupancy import read_occupancy_again
-from pytest_gpucluster.places import Inventory, Place
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu, uses_no_device
 from pytest_gpucluster.protocol.messages import CALL_VARIABLES, FunctionName, Reply
@@ -50,7 +50,6 @@ Wave: TypeAlias = "Sequence[Sequence[Place]]"
 class _Measured:
     """The values and errors of one ``cluster.run`` so far; with ``per="pair"`` their keys are ordered pairs of places."""
 
-    what: str
     per: str
     values: dict[Any, Any] = field(default_factory=dict)
     errors: dict[Any, MeasurementError] = field(default_factory=dict)
@@ -84,6 +83,16 @@ class Cluster:
         brings no deadline of its own. ``reads_only``: only functions that use no GPU may be called.
         """
         self.deadline_s = deadline_s
+        self.places = binding.places
+        """The expected GPUs, each bound to the hardware that answers there."""
+        self.nodes = binding.nodes
+        """The expected nodes, each with its hostname."""
+        self.world_size = binding.attendance.answering
+        """How many ranks answer."""
+        self.promised = binding.inventory
+        """What was promised: shape, fabric, names of the GPU."""
+        self.device: str = self.promised.device
+        """``cuda``, or ``cpu`` in a rehearsal."""
         self._controller = controller
         self._binding = binding
         self.at_start = binding.at_start
@@ -93,31 +102,6 @@ class Cluster:
         self._variables: dict[str, str] = {}
         self._came: dict[Place, MeasurementError] = {}
         """The GPUs to which a foreign process came during this run, and was there when it was last looked for."""
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """The expected GPUs, each bound to the hardware that answers there."""
-        return self._binding.places
-
-    @property
-    def nodes(self) -> tuple[Place, ...]:
-        """The expected nodes, each with its hostname."""
-        return self._binding.nodes
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks answer."""
-        return self._binding.attendance.answering
-
-    @property
-    def device(self) -> str:
-        """``cuda``, or ``cpu`` in a rehearsal."""
-        return self._binding.inventory.device
-
-    @property
-    def promised(self) -> Inventory:
-        """What was promised: shape, fabric, names of the GPU."""
-        return self._binding.inventory
 
     @property
     def not_idle(self) -> dict[Place, MeasurementError]:
@@ -192,7 +176,7 @@ class Cluster:
         except (RefusedError, plain_data.NotPlainDataError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
         deadline_s, began_s = self.deadline_s if deadline_s is None else deadline_s, time.monotonic()
-        measured = _Measured(what=name.qualname, per=per)
+        measured = _Measured(per=per)
         unmeasurable = self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function))
         measured.errors.update(errors_of_pairs(unmeasurable, chosen) if per == "pair" else unmeasurable)
         for wave in _waves(per, chosen, at_once, unmeasurable, measured.errors):
@@ -226,7 +210,7 @@ class Cluster:
         members = [self._choose("node", group) for group in groups]
         chosen = [place for group in members for place in group]
         name = self._controller.name(_allowed(function, reads_only=self._reads_only))
-        measured = _Measured(what=name.qualname, per="node")
+        measured = _Measured(per="node")
         measured.errors.update(self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
         able = [group for group in members if not any(place in measured.errors for place in group)]
         if able:
@@ -295,8 +279,8 @@ class Cluster:
         for group in wave:
             of_group = {rank_of(place): replies[rank_of(place)] for place in group}
             succeeded = all(reply.ok for reply in of_group.values())
-            error = None if succeeded else error_for(of_group, group, what=f"{measured.what} was not measured")
-            not_idle = self._note_foreign(replies, group, f"{measured.what} was measured")
+            error = None if succeeded else error_for(of_group, group, what=f"{name.qualname} was not measured")
+            not_idle = self._note_foreign(replies, group, f"{name.qualname} was measured")
             for place in group:
                 reply = of_group[rank_of(place)]
                 keys = [(place, other) for other in group if other != place] if measured.per == "pair" else [place]

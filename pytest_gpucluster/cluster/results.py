@@ -45,7 +45,7 @@ class Results(Mapping[Any, Any]):
         self._again = again
         self.took_s = took_s
         self._is_single = is_single
-        self._second: Results | None = None
+
         self._unread = set(errors)
         self._is_read = False
         self._has_ended: dict[Any, bool] = {}
@@ -128,7 +128,7 @@ class Results(Mapping[Any, Any]):
         Who kept the host busy meanwhile is in ``host_load.disturbed_by`` of what was measured, where it has that.
         """
         measured = self.value if place is None else self[place]
-        again = None if self._again is None else lambda: self._remeasured().repeated(place, value, repeats)
+        again = None if self._again is None else lambda: self._remeasured.repeated(place, value, repeats)
         return Repeats(
             value=_field(measured, value),
             samples=_field(measured, repeats),
@@ -146,15 +146,14 @@ class Results(Mapping[Any, Any]):
         node_of = {node.node: node for node in nodes}
         values = {node_of[place.node]: value for place, value in self._values.items()}
         errors = {node_of[place.node]: _of_host(error, node_of[place.node]) for place, error in self._errors.items()}
-        again = None if self._again is None else lambda: self._remeasured().by_node(nodes)
+        again = None if self._again is None else lambda: self._remeasured.by_node(nodes)
         return Results(values, errors, again=again, took_s=self.took_s)
 
+    @functools.cached_property
     def _remeasured(self) -> Results:
         """The next round, of all places under the same conditions. Made once, however many places were noisy."""
-        if self._second is None:
-            assert self._again is not None
-            self._second = self._again()
-        return self._second
+        assert self._again is not None
+        return self._again()
 
     def first_of(self, node: Place) -> Any:
         """The value of the first measured rank of a node, for facts that every rank of the node reports alike.

@@ -10,7 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
 
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import MeasurementError
@@ -375,7 +377,8 @@ def read_back(
         latest = max(latest, number)
         covered[key] = [str(place) for place in turn.get("places", covered.get(key, ()))]
         for place in covered[key]:
-            one = kept.setdefault((key, place), SoakResult(criterion=key, place=by_id[place], keep=_keep_of(turn)))
+            keep: Keep = msgspec.convert(turn["keep"], Keep)
+            one = kept.setdefault((key, place), SoakResult(criterion=key, place=by_id[place], keep=keep))
             one.add(number, _found(turn, place, by_id))
             one.unknown = _texts(turn["details"].get(place, {}).get("unknown", ()), by_id) or one.unknown
     return Earlier(round=latest, num_whole_rounds=num_whole_rounds, elapsed_s=elapsed_s, kept=kept)
@@ -383,13 +386,6 @@ def read_back(
 
 AS_IT_IS = ("kind", "unknown_kind", "advice")
 """What of a finding is text in the journal too."""
-
-
-def _keep_of(turn: Mapping[str, Any]) -> Keep:
-    for keep in get_args(Keep):
-        if turn["keep"] == keep:
-            return keep  # type: ignore[no-any-return]
-    raise ValueError(f"no such way to keep values: {turn['keep']}")
 
 
 def _found(turn: Mapping[str, Any], place: str, by_id: Mapping[str, Place]) -> Finding:

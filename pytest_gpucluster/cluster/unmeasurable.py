@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_gpucluster.controller.diagnosis import diagnose
@@ -30,24 +29,15 @@ def rank_of(place: Place) -> int:
     return place.rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Attendance:
     """How many of the expected GPUs answer, the nodes of which one does, and the hostnames by node."""
 
-    expected: int
-    answering: int
-    answering_nodes: frozenset[int]
-    hostnames: Mapping[int, str]
-
-
-def attendance_of(places: Collection[Place]) -> Attendance:
-    """Who answers of all expected GPUs, as far as they are bound."""
-    return Attendance(
-        expected=len(places),
-        answering=sum(place.rank is not None for place in places),
-        answering_nodes=frozenset(place.node for place in places if place.rank is not None),
-        hostnames={place.node: place.hostname for place in reversed([*places]) if place.hostname},
-    )
+    def __init__(self, places: Collection[Place]) -> None:
+        """``places``: all expected GPUs, as far as they are bound."""
+        self.expected = len(places)
+        self.answering = sum(place.rank is not None for place in places)
+        self.answering_nodes = {place.node for place in places if place.rank is not None}
+        self.hostnames = {place.node: place.hostname for place in reversed([*places]) if place.hostname}
 
 
 def missing_error(place: Place, attendance: Attendance) -> MeasurementError:

@@ -107,7 +107,8 @@ class EarlyEnd:
     def __init__(self) -> None:
         """Nothing has happened yet."""
         self.terminated: str | None = None
-        self._ending: str | None = None
+        self.ending: str | None = None
+        """Why no call starts any more, although a running call may finish; None: calls may start."""
         self._ending_s = 0.0
 
     def at_once(self, by: str) -> None:
@@ -116,14 +117,9 @@ class EarlyEnd:
 
     def after_last_call(self, why: str) -> None:
         """End the run: no call starts, and a running call may finish within :data:`LAST_CALL_S`."""
-        if self._ending is None:
+        if self.ending is None:
             self._ending_s = time.monotonic()
-            self._ending = why
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether no call starts any more, although a running call may finish."""
-        return self._ending is not None
+            self.ending = why
 
     def check_before_call(self) -> None:
         """Called before each call.
@@ -131,8 +127,8 @@ class EarlyEnd:
         Raises:
             TerminatedError: no call may start.
         """
-        if self._ending is not None:
-            raise TerminatedError(f"not run: {self._ending}", kind="missing")
+        if self.ending is not None:
+            raise TerminatedError(f"not run: {self.ending}", kind="missing")
 
     def check(self) -> None:
         """Called while ranks are waited for.
@@ -140,8 +136,8 @@ class EarlyEnd:
         Raises:
             TerminatedError: the wait ends now.
         """
-        if self._ending is not None and time.monotonic() > self._ending_s + LAST_CALL_S:
-            raise TerminatedError(f"not run: {self._ending}", kind="missing")
+        if self.ending is not None and time.monotonic() > self._ending_s + LAST_CALL_S:
+            raise TerminatedError(f"not run: {self.ending}", kind="missing")
         if self.terminated is not None:
             raise TerminatedError(f"not run: terminated by {self.terminated}", kind="missing")
 

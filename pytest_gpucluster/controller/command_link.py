@@ -19,16 +19,7 @@ from msgspec.structs import replace
 from pytest_gpucluster.controller.call import Call, lost_reply
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.protocol import channel
-from pytest_gpucluster.protocol.channel import (
-    CONTROLLER,
-    Address,
-    ChannelLostError,
-    ForgedMessageError,
-    StoreChannel,
-    command_key,
-    hello_key,
-    journal_key,
-)
+from pytest_gpucluster.protocol.channel import Address, ChannelLostError, ForgedMessageError, StoreChannel
 from pytest_gpucluster.protocol.codec import SECRET_VARIABLE, MalformedMessageError, Secret
 from pytest_gpucluster.protocol.messages import AgentHello, Command, Failure, JournalText, Quit, Reply
 from pytest_gpucluster.protocol.rank import STOPPED, is_gone, machine, state_of
@@ -104,7 +95,7 @@ class CommandLink:
                 opened = channel.host_store(self.address, self._secret, listener=self._listener)
             else:
                 opened = channel.connect(self.address, self._secret)
-            if opened.has(command_key(0)):
+            if opened.has(channel.command_key(0)):
                 raise MeasurementError(
                     f"not run: the store at {self.address} has the messages of an earlier run; "
                     "start this one with another --master-port",
@@ -118,7 +109,7 @@ class CommandLink:
         """Write the next command; one that is for no rank is left out."""
         if not isinstance(command, Quit) and not command.ranks:
             return
-        self.channel.put(command_key(self._num_commands), command)
+        self.channel.put(channel.command_key(self._num_commands), command)
         self._num_commands += 1
 
     def stop_beating(self) -> None:
@@ -130,12 +121,10 @@ class CommandLink:
     def _beat_forever(self) -> None:
         with contextlib.suppress(ChannelLostError):
             own = channel.connect(self.address, self._secret)
-            count = 1
-            own.beat(CONTROLLER, count)  # at once: an agent that gets SIGTERM looks whether there is a controller
+            own.beat(channel.CONTROLLER, 0)  # at once: an agent that gets SIGTERM looks whether there is a controller
             while not self._stop_beating.wait(BEAT_S):
-                count += 1
-                own.beat(CONTROLLER, count)
-                own.beats([CONTROLLER])
+                own.beat(channel.CONTROLLER, self._num_answers + 1)
+                own.beats([channel.CONTROLLER])
                 self._num_answers += 1
                 self._delete_finished(own, within_s=BEAT_S / 2)
 
@@ -186,9 +175,9 @@ class JournalSender:
             if time.monotonic() >= self._next_s:
                 self.flush()
 
-    def open(self, channel: StoreChannel) -> None:
+    def open(self, store: StoreChannel) -> None:
         """There is a replica: send the lines that waited, and from now on those that come."""
-        self._channel = channel
+        self._channel = store
         self.flush()
 
     def close(self) -> None:
@@ -204,7 +193,8 @@ class JournalSender:
         text, self._waiting = "".join(self._waiting), []
         with contextlib.suppress(ChannelLostError):
             for start in range(0, len(text), CHUNK_CHARACTERS):
-                self._channel.put(journal_key(self._num_sent), JournalText(text=text[start : start + CHUNK_CHARACTERS]))
+                part = JournalText(text=text[start : start + CHUNK_CHARACTERS])
+                self._channel.put(channel.journal_key(self._num_sent), part)
                 self._num_sent += 1
 
 
@@ -220,15 +210,16 @@ class Members:
         self.hellos: dict[int, AgentHello] = {}
         self._lost: dict[int, Failure] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
-        self._next_look_s = self._last_look_s = 0.0
+        self._last_look_s = -MEMBERS_LOOK_S
 
-    def read_hello(self, rank: int, channel: StoreChannel, *, within_s: float) -> None:
+    def read_hello(self, rank: int, store: StoreChannel, *, within_s: float) -> None:
         """Read the rank's hello; without a valid one, within the time that is over now, the rank is lost or refused."""
-        if not channel.has(hello_key(rank)):
+        key = channel.hello_key(rank)
+        if not store.has(key):
             self._lost[rank] = lost_reply(f"rank {rank} never joined within {within_s:g} s", blames="node")
             return
         try:
-            hello = channel.take(hello_key(rank), AgentHello.read)
+            hello = store.take(key, AgentHello.read)
             requested = {one_line(name): one_line(text) for name, text in (hello.requested or {}).items()}
             self.hellos[rank] = replace(hello, hostname=one_line(hello.hostname), requested=requested or None)
         except ForgedMessageError:
@@ -272,9 +263,8 @@ class Members:
         """
         now_s = time.monotonic()
         found = {rank: lost_reply("its agent process has ended") for rank in ranks if self.has_died_here(rank)}
-        if now_s < self._next_look_s:
+        if now_s < self._last_look_s + MEMBERS_LOOK_S:
             return found
-        self._next_look_s = now_s + MEMBERS_LOOK_S
         beats = channel.beats(ranks)
         for rank in ranks:
             beat = beats.get(rank, b"")

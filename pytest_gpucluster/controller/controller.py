@@ -14,7 +14,7 @@ import msgspec
 from pytest_gpucluster.agent.main import AgentSettings, resolved
 from pytest_gpucluster.agent.main import command as command_of
 from pytest_gpucluster.config.torchrun import Launch
-from pytest_gpucluster.controller.call import Call, CallClock, EarlyEnd, Observer
+from pytest_gpucluster.controller.call import Call, EarlyEnd, Observer
 from pytest_gpucluster.controller.call_maker import SLICE_S, CallContext, CallMaker
 from pytest_gpucluster.controller.command_link import BYE_S, CommandLink, JournalSender, Members
 from pytest_gpucluster.controller.local_agents import LocalAgents
@@ -37,6 +37,8 @@ class Controller:
         ``secret`` signs the messages. A run on this machine makes one of its own, if it was given none.
         """
         self._secret = secret or (Secret.random() if launch is None else None)
+        self.is_signed = self._secret is not None
+        """Whether messages carry the run's secret."""
         self.rootdir = rootdir
         self.world_size = launch.world_size if launch is not None else num_local
         self._launch = launch
@@ -47,9 +49,10 @@ class Controller:
         )
         self._members = Members()
         self._early_end = EarlyEnd()
-        self._calls = CallMaker(
-            CallContext(link=self._link, members=self._members, early_end=self._early_end, device=device, rootdir=rootdir)
-        )
+        context = CallContext(link=self._link, members=self._members, early_end=self._early_end, device=device, rootdir=rootdir)
+        self._calls = CallMaker(context)
+        self.clock = self._calls.clock
+        """How long calls took, and for how long all ranks waited for this process."""
         self._journal = JournalSender()
         self._target: ReportTarget | None = None
         self._agents: LocalAgents | None = None
@@ -125,11 +128,6 @@ class Controller:
 
     # The ranks.
 
-    @property
-    def is_signed(self) -> bool:
-        """Whether messages carry the run's secret."""
-        return self._secret is not None
-
     def hello_of(self, rank: int) -> AgentHello | None:
         """What the rank's agent said of itself, None if it said nothing."""
         return self._members.hellos.get(rank)
@@ -153,11 +151,6 @@ class Controller:
         self._journal.flush()
         return self._calls.call(call)
 
-    @property
-    def clock(self) -> CallClock:
-        """How long calls took, and for how long all ranks waited for this process."""
-        return self._calls.clock
-
     # The end.
 
     @property
@@ -172,7 +165,7 @@ class Controller:
         (torch.distributed.elastic). Then the other ranks may still finish their call.
         """
         dead = [rank for rank in self._members.hellos if self._members.has_died_here(rank)]
-        if self._launch is not None and dead and not self._early_end.is_ending:
+        if self._launch is not None and dead and self._early_end.ending is None:
             why = f"rank {dead[0]}: its agent process has ended, and torchrun ends this node because of it"
             self._early_end.after_last_call(why)
         else:

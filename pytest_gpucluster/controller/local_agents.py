@@ -51,7 +51,7 @@ class LocalAgents:
         os.close(self._alive_write)
         with contextlib.suppress(ProcessLookupError):  # what is stopped could not leave
             os.killpg(self._process.pid if self._own_group else os.getpgrp(), signal.SIGCONT)
-        if not have_met:
+        if not have_met and self._own_group:
             self._terminate()
             self._kill_remaining()
         try:
@@ -69,12 +69,11 @@ class LocalAgents:
         """
         deadline_s = time.monotonic() + LEAVE_S
         with contextlib.suppress(ProcessLookupError):
-            while self._own_group and time.monotonic() < deadline_s:
+            while time.monotonic() < deadline_s:
                 self._process.poll()
                 os.killpg(self._process.pid, 0)
                 time.sleep(POLL_S)
-            if self._own_group:
-                os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _terminate(self) -> None:
         """SIGTERM to all agents; their spawners notice it, kill their workers, and end."""

@@ -219,13 +219,10 @@ class StoreChannel:
         """Use ``store`` at ``address``. ``secret`` signs, None: messages are not signed."""
         self.address = address
         self.store = KeyStore(address, store)
+        self.is_signed = secret is not None
+        """Whether messages carry an HMAC."""
         self._secret = secret
         self._signed_prefix = f"{address.run_id}/{self._read_nonce()}" if secret is not None else address.run_id
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether messages carry an HMAC."""
-        return self._secret is not None
 
     def reconnect(self) -> StoreChannel:
         """Another connection to the same store whose reads wait for ever, for a thread that does nothing but read.

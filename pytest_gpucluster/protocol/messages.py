@@ -17,8 +17,7 @@ from pytest_gpucluster.protocol.channel import Address
 from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, read_one_of
 
 FailureKind: TypeAlias = Literal["raised", "refused", "died", "hung", "released", "lost"]
-KINDS_OF_WORKERS = ("raised", "refused")
-"""What a worker itself can say. The other kinds are found by its agent or by the controller."""
+
 Spans: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
@@ -248,7 +247,7 @@ def read_reply(data: bytes) -> Reply:
 def read_from_worker(data: bytes) -> FromWorker:
     """What a worker says to its agent; see :func:`read_one_of` for what is raised."""
     message = cast("FromWorker", read_one_of((Entered, StepReport, ForeignProcess, Success, Failure), data))
-    if isinstance(message, Failure) and message.kind not in KINDS_OF_WORKERS:
+    if isinstance(message, Failure) and message.kind not in ("raised", "refused"):  # agent or controller find the others
         raise MalformedMessageError(f"a worker does not say that it {message.kind}")
     return message
 

@@ -317,7 +317,8 @@ def join(own: Hello, *, host: str, port: int, within_s: float, notice: Notice) -
                 notice(f"node 0 is reached; it waits {left_s:g} s more for whoever is not there")
                 return _await_go(connection, key, within_s=left_s + MARGIN_S)
         except (OSError, _NoAnswerError, ForgedMessageError) as error:
-            if problem != (problem := _explain(error)):
+            known = (text for kind, text in PROBLEMS.items() if isinstance(error, kind))
+            if problem != (problem := next(known, str(error))):
                 notice(f"waiting for node 0 at {host}:{port}: {problem}")
             time.sleep(max(0.0, min(PAUSE_S, deadline_s - time.monotonic())))
     raise NotJoinedError(unreached(host, port, within_s=within_s, problem=problem))
@@ -343,7 +344,9 @@ def _await_go(connection: socket.socket, key: str, *, within_s: float) -> str | 
 
 def unreached(host: str, port: int, *, within_s: float, problem: str) -> str:
     """The message when node 0 did not answer, with what to check."""
-    addresses = _resolve(host)
+    addresses: list[str] = []
+    with contextlib.suppress(OSError):
+        addresses = list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
     return (
         f"node 0's launcher was not reached at {host}:{port} within {within_s:g} s: {problem}\n"
         f"  address: is --master-addr node 0's, as this node sees it? {host} is {', '.join(addresses) or 'unknown'} here\n"
@@ -352,22 +355,12 @@ def unreached(host: str, port: int, *, within_s: float, problem: str) -> str:
     )
 
 
-def _resolve(host: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
-    return []
-
-
-def _explain(error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused, nothing listens there"
-    if isinstance(error, TimeoutError):
-        return "no answer (a wrong address, or a firewall that drops packets)"
-    if isinstance(error, socket.gaierror):
-        return "no such host"
-    if isinstance(error, ForgedMessageError):
-        return f"what answers there is not this run's launcher: another program, or another {SECRET_VARIABLE}"
-    return str(error)
+PROBLEMS: dict[type[Exception], str] = {
+    ConnectionRefusedError: "connection refused, nothing listens there",
+    TimeoutError: "no answer (a wrong address, or a firewall that drops packets)",
+    socket.gaierror: "no such host",
+    ForgedMessageError: f"what answers there is not this run's launcher: another program, or another {SECRET_VARIABLE}",
+}
 
 
 # Both sides.

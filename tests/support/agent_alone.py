@@ -29,6 +29,7 @@ from pytest_gpucluster.agent import agent, call_runner, group_hang, heartbeat, s
 from pytest_gpucluster.agent.agent import Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
+from pytest_gpucluster.agent.neighbours import Neighbours
 from pytest_gpucluster.protocol.channel import Address, StoreChannel
 from pytest_gpucluster.protocol.codec import Wire
 from pytest_gpucluster.protocol.messages import (
@@ -199,7 +200,8 @@ class Scenarios:
 
     def __init__(self) -> None:
         """Fork the spawner, before anything else."""
-        self.spawner = spawner.Spawner(play_worker, folder=Path(tempfile.mkdtemp(prefix="gpucluster-rank1-")))
+        folder = Path(tempfile.mkdtemp(prefix="gpucluster-rank1-"))
+        self.spawner = spawner.Spawner(play_worker, folder=folder, neighbours=Neighbours(rank=1, local_rank=1, controller=None))
         self.store = PlayedStore()
 
     def serve(self, *steps: Command | Step) -> None:

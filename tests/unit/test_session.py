@@ -71,7 +71,7 @@ def test_a_call_may_bring_its_own_deadline_and_a_further_round_has_that_of_the_f
     cluster = Cluster(controller, binding, deadline_s=120)
     first = cluster.run(sorted, per="gpu", iterations=10)
     cluster.run(sorted, per="gpu", deadline_s=7)
-    first._remeasured()
+    assert first._remeasured
     assert controller.deadlines_s == [120, 7, 120]
 
 

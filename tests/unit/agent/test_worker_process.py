@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 AGENT = """
 import json, os, signal, socket, subprocess, sys, time
 from pathlib import Path
+from pytest_gpucluster.agent.neighbours import Neighbours
 from pytest_gpucluster.agent.spawner import Spawner, describe_exit, kill_and_reap
 from pytest_gpucluster.agent.worker_process import WorkerProcess
 from pytest_gpucluster.protocol.messages import Failure
@@ -42,7 +43,7 @@ def start(do, **more):
 def tell(**facts):
     print(json.dumps(facts), flush=True)
 
-spawner = Spawner(main, folder=Path(sys.argv[1]))
+spawner = Spawner(main, folder=Path(sys.argv[1]), neighbours=Neighbours(rank=0, local_rank=0, controller=None))
 GRANDCHILD = (
     "pid = subprocess.Popen(['sleep', '600']).pid\\n"
     "link.sendall(b'{\\"t\\": \\"pid\\", \\"pid\\": %d}\\\\n' % pid)\\n"
@@ -272,7 +273,7 @@ def stop():  # before the worker leads a group of its own, and before its end is
     os.kill(os.getpid(), signal.SIGSTOP)
 
 os.setsid = stop
-spawner = Spawner(main, folder=Path(sys.argv[1]))
+spawner = Spawner(main, folder=Path(sys.argv[1]), neighbours=Neighbours(rank=0, local_rank=0, controller=None))
 worker = start("time.sleep(600)")
 while worker.state() != "T": time.sleep(0.01)
 """

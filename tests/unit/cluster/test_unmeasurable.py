@@ -10,7 +10,7 @@ from msgspec import structs
 
 from pytest_gpucluster.cluster.binding import bind
 from pytest_gpucluster.cluster.calls import Cluster
-from pytest_gpucluster.cluster.unmeasurable import attendance_of, error_for, missing_error
+from pytest_gpucluster.cluster.unmeasurable import Attendance, error_for, missing_error
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.errors import MeasurementError
@@ -379,9 +379,9 @@ def test_rehearsal_has_nothing_to_look_at() -> None:
 def test_a_missing_gpu_and_an_absent_node_are_different_culprits() -> None:
     """Where any GPU of the node answers, one is missing; else the node is."""
     present = replace(A, rank=0, hostname="host0")
-    absent = missing_error(C, attendance_of([present, B, C, D]))
+    absent = missing_error(C, Attendance([present, B, C, D]))
     assert ([place.id for place in absent.culprits], absent.blames, absent.kind) == (["node1"], "node", "missing")
-    missing = missing_error(B, attendance_of([present, B, C, D]))
+    missing = missing_error(B, Attendance([present, B, C, D]))
     assert ([place.id for place in missing.culprits], missing.blames) == ([B.id], "gpu")
     assert "another one may be absent" in str(missing.blame.advice), "the others of its node have the first numbers"
     assert absent.blame.advice is None
