@@ -107,19 +107,15 @@ class EarlyEnd:
     def __init__(self) -> None:
         """Nothing has happened yet."""
         self.terminated: str | None = None
+        """By what the run ends at once: no call starts, and a running call ends now."""
         self.ending: str | None = None
         """Why no call starts any more, although a running call may finish; None: calls may start."""
         self._ending_s = 0.0
 
-    def at_once(self, by: str) -> None:
-        """End the run: no call starts, and a running call ends now."""
-        self.terminated = by
-
     def after_last_call(self, why: str) -> None:
         """End the run: no call starts, and a running call may finish within :data:`LAST_CALL_S`."""
-        if self.ending is None:
-            self._ending_s = time.monotonic()
-            self.ending = why
+        self._ending_s = time.monotonic()
+        self.ending = why
 
     def check_before_call(self) -> None:
         """Called before each call.

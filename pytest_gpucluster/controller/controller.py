@@ -169,7 +169,7 @@ class Controller:
             why = f"rank {dead[0]}: its agent process has ended, and torchrun ends this node because of it"
             self._early_end.after_last_call(why)
         else:
-            self._early_end.at_once(by)
+            self._early_end.terminated = by
 
     def quit(self, code: int, *, last_lines: str = "") -> None:
         """Tell every agent to leave with ``code`` and wait for them; safe to call again, and without agents.

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import asdict
+
 from pytest_gpucluster.protocol.codec import TypedMessage
 
 if TYPE_CHECKING:
@@ -36,14 +38,8 @@ class Rank(TypedMessage, frozen=True, kw_only=True):
 
     def variables(self, *, node: int) -> dict[str, str]:
         """The environment of a worker that is this rank, on the node with this number in the inventory."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "GROUP_RANK": str(self.group_rank),
-            "GPUCLUSTER_NODE": str(node),
-        }
+        numbers = {name.upper(): str(number) for name, number in asdict(self).items()}  # torchrun's names
+        return {**numbers, "GPUCLUSTER_NODE": str(node)}
 
 
 HOSTNAME = "GPUCLUSTER_HOSTNAME"

@@ -44,7 +44,8 @@ MAX_WAIT_S = 7 * 86400.0
 GOODBYE_S = 2.0
 WELCOME = "welcome"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-DEAD_AFTER_S = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+DEAD_AFTER = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""Seconds until the first probe and between two, and how many may stay without an answer."""
 
 Notice = Callable[[str], None]
 JsonObject: TypeAlias = "dict[str, Any]"
@@ -400,9 +401,7 @@ def _receive(connection: socket.socket, kind: type[Message], *, key: str, within
 
 def _notice_death(connection: socket.socket) -> None:
     """Let the kernel probe the connection: a machine that loses its power closes none, and is noticed within seconds."""
-    options: dict[str, Any] = {name: getattr(socket, name, None) for name in DEAD_AFTER_S}
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, option in options.items():
-            if option is not None:
-                connection.setsockopt(socket.IPPROTO_TCP, option, DEAD_AFTER_S[name])
+        for option, number in DEAD_AFTER.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, number)
