@@ -95,13 +95,8 @@ class RunSetup:
         return self.inventory.gpus_per_node if self.rehearsal else self.detected.num_gpus
 
     @functools.cached_property
-    def changed_limits(self) -> list[str]:
-        """The criteria whose limits differ from the packaged ones."""
-        return list(self.changed_entries)
-
-    @functools.cached_property
     def changed_entries(self) -> dict[str, list[str]]:
-        """The same criteria, each with what differs, in words."""
+        """The criteria whose limits differ from the packaged ones, each with what differs, in words."""
         return self.thresholds.changed_entries(self.profile)
 
     @functools.cached_property
@@ -134,7 +129,7 @@ class RunSetup:
             "cluster": self.thresholds.content.cluster.name,
             "expected": {"nodes": facts["nodes"], "gpus_per_node": facts["gpus_per_node"]},
             "thresholds_sha256": self.thresholds.sha256,
-            "changed_limits": self.changed_limits,
+            "changed_limits": list(self.changed_entries),
             "changed_entries": self.changed_entries,
             "changed_terms": self.changed_terms,
             "remarks": self.remarks,

@@ -73,8 +73,7 @@ class RunState:
 
     def places(self) -> Mapping[str, Place]:
         """Every expected place and node by id, bound as far as anything said hello."""
-        known = self.binding if self.binding is not None else self.setup.inventory
-        return known.by_id
+        return self.binding.by_id if self.binding is not None else self.setup.inventory.by_id
 
     @property
     def shape(self) -> str:
@@ -105,7 +104,7 @@ class RunState:
             own_tests_only=self.own_tests_only and not self.setup.settings.gate,
             level_reached=self.setup.level_reached,
             objections=tuple(self.objections),
-            changed_limits=tuple(self.setup.changed_limits),
+            changed_limits=tuple(self.setup.changed_entries),
             changed_terms=tuple(self.changed_terms),
             shape=self.shape,
             remarks=(*self.remarks, *self.recorder.soak_remarks),

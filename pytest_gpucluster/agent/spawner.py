@@ -174,8 +174,7 @@ class _Server:
             os.dup2(output_fd, 1)
             os.dup2(output_fd, 2)
             os.close(output_fd)
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nothing, 0)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             self._main(request, link_fd)
             status = 0
         finally:

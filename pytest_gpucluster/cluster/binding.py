@@ -342,8 +342,7 @@ def _unread_error(place: Place, others: Sequence[Place], occupancies: Mapping[in
     """Why nobody read this GPU: its own rank failed, or one of the ``others`` of its node, or two ranks read one GPU."""
     failed = next((one for one in (place, *others) if not occupancies[rank_of(one)].ok), None)
     if failed is not None:
-        replies = {rank_of(failed): occupancies[rank_of(failed)]}
-        return error_for(replies, [failed], what="who is on the GPU was not read")
+        return error_for({rank_of(failed): occupancies[rank_of(failed)]}, [failed], what="who is on the GPU was not read")
     return MeasurementError(
         f"who is on the GPU was not read: of the ranks of {place.hostname} none looked at {place.label}; do two share one?",
         culprits=(place,),

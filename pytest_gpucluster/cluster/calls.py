@@ -185,8 +185,7 @@ class Cluster:
             unnoted.run, function, per=per, places=chosen, at_once=at_once, deadline_s=deadline_s, **kwargs
         )
         took_s = time.monotonic() - began_s
-        is_single = per == "gpu"
-        return self._noted(Results(measured.values, measured.errors, again=again, took_s=took_s, is_single=is_single))
+        return self._noted(Results(measured.values, measured.errors, again=again, took_s=took_s, is_single=per == "gpu"))
 
     def _noted(self, made: Results) -> Results:
         if self._caller is not None:
@@ -278,16 +277,14 @@ class Cluster:
         replies = self._controller.call(call)
         for group in wave:
             of_group = {rank_of(place): replies[rank_of(place)] for place in group}
-            succeeded = all(reply.ok for reply in of_group.values())
-            error = None if succeeded else error_for(of_group, group, what=f"{name.qualname} was not measured")
             not_idle = self._note_foreign(replies, group, f"{name.qualname} was measured")
+            succeeded = all(reply.ok for reply in of_group.values())
+            error = not_idle or (None if succeeded else error_for(of_group, group, what=f"{name.qualname} was not measured"))
             for place in group:
                 reply = of_group[rank_of(place)]
                 keys = [(place, other) for other in group if other != place] if measured.per == "pair" else [place]
                 for key in keys:
-                    if not_idle is not None:
-                        measured.errors[key] = not_idle
-                    elif reply.ok:
+                    if reply.ok and not_idle is None:
                         measured.values[key] = reply.value
                     elif error is not None:
                         measured.errors[key] = error

@@ -62,8 +62,7 @@ class NodeLocalizer:
         if by_rings.bad:
             self.found = by_rings
             return by_rings
-        found = self._among_nodes(criterion, value, within_s)
-        return found.with_evidence(**by_rings.evidence)
+        return self._among_nodes(criterion, value, within_s).with_evidence(**by_rings.evidence)
 
     def _by_rings(self, criterion: Criterion, measured: CollectiveTiming) -> Finding:
         """The same all-reduce by rings, where NCCL chose something else, and then by its choice once more.

@@ -112,8 +112,7 @@ class SoakResult:
             MeasurementError: a round could not be measured here.
         """
         if self.value is not None and self.worst is not None:
-            whole = replace(self.worst, value=self.value, unknown={}, evidence=self.evidence, remark=self.remark)
-            criterion.judge(whole)
+            criterion.judge(replace(self.worst, value=self.value, unknown={}, evidence=self.evidence, remark=self.remark))
         if self.error is not None:
             raise self.error
         if self.unknown:
@@ -156,8 +155,7 @@ class Turn:
         """Record an error at every place whose value the test did not keep in this turn."""
         for place in self.places:
             if self._kept[place].latest_round != self.round:
-                nothing = f"{place}: {self.criterion} kept no value"
-                self._kept[place].fail(self.round, MeasurementError(nothing))
+                self._kept[place].fail(self.round, MeasurementError(f"{place}: {self.criterion} kept no value"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +254,7 @@ class Soak:
 
     def unmeasured(self, criterion: str, place: Place | None) -> str | None:
         """Why the values are not those of the whole soak; None if they are."""
-        places = self._kept.get(criterion, {})
-        kept = [one for where, one in places.items() if place is None or where == place]
+        kept = [one for where, one in self._kept.get(criterion, {}).items() if place is None or where == place]
         lost = next((one.error for one in kept if one.error is not None), None)
         if lost is not None:
             return str(lost)

@@ -79,8 +79,7 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
     advices = {failed[rank].advice for rank in blamed}
     advice = advice or (advices.pop() if len(advices) == 1 else None)
     lines = [f"{what}: {headline}", *([f"  next: {advice}"] if advice is not None else [])]
-    others = [rank for rank in failed if rank not in culprits]
-    lines += [f"  {text}" for text in _consequences(others, failed)]
+    lines += [f"  {text}" for text in _consequences([rank for rank in failed if rank not in culprits], failed)]
     lines += _evidence(_with_stacks(blamed or ([] if culprits else list(failed)), failed), failed, name)
     return Diagnosis(
         culprits=tuple(culprits),

@@ -53,7 +53,7 @@ def run_lines(setup: RunSetup, *, version: str, width: int) -> list[str]:
     """What the run is: version, kind, shape, level, profile, limits."""
     inventory = setup.inventory
     part = "rank" if inventory.device == "cpu" else "GPU"
-    changed = f" ({len(setup.changed_limits)} changed)" if setup.changed_limits else ""
+    changed = f" ({len(setup.changed_entries)} changed)" if setup.changed_entries else ""
     limits = "packaged" if setup.settings.thresholds is None else setup.thresholds.path.name
     facts = [
         f"gpucluster {version}",

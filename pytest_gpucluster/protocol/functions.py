@@ -24,7 +24,7 @@ from pytest_gpucluster.protocol.messages import FunctionName
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
-MEASUREMENT_MARK = "__gpucluster_measurement__"
+
 NO_DEVICE_MARK = "__gpucluster_without_device__"
 SHARED_GPU_MARK = "__gpucluster_beside_others__"
 SIMULATED_MARK = "__gpucluster_simulated__"
@@ -38,21 +38,23 @@ class RefusedError(Exception):
 
 
 def measurement(function: Function) -> Function:
-    """Mark a module-level function as something that workers may run, wherever its file lies."""
-    setattr(function, MEASUREMENT_MARK, True)
+    """Mark a module-level function as something that workers may run, wherever its file lies.
+
+    A worker looks for the mark in the source (:mod:`~pytest_gpucluster.protocol.origin`), before it imports anything.
+    """
     return function
 
 
 def without_device(function: Function) -> Function:
     """Mark a measurement that reads facts about a GPU without using it. It runs even if torch cannot open the GPU."""
     setattr(function, NO_DEVICE_MARK, True)
-    return measurement(function)
+    return function
 
 
 def beside_others(function: Function) -> Function:
     """Mark a measurement whose result does not depend on other users of the GPU. It runs on a GPU that is not idle, too."""
     setattr(function, SHARED_GPU_MARK, True)
-    return measurement(function)
+    return function
 
 
 def simulated_by(answer: Callable[[Simulated], Any]) -> Callable[[Function], Function]:

@@ -112,8 +112,7 @@ def _find_spec(name: str, locations: list[str] | None) -> ModuleSpec | None:
 
 
 def _folders(*keys: str) -> set[Path]:
-    paths = sysconfig.get_paths()
-    return {Path(paths[key]).resolve() for key in keys}
+    return {Path(sysconfig.get_paths()[key]).resolve() for key in keys}
 
 
 def _last_name(decorator: ast.expr) -> str:

@@ -24,7 +24,7 @@ def setup(**changes: Any) -> Any:
         "simulation": None,
         "level_reached": True,
         "inventory": Inventory(num_nodes=64, gpus_per_node=8, device="cuda"),
-        "changed_limits": [],
+        "changed_entries": {},
         "settings": SimpleNamespace(level="standard", thresholds=None, audit=False),
         "thresholds": SimpleNamespace(path=SimpleNamespace(name="site.yaml")),
         "profile": SimpleNamespace(name="h200-sxm", accept_at="standard"),
@@ -82,9 +82,10 @@ def test_one_of_each_is_one() -> None:
 
 def test_own_limits_are_named() -> None:
     """With how many of them differ from the packaged ones."""
-    own = setup(settings=SimpleNamespace(level="standard", thresholds="site.yaml", audit=False), changed_limits=["a", "b"])
+    settings = SimpleNamespace(level="standard", thresholds="site.yaml", audit=False)
+    own = setup(settings=settings, changed_entries=dict.fromkeys("ab"))
     assert run_lines(own, version="1", width=200)[0].endswith("   limits site.yaml (2 changed)")
-    edited = setup(changed_limits=["a"])
+    edited = setup(changed_entries=dict.fromkeys("a"))
     assert run_lines(edited, version="1", width=200)[0].endswith("   limits packaged (1 changed)")
 
 

@@ -68,7 +68,7 @@ class Run:
             simulation=None,
             level_reached=True,
             inventory=SimpleNamespace(num_nodes=1, gpus_per_node=8, device="cuda"),
-            changed_limits=[],
+            changed_entries={},
             settings=SimpleNamespace(level="standard", thresholds=None, audit=False),
             profile=SimpleNamespace(name="h200-sxm", accept_at="standard"),
             remarks=[],
