@@ -16,6 +16,7 @@ import itertools
 import os
 import select
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,7 +95,6 @@ SLOWER = 10
 """An agent that writes reports has so many times as long: a long journal takes its time, and a disk that hangs must not."""
 LOST_CODE = 3
 LOST = messages.Quit(code=LOST_CODE, last_lines="no verdict is known here: the controller of the run is lost")
-FILES = ("stacks", "collective", "nccl.log", "flight.json", JOURNAL)
 
 
 class Agent:
@@ -160,7 +160,7 @@ class Agent:
         finally:
             os.kill(self._context.spawner.pid, signal.SIGCONT)  # one that is stopped could not end its worker, nor itself
             self._calls.discard_worker()
-            self._remove_files()
+            shutil.rmtree(self._context.spawner.folder, ignore_errors=True)
 
     def leave(self, quits: messages.Quit) -> None:
         """End this process.
@@ -301,15 +301,8 @@ class Agent:
             write_reports(self._target)  # the main thread could not hear of that end
         if self._replica is not None and not self._is_reporting:
             self._replica.write_reports()
-        self._remove_files()
+        shutil.rmtree(self._context.spawner.folder, ignore_errors=True)
         if rank != 0:
             write_error_file(LOST.last_lines, LOST_CODE)
         sys.stderr.flush()
         os._exit(LOST_CODE)
-
-    def _remove_files(self) -> None:
-        folder = self._context.spawner.folder
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
