@@ -279,7 +279,8 @@ class CallRunner:
         if (group := group_of(command, rank)) is not None:
             at, size = group.ranks.index(rank), len(group.ranks)
             member = messages.GroupMember(id=group.id, rank=at, size=size, store=channel.address, setup_s=command.setup_s)
-        return messages.Task.of(command, roots=self._context.roots, trusted=channel.is_signed, group=member)
+        call = replace(command, groups=None)
+        return messages.Task(call=call, roots=self._context.roots, trusted=channel.is_signed, group=member)
 
     def _kill(self, worker: WorkerProcess) -> bool:
         """Kill the worker and beat meanwhile. False, and this rank is lost, if it does not end."""

@@ -57,29 +57,22 @@ class RankGroup(TypedMessage, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
 
 
-class FunctionCall(TypedMessage, frozen=True, kw_only=True):
-    """What a worker does in a call: the part of the call that the agent passes on unchanged.
+class StartCall(TypedMessage, frozen=True, kw_only=True, tag_field="t", tag="call"):
+    """Run a function on some ranks. ``nodes``: the node number of each torchrun group rank, as far as known.
 
     ``any_device``: the function runs without a GPU too. ``test_arguments``: the fixtures that the body of a distributed test
-    gets besides ``kwargs`` (plain data); None: the function is no such body.
+    gets besides ``kwargs`` (plain data); None: the function is no such body. ``variables``: those of :data:`CALL_VARIABLES`
+    that a worker gets which is started for this call.
     """
 
+    id: str
+    ranks: Spans
     function: FunctionName
     kwargs: dict[str, Any]
     device: Device
     any_device: bool
     sys_path: tuple[str, ...]
     test_arguments: tuple[str, ...] | None
-
-
-class StartCall(FunctionCall, frozen=True, kw_only=True, tag_field="t", tag="call"):
-    """Run a function on some ranks. ``nodes``: the node number of each torchrun group rank, as far as known.
-
-    ``variables``: those of :data:`CALL_VARIABLES` that a worker gets which is started for this call.
-    """
-
-    id: str
-    ranks: Spans
     groups: tuple[RankGroup, ...] | None
     deadline_s: float
     setup_s: float
@@ -298,23 +291,16 @@ class GroupMember(TypedMessage, frozen=True, kw_only=True):
     setup_s: float
 
 
-class Task(FunctionCall, frozen=True, kw_only=True):
-    """One call for one worker.
+class Task(TypedMessage, frozen=True, kw_only=True):
+    """One call for one worker, without the call's groups, which may be many: ``group`` is the worker's own.
 
-    ``call``: its id. ``roots``: the folders of this run's tests. ``trusted``: the run has a secret, so functions from elsewhere
-    may run too.
+    ``roots``: the folders of this run's tests. ``trusted``: the run has a secret, so functions from elsewhere may run too.
     """
 
-    call: str
+    call: StartCall
     roots: tuple[str, ...]
     trusted: bool
     group: GroupMember | None
-
-    @classmethod
-    def of(cls, command: StartCall, *, roots: tuple[str, ...], trusted: bool, group: GroupMember | None) -> Task:
-        """The task that does the work of this call."""
-        passed_on = {name: getattr(command, name) for name in FunctionCall.__struct_fields__}
-        return cls(**passed_on, call=command.id, roots=roots, trusted=trusted, group=group)
 
 
 class StartWorker(TypedMessage, frozen=True, kw_only=True):

@@ -66,13 +66,13 @@ class _Worker:
             for message in received:
                 task = messages.Task.read(message)
                 # The function may have destroyed the default process group, or made one of its own.
-                reply = replace(self._reply(task), call=task.call, group_changed=dist.group.WORLD is not self._group)
+                reply = replace(self._reply(task), call=task.call.id, group_changed=dist.group.WORLD is not self._group)
                 if os.getpid() != self._pid:
                     os._exit(0)  # a copy that the function forked came back from it: the worker itself answers
                 try:
                     self._send(reply)
                 except (ValueError, RecursionError) as error:  # a whole number of more digits than JSON takes
-                    self._send(replace(failure_of(error), call=task.call))
+                    self._send(replace(failure_of(error), call=task.call.id))
 
     def _send(self, message: messages.FromWorker) -> None:
         """Send from any thread."""
@@ -84,9 +84,9 @@ class _Worker:
         try:
             function, watching = self._prepare(task)
             with watching:
-                self._send(messages.Entered(call=task.call))
-                value = function(**plain_data.from_plain(task.kwargs))
-                _synchronize(task)
+                self._send(messages.Entered(call=task.call.id))
+                value = function(**plain_data.from_plain(task.call.kwargs))
+                _synchronize(task.call)
             return messages.Success(value=plain_data.to_plain(value))
         except BaseException as error:  # noqa: BLE001 -- whatever the function raised is its result
             return failure_of(error)
@@ -102,24 +102,24 @@ class _Worker:
         """
         os.environ.update(self._environment)
         roots = None if task.trusted else [Path(root) for root in task.roots]
-        allowed = [path for path in task.sys_path if roots is None or functions.may_import_from(Path(path), roots)]
+        allowed = [path for path in task.call.sys_path if roots is None or functions.may_import_from(Path(path), roots)]
         sys.path += [path for path in allowed if path not in sys.path]  # this node's own paths stay first: they are checked
-        is_test = task.test_arguments is not None
-        function = functions.find_function(task.function, trusted=task.trusted, roots=roots, rewrite=is_test)
-        reads_only = task.any_device or hasattr(function, functions.NO_DEVICE_MARK)
-        device = self._device(task, required=not reads_only)
+        call, arguments = task.call, task.call.test_arguments
+        function = functions.find_function(call.function, trusted=task.trusted, roots=roots, rewrite=arguments is not None)
+        reads_only = call.any_device or hasattr(function, functions.NO_DEVICE_MARK)
+        device = self._device(call, required=not reads_only)
         if task.group is not None:
             self._join(task.group, device)
         elif function is leave_group:
             self._group_id = self._group = None
         needs_idle = device.type == "cuda" and functions.needs_idle_gpu(function)
-        watching = self._watch.measuring(task.call) if self._watch is not None and needs_idle else contextlib.nullcontext()
-        return (function if task.test_arguments is None else bind_test(function, task.test_arguments, device)), watching
+        watching = self._watch.measuring(call.id) if self._watch is not None and needs_idle else contextlib.nullcontext()
+        return (function if arguments is None else bind_test(function, arguments, device)), watching
 
-    def _device(self, task: messages.Task, *, required: bool) -> Any:
+    def _device(self, call: messages.StartCall, *, required: bool) -> Any:
         import torch
 
-        if task.device == "cpu" or task.any_device:
+        if call.device == "cpu" or call.any_device:
             return torch.device("cpu")
         index = int(os.environ["LOCAL_RANK"])
         num_gpus = torch.cuda.device_count()
@@ -176,10 +176,10 @@ def _take_gpu(index: int, report: Callable[[messages.ForeignProcess], None]) -> 
     return watch
 
 
-def _synchronize(task: messages.Task) -> None:
+def _synchronize(call: messages.StartCall) -> None:
     import torch
 
-    if task.device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if call.device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 

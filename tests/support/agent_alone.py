@@ -92,11 +92,11 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
     wire = Wire(socket.socket(fileno=link_fd))
     while (messages := wire.receive()) is not None:
         for task in map(Task.read, messages):
-            kwargs = task.kwargs
+            kwargs = task.call.kwargs
             time.sleep(kwargs.get("late_s", 0.0))
             if kwargs.get("immortal"):  # as in state D: no signal ends it, from its entry on
                 faulthandler.register(python_stacks.ASK, Path(request.stacks_file).open("a", encoding="utf-8"))  # noqa: SIM115 -- kept
-            wire.send(Entered(call=task.call))
+            wire.send(Entered(call=task.call.id))
             hold_up(**{key: kwargs[key] for key in ("hang", "stop", "pause_s") if key in kwargs})
             if kwargs.get("wait"):
                 wait_and_join(Path(request.collective_file))
@@ -105,8 +105,8 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
                 time.sleep(1.0)
                 os._exit(3)
             if "garbage" in kwargs:
-                write_all(LINK_FD, bytes.fromhex(kwargs["garbage"]).replace(b"CALL", task.call.encode()) * kwargs["times"])
-            wire.send(Success(value=os.getpid(), call=task.call))
+                write_all(LINK_FD, bytes.fromhex(kwargs["garbage"]).replace(b"CALL", task.call.id.encode()) * kwargs["times"])
+            wire.send(Success(value=os.getpid(), call=task.call.id))
             if "garbage_after" in kwargs:
                 time.sleep(0.5)
                 write_all(LINK_FD, bytes.fromhex(kwargs["garbage_after"]))
