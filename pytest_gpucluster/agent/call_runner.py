@@ -277,8 +277,10 @@ class CallRunner:
     def _task_of(self, command: messages.StartCall) -> messages.Task:
         rank, channel, member = self._context.rank.rank, self._context.channel, None
         if (group := group_of(command, rank)) is not None:
-            at, size = group.ranks.index(rank), len(group.ranks)
-            member = messages.GroupMember(id=group.id, rank=at, size=size, store=channel.address, setup_s=command.setup_s)
+            at, size, address = group.ranks.index(rank), len(group.ranks), channel.address
+            member = messages.GroupMember(
+                id=group.id, rank=at, size=size, host=address.host, port=address.port, setup_s=command.setup_s
+            )
         call = replace(command, groups=None)
         return messages.Task(call=call, roots=self._context.roots, trusted=channel.is_signed, group=member)
 

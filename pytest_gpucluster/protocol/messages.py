@@ -13,7 +13,6 @@ from msgspec.structs import force_setattr
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.places import Device
 from pytest_gpucluster.protocol import plain_data
-from pytest_gpucluster.protocol.channel import Address
 from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, read_one_of
 
 FailureKind: TypeAlias = Literal["raised", "refused", "died", "hung", "released", "lost"]
@@ -287,7 +286,8 @@ class GroupMember(TypedMessage, frozen=True, kw_only=True):
     id: str
     rank: int
     size: int
-    store: Address
+    host: str
+    port: int
     setup_s: float
 
 

@@ -138,7 +138,7 @@ class _Worker:
         if self._group_id == group.id:
             return
         timeout = timedelta(seconds=group.setup_s)
-        tcp_store = dist.TCPStore(group.store.host, group.store.port, is_master=False, timeout=timeout)
+        tcp_store = dist.TCPStore(group.host, group.port, is_master=False, timeout=timeout)
         bound = {"device_id": device} if device.type == "cuda" else {}
         store = dist.PrefixStore(f"gpucluster/{group.id}", tcp_store)
         dist.init_process_group(
