@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import MeasurementError, Part
@@ -153,8 +153,7 @@ class NodeLocalizer:
     def _result(self, value: Any, criterion: Criterion, nodes: int) -> Result:
         if isinstance(value, MeasurementError):
             return Result(passed=None)
-        gpus_per_node = self._cluster.promised.gpus_per_node
-        shape = {"nodes": nodes, "gpus_per_node": gpus_per_node, "world_size": nodes * gpus_per_node}
+        shape = replace(self._cluster.promised, num_nodes=nodes).facts
         limit = criterion.threshold.limit(gpus=shape["world_size"], cluster=shape)
         return Result(passed=limit.holds(value.busbw_gb_s), value=value.busbw_gb_s)
 
