@@ -91,8 +91,6 @@ class Cluster:
         """How many ranks answer."""
         self.promised = binding.inventory
         """What was promised: shape, fabric, names of the GPU."""
-        self.device: str = self.promised.device
-        """``cuda``, or ``cpu`` in a rehearsal."""
         self._controller = controller
         self._binding = binding
         self.at_start = binding.at_start
@@ -102,6 +100,11 @@ class Cluster:
         self._variables: dict[str, str] = {}
         self._came: dict[Place, MeasurementError] = {}
         """The GPUs to which a foreign process came during this run, and was there when it was last looked for."""
+
+    @property
+    def device(self) -> str:
+        """``cuda``, or ``cpu`` in a rehearsal."""
+        return self.promised.device
 
     @property
     def not_idle(self) -> dict[Place, MeasurementError]:

@@ -14,7 +14,7 @@ import msgspec
 from pytest_gpucluster.agent.main import AgentSettings, resolved
 from pytest_gpucluster.agent.main import command as command_of
 from pytest_gpucluster.config.torchrun import Launch
-from pytest_gpucluster.controller.call import Call, EarlyEnd, Observer
+from pytest_gpucluster.controller.call import Call, CallClock, EarlyEnd, Observer
 from pytest_gpucluster.controller.call_maker import SLICE_S, CallContext, CallMaker
 from pytest_gpucluster.controller.command_link import BYE_S, CommandLink, JournalSender, Members
 from pytest_gpucluster.controller.local_agents import LocalAgents
@@ -37,8 +37,6 @@ class Controller:
         ``secret`` signs the messages. A run on this machine makes one of its own, if it was given none.
         """
         self._secret = secret or (Secret.random() if launch is None else None)
-        self.is_signed = self._secret is not None
-        """Whether messages carry the run's secret."""
         self.rootdir = rootdir
         self.world_size = launch.world_size if launch is not None else num_local
         self._launch = launch
@@ -51,8 +49,6 @@ class Controller:
         self._early_end = EarlyEnd()
         context = CallContext(link=self._link, members=self._members, early_end=self._early_end, device=device, rootdir=rootdir)
         self._calls = CallMaker(context)
-        self.clock = self._calls.clock
-        """How long calls took, and for how long all ranks waited for this process."""
         self._journal = JournalSender()
         self._target: ReportTarget | None = None
         self._agents: LocalAgents | None = None
@@ -128,6 +124,11 @@ class Controller:
 
     # The ranks.
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether messages carry the run's secret."""
+        return self._secret is not None
+
     def hello_of(self, rank: int) -> AgentHello | None:
         """What the rank's agent said of itself, None if it said nothing."""
         return self._members.hellos.get(rank)
@@ -150,6 +151,11 @@ class Controller:
         """Make the call; see :meth:`CallMaker.call`."""
         self._journal.flush()
         return self._calls.call(call)
+
+    @property
+    def clock(self) -> CallClock:
+        """How long calls took, and for how long all ranks waited for this process."""
+        return self._calls.clock
 
     # The end.
 
