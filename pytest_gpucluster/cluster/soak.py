@@ -93,6 +93,11 @@ class SoakResult:
         self.latest_round = number
 
     @property
+    def own_place(self) -> Place | None:
+        """The place of the values; None where all nodes share them."""
+        return None if self.place == CLUSTER else self.place
+
+    @property
     def evidence(self) -> dict[str, Any]:
         """The worst round, what it showed, and how the rounds went."""
         assert self.worst is not None
@@ -117,7 +122,7 @@ class SoakResult:
             raise self.error
         if self.unknown:
             unknown = Finding(unknown=self.unknown, unknown_kind=self.worst.unknown_kind if self.worst else None)
-            raise unknown.error(None if self.place == CLUSTER else self.place)
+            raise unknown.error(self.own_place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
