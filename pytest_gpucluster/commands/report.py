@@ -27,6 +27,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
 from pytest_gpucluster.page.outputs import Wanted, page_about, write_outputs
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_unread, require_writable, results_lock
 from pytest_gpucluster.reporting.journal import Journal, record_facts
@@ -184,13 +185,17 @@ def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> 
 def _write_journal(journal: Journal, session: Session, absence: Absence) -> None:
     journal.write("started", **session.state.started())
     journal.write("planned", **planned_facts(session.plan, session.state.terms))
-    named = (replace(place, hostname=absence.hostname(place.node)) for place in session.setup.inventory.everything)
-    places = {place.id: place for place in named}
+    places = {place.id: place for place in _named(session, absence)}
     journal.write("bound", places=[place_facts(place) for place in places.values()], nodes=[], unheard={})
     for row in session.plan.pending():
         outcome = _outcome(row, session, absence, node=places[row.place].node if row.place is not None else None)
         session.plan.set_outcome(outcome)
         journal.write("outcome", record=record_facts(outcome))
+
+
+def _named(session: Session, absence: Absence) -> list[Place]:
+    """Every expected place and node, with its hostname where one is known."""
+    return [replace(place, hostname=absence.hostname(place.node)) for place in session.setup.inventory.everything]
 
 
 def _outcome(row: Record, session: Session, absence: Absence, *, node: int | None) -> Record:
