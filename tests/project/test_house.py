@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHIPPED = ("pytest_gpucluster", "tests_acceptance", "finetune_smoke")
 MOST_FILES = 25
 FEWEST_LINES = 60
-MOST_CODE_LINES = 44_480
+MOST_CODE_LINES = 42_827
 """Of all that is shipped, without docstrings, comments and blank lines. Growth is said in the changelog of each round."""
 SHORT_FILES = {
     "pytest_gpucluster/cli.py": "the entry point; it may import nothing before the arguments are read",
