@@ -263,7 +263,7 @@ def test_a_soak_that_was_cut_short_goes_on(tmp_path: Path, how: signal.Signals) 
     numbers = [one["round"] for one in rounds]
     assert numbers[0] in (3, 4)  # 4, if the third was cut in its midst
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
-    assert rounds[0]["elapsed_s"] < rounds[-2]["elapsed_s"] < 12 <= rounds[-1]["elapsed_s"]
+    assert rounds[0]["elapsed_s"] < rounds[-2]["elapsed_s"] <= 12 <= rounds[-1]["elapsed_s"]  # in whole milliseconds
     assert ran.outcomes("wear") == ran.outcomes("tear") == dict.fromkeys(PLACES, "passed")
     row = ran.row("tear", PLACES[0])
     assert row["evidence"]["rounds"] in (numbers[-1], numbers[-1] - 1)
