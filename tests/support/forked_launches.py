@@ -341,6 +341,7 @@ class _Beside:
             _take_files({0: nothing, 1: nothing, 2: nothing, its.fileno(): its.fileno()})
             os.environ.clear()
             os.environ.update(forking)
+            _show([], forking)  # without the mark: it ends a moment after the launch, which leaves nothing behind
             _fork_for(its)
         its.close()
 

@@ -162,6 +162,15 @@ def test_threads_start_theirs_at_once(tmp_path: Path) -> None:
     assert set(ended.values()) == {0}
 
 
+def test_what_forks_for_it_is_none_of_its_processes(starter: Starter) -> None:
+    """It ends a moment after the launch, which would have left it behind."""
+    starter.write(test_slow="import pathlib, time\n\ndef test_it():\n    pathlib.Path('here').touch()\n    time.sleep(60)\n")
+    launch = starter.pytest("test_slow.py")
+    launch.until((starter.folder / "here").exists, what="its test")
+    assert [process.pid for process in launch.alive()] == [launch.pid]
+    launch.kill_all()
+
+
 def test_it_ends_as_a_program_does(tmp_path: Path) -> None:
     """By a signal, and with the exit code of a failure; each has an output of its own."""
     status = {name: launched(tmp_path / name, END=str(int(getattr(signal, name))))[1] for name in ("SIGKILL", "SIGINT")}
