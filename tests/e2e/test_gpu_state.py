@@ -150,10 +150,10 @@ def test_why_a_node_is_not_green(sick: FinishedRun, fault: str) -> None:
 @pytest.mark.parametrize(
     ("scenario", "bad", "said"),
     [
-        ("1.fabric.state 1", {"fabric_state": {"node0": "failed"}}, "node0-gpu1 its state is not_started"),
+        ("1.fabric.state 1", {"fabric_state": {"node0": "failed"}}, "node0-gpu1: its state is not_started"),
         ("1.fabric.health 0x1", {"fabric_state": {"node0": "failed"}}, "degraded bandwidth"),
-        ("1.fabric.state 0", {"fabric_state": {"node0": "error"}}, "it tells of no fabric"),
-        ("1.nvlink.17.speed 13281", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 17 at 13.281 of 25 GB/s"),
+        ("1.fabric.state 0", {"fabric_state": {"node0": "error"}}, "it shows no fabric"),
+        ("1.nvlink.17.speed 13281", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1: link 17 at 13.281 of 25 GB/s"),
         ("1.err.field.164 3", {"nvlink_links": {"node0": "error"}}, "its rate is not available: Not Supported"),
         ("1.err.nvmlDeviceGetNvLinkState 3", {"nvlink_links": {"node0": "error"}}, "NVLinks are not available: Not Supported"),
     ],
