@@ -340,7 +340,8 @@ def test_run_with_the_others_installed(starter: Starter, beside: dict[str, str],
     report = (starter.folder / "report.html").read_text(encoding="utf-8")
     assert all(name in report for name in ("test_low[node0-cpu0]", "test_body"))
     log = (starter.folder / "log.jsonl").read_text(encoding="utf-8")
-    assert log.count('"outcome": "failed"') == 1
+    failed = [line for line in log.splitlines() if '"outcome": "failed"' in line]
+    assert ["test_low" in failed[0], "gpucluster.verdict" in failed[1], len(failed)] == [True, True, 2], failed
 
 
 FLAKY = (
