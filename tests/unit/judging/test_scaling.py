@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from finetune_smoke.model import flops
 from finetune_smoke.settings.config import preset
-from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.judging import scaling
 from pytest_gpucluster.measurements.collectives import busbw_gb_s
 from pytest_gpucluster.thresholds.resolve import FabricRates
 from tests.support.thresholds_files import packaged
+from tests_acceptance.test_scaling import require_same_work
 
 if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
@@ -99,6 +100,23 @@ def test_the_limit_tells_sharded_from_whole(ranks: int) -> None:
     assert off(QWEN2_7B["single_rank_gib"], due) > 4 * limit.value
     assert not limit.holds(off(due + QWEN2_7B["sharded_gib"], due))
     assert not limit.holds(off(due - 1.5, due))
+
+
+@pytest.mark.parametrize(
+    ("sharded", "why"),
+    [
+        ({"rows": 2, "strategy": "fsdp"}, "their recipes differ in rows"),
+        ({"strategy": "fsdp"}, "their recipes differ in rows"),
+        ({"rows": 4, "compile": "off", "strategy": "fsdp"}, "their recipes differ in compile"),
+        ({"rows": 4}, "no recipe has strategy fsdp"),
+    ],
+)
+def test_memory_of_other_work_is_not_compared(sharded: dict[str, Any], why: str) -> None:
+    """An error that blames the settings: a healthy GPU would be called bad. The same work passes."""
+    require_same_work({"rows": 4}, {"rows": 4, "strategy": "fsdp"})
+    with pytest.raises(MeasurementError, match=why) as caught:
+        require_same_work({"rows": 4}, sharded)
+    assert caught.value.blames == "settings"
 
 
 def test_sharded_weights_of_the_7b_shape() -> None:
